@@ -1,0 +1,33 @@
+# A fresh machine needs Python 3.11 to 3.13 with pip, and make; everything else is set up here.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup demo test test-all test-gpu lint clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	touch $@
+
+demo: setup
+	$(BIN)/brim find py:brim.models.small:convnet --mode train --device cpu --memory-limit 64MiB --no-cache
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest
+
+test-all: lint
+	$(BIN)/pytest -m 'not gpu'
+
+test-gpu: setup
+	$(BIN)/pytest tests/gpu -m gpu
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

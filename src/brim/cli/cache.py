@@ -1,0 +1,50 @@
+"""`brim cache list|clear`: the plans on disk."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import typer
+
+from brim.cli.console import output_console
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Plans kept on disk, so that the same search is not made twice.", no_args_is_help=True)
+
+
+@app.command("list", epilog="Example: brim cache list --json")
+def list_plans(json_output: bool = typer.Option(False, "--json", help="One JSON document on standard output.")) -> None:
+    """List the cached plans, newest first."""
+    from rich.table import Table
+
+    from brim.search.plan_cache import PlanCache
+
+    cache = PlanCache()
+    entries = list(cache.entries())
+    if json_output:
+        document = [{"saved_at": e.saved_at, "identity": dict(e.identity), "plan": e.plan.to_json()} for e in entries]
+        print(json.dumps({"schema": "brim.cache/1", "folder": str(cache.folder), "plans": document}, indent=2))
+        return
+    console = output_console()
+    if not entries:
+        console.print(f"no plans in {cache.folder}", markup=False, highlight=False)
+        return
+    table = Table("workload", "mode", "device", "batch size", "saved", box=None)
+    for entry in entries:
+        workload = entry.identity.get("workload", {})
+        name = str(workload.get("model") or workload.get("key") or "?")
+        saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.saved_at))
+        table.add_row(name, str(entry.identity.get("mode", "")), entry.plan.device, str(entry.plan.size), saved)
+    console.print(table)
+    console.print(f"{len(entries)} in {cache.folder}", markup=False, highlight=False)
+
+
+@app.command("clear", epilog="Example: brim cache clear")
+def clear_plans() -> None:
+    """Remove every cached plan."""
+    from brim.search.plan_cache import PlanCache
+
+    cache = PlanCache()
+    output_console().print(f"removed {cache.clear()} plans from {cache.folder}", markup=False, highlight=False)

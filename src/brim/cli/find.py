@@ -1,0 +1,148 @@
+"""`brim find`: the fastest batch size that fits, with the evidence."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import TYPE_CHECKING, Any
+
+from brim.cli import options
+from brim.cli.console import error_console, output_console
+from brim.config.search_settings import DEFAULT_MAX_SIZE, SearchSettings
+from brim.config.sizes import parse_bytes
+from brim.errors import BrimError, RequestError
+
+if TYPE_CHECKING:
+    from brim.models.build import WorkloadRequest
+    from brim.records import Plan
+    from brim.search.probe import Prober
+
+__all__ = ["find"]
+
+
+def find(
+    model: options.ModelName,
+    mode: options.Mode = None,
+    knob: options.Knobs = None,
+    max_tokens: options.MaxTokens = None,
+    batch_size: options.BatchSize = "auto",
+    no_auto_batch_size: options.NoAutoBatchSize = False,
+    fail_on_oom: options.FailOnOom = False,
+    objective: options.Objective = "fastest",
+    memory_limit: options.MemoryLimit = None,
+    margin: options.Margin = None,
+    tolerance: options.Tolerance = 0.02,
+    max_probes: options.MaxProbes = None,
+    probe_timeout: options.ProbeTimeout = None,
+    multiple_of: options.MultipleOf = 1,
+    power_of_two: options.PowerOfTwo = False,
+    max_batch_size: options.MaxBatchSize = None,
+    no_cache: options.NoCache = False,
+    per_rank: options.PerRank = False,
+    isolate: options.Isolate = False,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    optimizer: options.Optimizer = "adamw",
+    gradient_checkpointing: options.GradientCheckpointing = False,
+    trust_remote_code: options.TrustRemoteCode = False,
+    output: options.Output = None,
+    json_output: options.JsonOutput = False,
+) -> None:
+    """Find the fastest batch size that fits, in a handful of probes.
+
+    Example: brim find swin3d_t --mode train --knob frames=16 --knob size=224 --dtype bfloat16
+    """
+    settings = SearchSettings(
+        batch_size=options.parse_batch_size(batch_size),
+        fixed=no_auto_batch_size,
+        fail_on_oom=fail_on_oom,
+        objective=objective,  # type: ignore[arg-type]  # checked by SearchSettings
+        memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
+        margin=margin,
+        tolerance=tolerance,
+        max_probes=max_probes,
+        probe_timeout_seconds=probe_timeout,
+        multiple_of=multiple_of,
+        power_of_two=power_of_two,
+        max_size=max_batch_size if max_batch_size is not None else DEFAULT_MAX_SIZE,
+        use_cache=not no_cache,
+        per_rank=per_rank,
+    )
+    knobs = options.collect_knobs(knob, max_tokens)
+    from brim.models.build import WorkloadRequest
+
+    request = WorkloadRequest(
+        model=model,
+        mode=mode,  # type: ignore[arg-type]  # checked when the workload is built
+        knobs=knobs,
+        device=device,
+        dtype=dtype,
+        optimizer=optimizer,
+        gradient_checkpointing=gradient_checkpointing,
+        trust_remote_code=trust_remote_code,
+    )
+    started_at = datetime.datetime.now(datetime.UTC)
+    plan, environment = _search(request, settings, isolate=isolate, quiet=json_output)
+    if output is not None:
+        from brim.storage.run_folder import write_run
+
+        write_run(
+            output,
+            kind="find",
+            request={**request.to_json(), "command": "find"},
+            environment=environment,
+            plan=plan.to_json(),
+            summary={"batch_size_used": plan.size, "batch_size_max": plan.batch_size_max},
+            started_at=started_at,
+        )
+    _show(plan, json_output=json_output)
+
+
+def _search(
+    request: WorkloadRequest, settings: SearchSettings, *, isolate: bool, quiet: bool
+) -> tuple[Plan, dict[str, Any]]:
+    from brim.cli.probe_table import ProbeTable
+    from brim.ranks.world import current_world
+    from brim.search.find import find_with
+
+    console = error_console() if quiet else output_console()
+    hidden = current_world().rank > 0 or (quiet and not console.is_terminal)
+    table = ProbeTable(console, quiet=hidden)
+    try:
+        prober = _prober(request, settings, isolate=isolate)
+        return find_with(prober, settings, listener=table), prober.scene.environment
+    except (BrimError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise RequestError(f"{request.model}: the step raised {type(error).__name__}: {error}") from error
+    finally:
+        table.close()
+
+
+def _prober(request: WorkloadRequest, settings: SearchSettings, *, isolate: bool) -> Prober:
+    from brim.models.build import build_workload
+    from brim.search.find import probe_settings
+    from brim.search.isolate import IsolatedProber
+    from brim.search.probe import DeviceProber
+
+    if isolate:
+        return IsolatedProber("brim.models.build:build_from_json", request.to_json(), probe_settings(settings))
+    workload, notes = build_workload(request)
+    for note in notes:
+        error_console().print(f"note: {note}", markup=False, highlight=False)
+    return DeviceProber(workload, probe_settings(settings), preserve_state=False)  # nothing outlives the command
+
+
+def _show(plan: Plan, *, json_output: bool) -> None:
+    from brim.cli.probe_table import plan_line
+    from brim.ranks.world import current_world
+
+    if current_world().rank > 0:
+        return
+    if json_output:
+        print(json.dumps(plan.to_json(), indent=2, ensure_ascii=False))
+        return
+    console = output_console()
+    console.print(plan_line(plan), markup=False, highlight=False)
+    for note in plan.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)

@@ -1,0 +1,81 @@
+"""The `brim` command: where errors become exit codes and every command is registered.
+
+Imports no torch: a command loads what it needs when it runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import typer
+
+from brim import __version__
+from brim.cli import cache, find
+from brim.cli.console import error_console
+from brim.errors import BrimError
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    name="brim",
+    help="Fill the GPU to the brim, never spill: find the fastest batch size that fits.",
+    epilog="Example: brim find swin3d_t --mode train --knob frames=16 --knob size=224 --dtype bfloat16",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("find")(find.find)
+app.add_typer(cache.app, name="cache")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"brim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and leave with interface.md's exit codes."""
+    arguments = dashed(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        code = app(args=list(arguments), standalone_mode=True)
+    except SystemExit as stop:
+        code = stop.code
+    except KeyboardInterrupt:
+        error_console().print("interrupted")
+        code = 130
+    except BrimError as error:
+        if debug:
+            raise
+        error_console().print(f"brim: {error}", markup=False, highlight=False)
+        code = error.exit_code
+    except BrokenPipeError:  # the reader of a pipe has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def dashed(arguments: Sequence[str]) -> list[str]:
+    """`--batch_size 8` as `--batch-size 8`: people paste old commands. Values, and all after `--`, stay as they are."""
+    result: list[str] = []
+    for position, argument in enumerate(arguments):
+        if argument == "--":
+            return [*result, *arguments[position:]]
+        if argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            argument = name.replace("_", "-") + equals + value
+        result.append(argument)
+    return result

@@ -1,0 +1,1 @@
+"""Flags and files to checked settings; no torch."""

@@ -1,0 +1,43 @@
+"""Byte sizes as people write them: `24GiB`, `512MB`, `1.5g`."""
+
+from __future__ import annotations
+
+import re
+
+from brim.errors import RequestError
+
+__all__ = ["format_bytes", "parse_bytes"]
+
+_UNITS = {
+    "": 1, "b": 1,
+    "k": 2**10, "kib": 2**10, "kb": 10**3,
+    "m": 2**20, "mib": 2**20, "mb": 10**6,
+    "g": 2**30, "gib": 2**30, "gb": 10**9,
+    "t": 2**40, "tib": 2**40, "tb": 10**12,
+}  # fmt: skip
+
+_PATTERN = re.compile(r"\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str | int, *, argument: str = "--memory-limit") -> int:
+    """`24GiB` to bytes: GiB is 2³⁰, GB is 10⁹, and a bare letter (`24G`) means GiB as in nvidia-smi."""
+    match = _PATTERN.fullmatch(str(text))
+    unit = match.group(2).lower() if match else ""
+    if match is None or unit not in _UNITS:
+        raise RequestError(f"{argument} {text}: write a size such as 24GiB, 512MiB or 8GB")
+    size = int(float(match.group(1)) * _UNITS[unit])
+    if size <= 0:
+        raise RequestError(f"{argument} {text}: it must be more than zero bytes; write a size such as 24GiB")
+    return size
+
+
+def format_bytes(count: int | float | None) -> str:
+    """Bytes for people: `17.3 GiB`, `512 B`; an em dash for an unknown figure."""
+    if count is None:
+        return "—"
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

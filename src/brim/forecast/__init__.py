@@ -1,0 +1,1 @@
+"""Bytes before running: the byte model that probes and traces feed."""

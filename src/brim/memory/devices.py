@@ -1,0 +1,252 @@
+"""What memory is on each kind of device: reading it, limiting it, and giving it back.
+
+One class per kind behind one small interface, `DeviceMemory`. Nothing here knows of probes or plans.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from brim.errors import RequestError
+from brim.memory.storage_meter import StorageMeter
+from brim.monitor.host import available_host_bytes
+from brim.monitor.nvml import device_memory as nvml_device_memory
+
+__all__ = ["CpuMemory", "CudaMemory", "DeviceMemory", "MpsMemory", "Reading", "memory_of"]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Reading:
+    """Filled in while metered code runs; final once the `metered` block has ended."""
+
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    alloc_retries: int = 0
+
+
+class DeviceMemory(ABC):
+    """The memory of one device, as one process sees it."""
+
+    exact: bool  # whether the same step always reads the same bytes
+    meter_slows: bool  # whether timings must be taken outside `metered`
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @abstractmethod
+    def total_bytes(self) -> int:
+        """What the device has."""
+
+    @abstractmethod
+    def available_bytes(self) -> int:
+        """What this process could use now: what is free, and what it holds already."""
+
+    @abstractmethod
+    def limited(self, limit_bytes: int) -> contextlib.AbstractContextManager[None]:
+        """While inside, allocating past the limit raises `torch.OutOfMemoryError`."""
+
+    @abstractmethod
+    def metered(self, resident: Iterable[torch.Tensor] = ()) -> contextlib.AbstractContextManager[Reading]:
+        """Measure what runs inside; `resident` tensors exist already and count."""
+
+    @abstractmethod
+    def resident_bytes(self, resident: Iterable[torch.Tensor] = ()) -> int:
+        """What is in use before a step."""
+
+    def used_by_others_bytes(self) -> int:
+        """What other processes hold on the same device, 0 where that cannot be seen."""
+        return 0
+
+    def release(self) -> None:
+        """Give back everything that nothing refers to any more.
+
+        Call it after the `except` block of an out-of-memory error has ended: inside, the traceback
+        still pins the tensors of the failed step.
+        """
+        gc.collect()
+
+    @abstractmethod
+    def timed(self, function: Callable[[], Any], *, repeats: int) -> float:
+        """Seconds for all repeats, the device's queue drained at both ends."""
+
+
+class CudaMemory(DeviceMemory):
+    """CUDA through its caching allocator."""
+
+    exact = False
+    meter_slows = False
+
+    def total_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self.device)[1])
+
+    def available_bytes(self) -> int:
+        free = int(torch.cuda.mem_get_info(self.device)[0])
+        return free + torch.cuda.memory_reserved(self.device)
+
+    def used_by_others_bytes(self) -> int:
+        own = torch.cuda.memory_reserved(self.device)
+        uuid = str(getattr(torch.cuda.get_device_properties(self.device), "uuid", "") or "")
+        reading = nvml_device_memory(device_uuid=f"GPU-{uuid}" if uuid else None, own_bytes=own)
+        return reading.used_by_others_bytes if reading is not None else 0
+
+    @contextlib.contextmanager
+    def limited(self, limit_bytes: int) -> Iterator[None]:
+        read_fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch >= 2.7
+        before = read_fraction(self.device) if read_fraction is not None else 1.0
+        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / self.total_bytes(), 1.0), self.device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(before, self.device)
+
+    @contextlib.contextmanager
+    def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[Reading]:
+        del resident  # the allocator counts them
+        reading = Reading()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        retries_before = self._retries()
+        try:
+            yield reading
+        finally:
+            with contextlib.suppress(RuntimeError):  # a lost device cannot answer; the step's own error says so
+                reading.peak_allocated_bytes = torch.cuda.max_memory_allocated(self.device)
+                reading.peak_reserved_bytes = torch.cuda.max_memory_reserved(self.device)
+                reading.alloc_retries = self._retries() - retries_before
+
+    def resident_bytes(self, resident: Iterable[torch.Tensor] = ()) -> int:
+        del resident
+        return torch.cuda.memory_allocated(self.device)
+
+    def release(self) -> None:
+        super().release()
+        torch.cuda.empty_cache()
+
+    def timed(self, function: Callable[[], Any], *, repeats: int) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.device(self.device):
+            start.record()
+            for _ in range(repeats):
+                function()
+            end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000.0
+
+    def _retries(self) -> int:
+        return int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0))
+
+
+class CpuMemory(DeviceMemory):
+    """Host memory through the dispatch-level meter; see `StorageMeter` for what it bounds and what not."""
+
+    exact = True
+    meter_slows = True
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._limit_bytes: int | None = None
+
+    def total_bytes(self) -> int:
+        return available_host_bytes()
+
+    def available_bytes(self) -> int:
+        return available_host_bytes()
+
+    @contextlib.contextmanager
+    def limited(self, limit_bytes: int) -> Iterator[None]:
+        before, self._limit_bytes = self._limit_bytes, limit_bytes
+        try:
+            yield
+        finally:
+            self._limit_bytes = before
+
+    @contextlib.contextmanager
+    def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[Reading]:
+        reading = Reading()
+        meter = StorageMeter(limit_bytes=self._limit_bytes)
+        meter.track(resident)
+        try:
+            with meter:
+                yield reading
+        finally:
+            reading.peak_allocated_bytes = reading.peak_reserved_bytes = meter.peak_bytes
+
+    def resident_bytes(self, resident: Iterable[torch.Tensor] = ()) -> int:
+        meter = StorageMeter()
+        meter.track(resident)
+        return meter.current_bytes
+
+    def timed(self, function: Callable[[], Any], *, repeats: int) -> float:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            function()
+        return time.perf_counter() - start
+
+
+class MpsMemory(DeviceMemory):
+    """Apple's Metal back end: it keeps no peak, so the memory held after a step stands in for it."""
+
+    exact = False
+    meter_slows = False
+
+    def total_bytes(self) -> int:
+        return int(torch.mps.recommended_max_memory())
+
+    def available_bytes(self) -> int:
+        return min(self.total_bytes(), available_host_bytes() + int(torch.mps.driver_allocated_memory()))
+
+    @contextlib.contextmanager
+    def limited(self, limit_bytes: int) -> Iterator[None]:
+        torch.mps.set_per_process_memory_fraction(min(limit_bytes / self.total_bytes(), 1.0))
+        try:
+            yield
+        finally:
+            torch.mps.set_per_process_memory_fraction(1.0)
+
+    @contextlib.contextmanager
+    def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[Reading]:
+        del resident
+        reading = Reading()
+        try:
+            yield reading
+        finally:
+            torch.mps.synchronize()
+            reading.peak_allocated_bytes = int(torch.mps.driver_allocated_memory())
+            reading.peak_reserved_bytes = reading.peak_allocated_bytes
+
+    def resident_bytes(self, resident: Iterable[torch.Tensor] = ()) -> int:
+        del resident
+        return int(torch.mps.current_allocated_memory())
+
+    def release(self) -> None:
+        super().release()
+        torch.mps.empty_cache()
+
+    def timed(self, function: Callable[[], Any], *, repeats: int) -> float:
+        torch.mps.synchronize()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            function()
+        torch.mps.synchronize()
+        return time.perf_counter() - start
+
+
+_KINDS: dict[str, type[DeviceMemory]] = {"cpu": CpuMemory, "cuda": CudaMemory, "mps": MpsMemory}
+
+
+def memory_of(device: torch.device | str) -> DeviceMemory:
+    """The memory of a device; a kind that brim cannot measure is a `RequestError`."""
+    device = torch.device(device)
+    if device.type not in _KINDS:
+        raise RequestError(f"device {device}: brim measures memory on {', '.join(_KINDS)} only")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return _KINDS[device.type](device)

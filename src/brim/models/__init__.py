@@ -1,0 +1,1 @@
+"""How a MODEL name becomes a workload: torchvision, timm, transformers, a Python factory."""

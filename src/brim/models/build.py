@@ -1,0 +1,198 @@
+"""From a request, as the command line or a parent process states it, to a workload."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from brim.errors import RequestError, nearest_names
+from brim.models import hf_models, python_factory, timm_models, torchvision_models
+from brim.models.names import ModelName, choose_name, split_prefix
+from brim.models.parts import ModelParts, PartsRequest, Setup, assemble
+from brim.models.placement import DTYPES, resolve_device, resolve_precision
+from brim.workloads.base import Mode, Workload
+from brim.workloads.knobs import Knob, check_knobs
+from brim.workloads.optimizers import optimizer_class
+
+__all__ = ["WorkloadRequest", "build_from_json", "build_workload", "model_knobs", "resolve_model"]
+
+_DEFAULT_OPTIMIZER = "adamw"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkloadRequest:
+    """What was asked for, in plain values, so that another process can build the same workload from its JSON."""
+
+    model: str
+    mode: Mode | None = None  # None: generate for a generative language model, else forward
+    knobs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    device: str = "auto"
+    dtype: str = "auto"
+    optimizer: str = _DEFAULT_OPTIMIZER
+    gradient_checkpointing: bool = False
+    trust_remote_code: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The request as plain JSON values."""
+        return {**dataclasses.asdict(self), "knobs": dict(self.knobs)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> WorkloadRequest:
+        """Read a request back; an unknown field is a `RequestError`, since ignoring it would change the workload."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        for key in data:
+            if key not in names:
+                raise RequestError(f"workload request: unknown field {key!r}{nearest_names(key, names)}")
+        if "model" not in data:
+            raise RequestError("workload request: the field model is missing")
+        return cls(**data)
+
+
+def build_workload(request: WorkloadRequest) -> tuple[Workload, tuple[str, ...]]:
+    """The workload asked for, on its device, and what the user should be told about it."""
+    _check_request(request)
+    name = resolve_model(request.model)
+    if name.source == "py":
+        return _build_from_factory(name, request), ()
+    mode = request.mode or _natural_mode(name, request)
+    if mode == "generate" and name.source != "hf":
+        raise RequestError(f"--mode generate: {name} is an image or video model; use --mode forward or train")
+    if mode != "train" and request.gradient_checkpointing:
+        raise RequestError(f"--gradient-checkpointing has no effect in mode {mode}; add --mode train or leave it out")
+    device = resolve_device(request.device)
+    knobs = check_knobs(request.knobs, _knobs(name, request.trust_remote_code), owner=str(name))
+    precision = resolve_precision(request.dtype, mode)
+    parts = _parts(
+        name.source,
+        PartsRequest(
+            name=name.name,
+            knobs=knobs,
+            mode=mode,
+            dtype=precision.weights,
+            trust_remote_code=request.trust_remote_code,
+        ),
+    )
+    setup = Setup(
+        mode=mode,
+        device=device,
+        precision=precision,
+        optimizer=request.optimizer,
+        gradient_checkpointing=request.gradient_checkpointing,
+    )
+    return assemble(parts, setup, {"model": str(name), "knobs": knobs})
+
+
+def build_from_json(data: Mapping[str, Any]) -> Workload:
+    """The workload of a request's JSON: the factory a child process imports as `brim.models.build:build_from_json`."""
+    return build_workload(WorkloadRequest.from_json(data))[0]
+
+
+def model_knobs(model: str, *, trust_remote_code: bool = False) -> tuple[Knob, ...]:
+    """The knobs of a model, without building it."""
+    return _knobs(resolve_model(model), trust_remote_code)
+
+
+def resolve_model(model: str) -> ModelName:
+    """The one model that a MODEL argument names."""
+    return split_prefix(model) or choose_name(
+        model, torchvision=torchvision_models.model_names, timm=timm_models.model_names
+    )
+
+
+def _knobs(name: ModelName, trust_remote_code: bool) -> tuple[Knob, ...]:
+    if name.source == "torchvision":
+        return torchvision_models.model_knobs(name.name)
+    if name.source == "timm":
+        return timm_models.model_knobs(name.name)
+    if name.source == "hf":
+        return hf_models.model_knobs(name.name, trust_remote_code=trust_remote_code)
+    return python_factory.factory_knobs(name.name)
+
+
+def _natural_mode(name: ModelName, request: WorkloadRequest) -> Mode:
+    if name.source == "hf":
+        return hf_models.natural_mode(name.name, trust_remote_code=request.trust_remote_code)
+    return "forward"
+
+
+def _parts(source: str, request: PartsRequest) -> ModelParts:
+    build = {
+        "torchvision": torchvision_models.build_parts,
+        "timm": timm_models.build_parts,
+        "hf": hf_models.build_parts,
+    }[source]
+    return build(request)
+
+
+def _check_request(request: WorkloadRequest) -> None:
+    """What can be told wrong before anything is imported or loaded."""
+    if request.mode is not None and request.mode not in get_args(Mode):
+        raise RequestError(
+            f"--mode {request.mode}: it must be one of {', '.join(get_args(Mode))}"
+            f"{nearest_names(request.mode, get_args(Mode))}"
+        )
+    resolve_precision(request.dtype, "forward")
+    optimizer_class(request.optimizer)
+
+
+def _build_from_factory(name: ModelName, request: WorkloadRequest) -> Workload:
+    _check_factory_takes(name, request)
+    device = resolve_device(request.device)
+    knobs = check_knobs(request.knobs, python_factory.factory_knobs(name.name), owner=str(name))
+    arguments: dict[str, Any] = {
+        "device": device,
+        "dtype": DTYPES.get(request.dtype),
+        "optimizer": request.optimizer,
+        "gradient_checkpointing": request.gradient_checkpointing,
+    }
+    if request.mode is not None or python_factory.lacks_default(name.name, "mode"):
+        arguments["mode"] = request.mode or "forward"
+    asked_device = None if request.device == "auto" else device
+    workload = python_factory.call_factory(name.name, knobs=knobs, arguments=arguments, device=asked_device)
+    if request.mode is not None and workload.mode != request.mode:
+        raise RequestError(
+            f"--mode {request.mode}: {name} made a {workload.mode} workload; leave --mode out, or let the factory "
+            "take a parameter `mode` and follow it"
+        )
+    if request.device != "auto" and workload.device.type != device.type:
+        raise RequestError(
+            f"--device {request.device}: {name} made a workload on {workload.device}; let the factory take a "
+            "parameter `device` and put everything there"
+        )
+    if workload.identity() is None:
+        identity = {
+            "model": _factory_text(name),
+            "source": python_factory.factory_source_digest(name.name),
+            "mode": workload.mode,
+            "knobs": knobs,
+            "dtype": request.dtype,
+            "optimizer": request.optimizer,
+            "gradient_checkpointing": request.gradient_checkpointing,
+            "parameters": sum(p.numel() for module in workload.modules() for p in module.parameters()),
+        }
+        workload.identity = lambda: identity  # type: ignore[method-assign]  # see python_factory
+    return workload
+
+
+def _check_factory_takes(name: ModelName, request: WorkloadRequest) -> None:
+    """A setting that the factory has no parameter for would be ignored in silence."""
+    asked = {
+        "dtype": (request.dtype, request.dtype != "auto"),
+        "optimizer": (request.optimizer, request.optimizer != _DEFAULT_OPTIMIZER),
+        "gradient_checkpointing": (request.gradient_checkpointing, request.gradient_checkpointing),
+    }
+    for argument, (value, given) in asked.items():
+        if given and not python_factory.takes_argument(name.name, argument):
+            flag = argument.replace("_", "-")
+            raise RequestError(
+                f"--{flag}{'' if value is True else f' {value}'}: {name} has no parameter {argument!r} to receive it; "
+                "leave the flag out or add the parameter to the factory"
+            )
+
+
+def _factory_text(name: ModelName) -> str:
+    where, _, attribute = name.name.rpartition(":")
+    path = Path(where).expanduser()
+    return f"py:{path.resolve()}:{attribute}" if where.endswith(".py") else str(name)

@@ -1,0 +1,115 @@
+"""What image and video classifiers share: batches, the loss, and a trial run that finds bad knob values early."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from brim.errors import RequestError
+from brim.models.parts import ModelParts, PartsRequest
+from brim.workloads.random_tensors import random_floats, random_integers
+
+__all__ = ["classification_loss", "classifier_parts"]
+
+_AUXILIARY_WEIGHT = 0.3  # of the side classifiers of GoogLeNet and Inception, as in their papers
+
+
+def classifier_parts(
+    build: Callable[[], nn.Module], sample_shape: Sequence[int], request: PartsRequest, *, owner: str
+) -> ModelParts:
+    """The parts of a model that takes one float tensor [n, *sample_shape] and gives class scores [n, classes].
+
+    The model is built on the meta device first and run there on one sample, so that a knob value the architecture
+    cannot take is refused before its weights are made.
+    """
+    model, trial = _build_and_try(build, tuple(sample_shape), request, owner)
+    dtype = request.dtype or torch.float32
+    classes = trial.classes
+    if request.mode == "train" and classes is None:
+        raise RequestError(
+            f"--mode train: {owner} does not give one row of class scores per sample, so there is no loss to train it "
+            "on; give your own with py:FILE:FACTORY"
+        )
+
+    def make_inputs(size: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        return random_floats((size, *sample_shape), device=device, dtype=dtype)
+
+    def make_train_batch(size: int, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        return make_inputs(size, device, dtype), random_integers(0, classes or 1, (size,), device=device)
+
+    return ModelParts(
+        model=model.to(dtype=dtype),
+        dtype=dtype,
+        make_inputs=make_inputs,
+        make_train_batch=make_train_batch,
+        loss=classification_loss,
+        smallest_train_size=trial.smallest_train_size,
+    )
+
+
+def classification_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Cross entropy of (inputs, labels); further outputs (auxiliary classifiers) are added at a smaller weight."""
+    inputs, labels = batch
+    outputs = model(inputs)
+    if isinstance(outputs, torch.Tensor):
+        return functional.cross_entropy(outputs, labels)
+    main, *others = [output for output in outputs if output is not None]
+    loss = functional.cross_entropy(main, labels)
+    for other in others:
+        loss = loss + _AUXILIARY_WEIGHT * functional.cross_entropy(other, labels)
+    return loss
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Trial:
+    classes: int | None  # None: the output is not one row of scores per sample
+    smallest_train_size: int
+
+
+def _build_and_try(
+    build: Callable[[], nn.Module], sample_shape: tuple[int, ...], request: PartsRequest, owner: str
+) -> tuple[nn.Module, _Trial]:
+    training = request.mode == "train"
+    trial: _Trial | None = None
+    try:
+        with torch.device("meta"):
+            trial = _try(build(), sample_shape, training)
+    except Exception:  # the knobs are wrong, or meta tensors are not enough for this model: the real one tells which
+        trial = None
+    try:
+        model = build()
+        if trial is None:
+            with torch.random.fork_rng(devices=[]):
+                trial = _try(copy.deepcopy(model), sample_shape, training)
+    except Exception as error:
+        raise _refused(owner, request.knobs, error) from error
+    return model, trial
+
+
+def _try(model: nn.Module, sample_shape: tuple[int, ...], training: bool) -> _Trial:
+    model.train(training)
+    smallest = 1
+    with torch.no_grad():
+        try:
+            output = model(torch.zeros(1, *sample_shape))
+        except ValueError:  # batch normalisation refuses a single value per channel, in training only
+            if not training:
+                raise
+            smallest = 2
+            output = model(torch.zeros(2, *sample_shape))
+    if isinstance(output, (tuple, list)):
+        output = output[0]
+    scores = isinstance(output, torch.Tensor) and output.dim() == 2
+    return _Trial(classes=int(output.shape[1]) if scores else None, smallest_train_size=smallest)
+
+
+def _refused(owner: str, knobs: Mapping[str, Any], error: Exception) -> RequestError:
+    flags = " ".join(f"--knob {name}={value}" for name, value in knobs.items())
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return RequestError(f"{flags}: {owner} cannot run at this: {reason}; larger values, or the defaults, may work")

@@ -1,0 +1,327 @@
+"""Models of transformers, from a folder or by id. The only file that imports transformers, on use.
+
+A configuration falls into one of a few kinds, and the kind decides the class, the batches and the knobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from brim.errors import RequestError
+from brim.models.parts import ModelParts, PartsRequest
+from brim.models.token_batches import plain_token_range, special_token_ids, token_batch, token_knobs
+from brim.workloads.base import Mode
+from brim.workloads.knobs import Knob
+from brim.workloads.random_tensors import random_floats, random_integers
+
+__all__ = ["build_parts", "model_knobs", "natural_mode"]
+
+Kind = Literal["causal", "seq2seq", "masked", "sequence", "token", "encoder", "image"]
+
+_AUTO_CLASSES: dict[Kind, str] = {
+    "causal": "AutoModelForCausalLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+    "masked": "AutoModelForMaskedLM",
+    "sequence": "AutoModelForSequenceClassification",
+    "token": "AutoModelForTokenClassification",
+    "encoder": "AutoModel",
+    "image": "AutoModelForImageClassification",
+}
+_ARCHITECTURE_ENDINGS: dict[str, Kind] = {
+    "ForCausalLM": "causal",
+    "LMHeadModel": "causal",
+    "ForMaskedLM": "masked",
+    "ForSequenceClassification": "sequence",
+    "ForTokenClassification": "token",
+    "ForImageClassification": "image",
+}
+_OFFSET_POSITIONS = (
+    "roberta",
+    "camembert",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "longformer",
+    "mpnet",
+    "xmod",
+    "data2vec-text",
+)
+
+
+def natural_mode(name: str, *, trust_remote_code: bool = False) -> Mode:
+    """Generation for a model that generates, else a forward."""
+    return "generate" if _generates(_kind(name, _load_config(name, trust_remote_code))) else "forward"
+
+
+def model_knobs(name: str, *, trust_remote_code: bool = False) -> tuple[Knob, ...]:
+    """`tokens` and, for a model that generates, `max_new_tokens`; `size` for an image classifier."""
+    config = _load_config(name, trust_remote_code)
+    kind = _kind(name, config)
+    if kind != "image":
+        return token_knobs(_position_limit(config), generates=_generates(kind), shared=kind == "causal")
+    size = getattr(config, "image_size", None)
+    if isinstance(size, int):  # position embeddings: the size is part of the model
+        return (Knob(name="size", default=size, help="fixed by config.json", minimum=size, maximum=size),)
+    return (Knob(name="size", default=224, help="height and width of the input in pixels", minimum=1),)
+
+
+def build_parts(request: PartsRequest) -> ModelParts:
+    """The model with its weights, or random ones for a folder that has none, and worst-case batches."""
+    config = _load_config(request.name, request.trust_remote_code)
+    kind = _kind(request.name, config)
+    if request.mode == "generate" and not _generates(kind):
+        raise RequestError(f"--mode generate: hf:{request.name} does not generate; use --mode forward or train")
+    if kind == "causal" and request.mode == "generate":
+        _check_total_length(request, _position_limit(config))
+    dtype = request.dtype or _own_dtype(config)
+    model, notes = _load_model(request, config, kind, dtype)
+    if request.mode != "generate":
+        _turn_cache_off(model)
+        if kind == "causal":
+            notes = (*notes, *_unused_knob(request, config))
+    make_inputs, make_train_batch = _batch_makers(request, config, kind)
+    return ModelParts(
+        model=model,
+        dtype=dtype,
+        make_inputs=make_inputs,
+        make_train_batch=make_train_batch,
+        loss=_hidden_state_loss if kind == "encoder" else _own_loss,
+        max_new_tokens=request.knobs["max_new_tokens"] if _generates(kind) else None,
+        identity=_files_identity(request.name, config),
+        notes=notes,
+    )
+
+
+def _turn_cache_off(model: nn.Module) -> None:
+    """A single forward has no use for keys and values; encoder and decoder may have configurations of their own."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "use_cache", False) is True:
+            vars(config)["use_cache"] = False
+
+
+def _unused_knob(request: PartsRequest, config: Any) -> tuple[str, ...]:
+    *_, new_tokens = token_knobs(_position_limit(config), generates=True)
+    if request.knobs["max_new_tokens"] == new_tokens.default:
+        return ()
+    return (f"max_new_tokens={request.knobs['max_new_tokens']} has no effect in mode {request.mode}",)
+
+
+def _encoder_decoder(config: Any) -> bool:
+    return bool(getattr(config, "is_encoder_decoder", False))
+
+
+def _generates(kind: Kind) -> bool:
+    return kind in ("causal", "seq2seq")
+
+
+def _batch_makers(request: PartsRequest, config: Any, kind: Kind) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Inputs for forward and generate, and the same with labels for training."""
+    knobs = request.knobs
+    labels = getattr(config, "num_labels", 2)
+    id_range = (0, 0) if kind == "image" else _id_range(config)
+
+    def make_inputs(size: int, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        if kind == "image":
+            shape = (size, getattr(config, "num_channels", 3), knobs["size"], knobs["size"])
+            return {"pixel_values": random_floats(shape, device=device, dtype=dtype)}
+        batch = token_batch(size, knobs["tokens"], id_range, device)
+        if kind == "seq2seq" and request.mode == "forward":
+            batch["decoder_input_ids"] = random_integers(*id_range, (size, knobs["max_new_tokens"]), device=device)
+        return batch
+
+    def make_train_batch(size: int, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        batch = make_inputs(size, device, dtype)
+        if kind in ("causal", "masked"):
+            batch["labels"] = batch["input_ids"]
+        elif kind == "seq2seq":
+            batch["labels"] = random_integers(*id_range, (size, knobs["max_new_tokens"]), device=device)
+        elif kind == "token":
+            batch["labels"] = random_integers(0, labels, (size, knobs["tokens"]), device=device)
+        elif kind != "encoder" and labels == 1:  # regression
+            batch["labels"] = random_floats((size,), device=device)
+        elif kind != "encoder":
+            batch["labels"] = random_integers(0, labels, (size,), device=device)
+        return batch
+
+    return make_inputs, make_train_batch
+
+
+def _own_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    loss: torch.Tensor = model(**batch).loss
+    return loss
+
+
+def _hidden_state_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    """An encoder without a head has no loss of its own; any scalar of its output costs the same backward."""
+    hidden: torch.Tensor = model(**batch).last_hidden_state
+    return hidden.float().square().mean()
+
+
+def _load_config(name: str, trust_remote_code: bool) -> Any:
+    folder = Path(name).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        other = f"; for the model of that name write torchvision:{name} or timm:{name}" if folder.name == name else ""
+        raise RequestError(f"MODEL {name}: the folder has no config.json, so it is not a transformers model{other}")
+    where = str(folder) if folder.is_dir() else name
+    try:
+        return _transformers().AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise _unreadable(name, error) from error
+
+
+def _load_model(request: PartsRequest, config: Any, kind: Kind, dtype: torch.dtype) -> tuple[Any, tuple[str, ...]]:
+    transformers = _transformers()
+    auto_class = getattr(transformers, _AUTO_CLASSES[kind])
+    folder = Path(request.name).expanduser()
+    options: dict[str, Any] = {"trust_remote_code": request.trust_remote_code}
+    options[_dtype_argument()] = dtype
+    if kind == "sequence" and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = 0  # without one, a decoder with a classification head takes single samples only
+    try:
+        with _quiet_progress(transformers):
+            if folder.is_dir() and not _weight_files(folder):
+                model = auto_class.from_config(config, **options)
+                return model, (f"random weights: {request.name} holds no weights beside config.json",)
+            if folder.is_dir() and any(file.suffix == ".safetensors" for file in _weight_files(folder)):
+                options["use_safetensors"] = True
+            where = str(folder) if folder.is_dir() else request.name
+            return auto_class.from_pretrained(where, config=config, **options), ()
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise _unreadable(request.name, error) from error
+
+
+def _unreadable(name: str, error: Exception) -> RequestError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if "trust_remote_code" in str(error):
+        reason += " (its code is run only with --trust-remote-code)"
+    return RequestError(f"MODEL hf:{name} cannot be loaded: {reason}")
+
+
+def _kind(name: str, config: Any) -> Kind:
+    from transformers.models.auto import modeling_auto as auto
+
+    architecture = (getattr(config, "architectures", None) or [""])[0]
+    model_type = config.model_type
+    by_ending = next((kind for end, kind in _ARCHITECTURE_ENDINGS.items() if architecture.endswith(end)), None)
+    if by_ending is None and (
+        hasattr(config, "vision_config") or model_type in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    ):
+        raise RequestError(
+            f"MODEL hf:{name}: {model_type} is a vision-language model, whose batches depend on its processor; "
+            "give its batches with py:FILE:FACTORY for now"
+        )
+    remote = getattr(config, "auto_map", None) or {}
+    if _encoder_decoder(config) and model_type in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+        return "seq2seq"
+    if by_ending is not None:
+        return by_ending
+    if _encoder_decoder(config):  # speech, documents, time series
+        raise _unknown_batches(name, architecture or model_type)
+    has_vocabulary = getattr(config.get_text_config(), "vocab_size", None) is not None
+    if has_vocabulary and architecture.endswith("Model"):
+        return "encoder"
+    if (
+        has_vocabulary
+        and model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        and not getattr(config, "is_decoder", False)
+    ):
+        return "masked"
+    if model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or "AutoModelForCausalLM" in remote:
+        return "causal"
+    if model_type in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
+        return "image"
+    raise _unknown_batches(name, architecture or model_type)
+
+
+def _unknown_batches(name: str, what: str) -> RequestError:
+    return RequestError(
+        f"MODEL hf:{name}: brim knows no batches for {what} (it knows language models, text encoders and image "
+        "classifiers); write a factory for it: py:FILE:FACTORY"
+    )
+
+
+def _position_limit(config: Any) -> int | None:
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit < 1:
+        return None
+    if config.model_type in _OFFSET_POSITIONS:  # positions are counted from the padding id on
+        limit -= (getattr(config, "pad_token_id", None) or 0) + 1
+    return limit
+
+
+def _check_total_length(request: PartsRequest, limit: int | None) -> None:
+    tokens, new_tokens = request.knobs["tokens"], request.knobs["max_new_tokens"]
+    if limit is not None and tokens + new_tokens > limit:
+        raise RequestError(
+            f"--knob tokens={tokens} --knob max_new_tokens={new_tokens}: together {tokens + new_tokens}, but "
+            f"hf:{request.name} has {limit} positions; use at most tokens={max(limit - new_tokens, 1)}"
+        )
+
+
+def _id_range(config: Any) -> tuple[int, int]:
+    vocabulary = config.get_text_config().vocab_size
+    return plain_token_range(vocabulary, special_token_ids(config.to_dict()))
+
+
+def _own_dtype(config: Any) -> torch.dtype:
+    """The dtype that config.json names, else float32."""
+    attribute = _dtype_argument()
+    for holder in (config, config.get_text_config()):
+        named = getattr(holder, attribute, None)
+        dtype = getattr(torch, named, None) if isinstance(named, str) else named
+        if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+            return dtype
+    return torch.float32
+
+
+def _dtype_argument() -> str:
+    """What transformers calls the dtype: its name changed with version 5."""
+    return "dtype" if int(_transformers().__version__.split(".")[0]) >= 5 else "torch_dtype"
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
+
+
+def _files_identity(name: str, config: Any) -> dict[str, Any]:
+    """What tells two versions of the weights apart without reading them."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return {"commit": getattr(config, "_commit_hash", None)}
+    files = [(file.name, file.stat()) for file in _weight_files(folder)]
+    return {
+        "folder": str(folder.resolve()),
+        "config": hashlib.sha256((folder / "config.json").read_bytes()).hexdigest(),
+        "weights": [[file, stat.st_size, stat.st_mtime_ns] for file, stat in files],
+    }
+
+
+@contextmanager
+def _quiet_progress(transformers: Any) -> Iterator[None]:
+    """Progress bars only on a terminal."""
+    logging = transformers.utils.logging
+    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise RequestError(f"hf models need transformers ({error}): pip install 'brim[hf]'") from error
+    return transformers

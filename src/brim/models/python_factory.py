@@ -1,0 +1,210 @@
+"""Models by a factory in the user's own Python: `py:FILE_OR_MODULE:FACTORY`.
+
+    def net(size=64, *, device):  # one knob: size
+        model = Net().to(device)
+        return {"model": model, "step": torch.no_grad()(model),
+                "make_batch": lambda n: torch.randn(n, 3, size, size, device=device)}
+
+The factory's parameters with defaults are its knobs. Parameters called device, dtype, mode, optimizer and
+gradient_checkpointing are given what was asked for (dtype as a `torch.dtype`, or None for auto) and are no knobs.
+It returns a `Workload`, a pair (step, make_batch), or a dictionary of `CallableWorkload`'s arguments. A workload
+without an identity of its own is filed under a digest of the factory's file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from brim.errors import BrimError, RequestError, nearest_names
+from brim.workloads.base import Workload
+from brim.workloads.callables import CallableWorkload
+from brim.workloads.knobs import Knob
+
+__all__ = [
+    "FACTORY_ARGUMENTS",
+    "call_factory",
+    "factory_knobs",
+    "factory_source_digest",
+    "lacks_default",
+    "takes_argument",
+]
+
+FACTORY_ARGUMENTS = ("device", "dtype", "mode", "optimizer", "gradient_checkpointing")
+
+
+def factory_knobs(name: str) -> tuple[Knob, ...]:
+    """The factory's parameters that have a default, apart from those that brim fills in."""
+    return tuple(
+        Knob(name=parameter.name, default=parameter.default)
+        for parameter in _parameters(name).values()
+        if parameter.name not in FACTORY_ARGUMENTS and parameter.default is not inspect.Parameter.empty
+    )
+
+
+def call_factory(
+    name: str, *, knobs: Mapping[str, Any], arguments: Mapping[str, Any], device: torch.device | None = None
+) -> Workload:
+    """Call the factory with its knobs and those of `arguments` that it names, and make a workload of the result.
+
+    `device` is that of a result that tells of none: neither a model nor a device among its arguments.
+    """
+    module, factory = _load(name)
+    parameters = _parameters(name)
+    taken = {key: value for key, value in arguments.items() if key in parameters}
+    missing = [
+        parameter.name
+        for parameter in parameters.values()
+        if parameter.default is inspect.Parameter.empty and parameter.name not in taken
+    ]
+    if missing:
+        raise RequestError(f"py:{name}: the factory wants {', '.join(missing)}; give them defaults to make them knobs")
+    try:
+        with _importable(_folder_of(module)):
+            result = factory(**knobs, **taken)
+    except BrimError:
+        raise
+    except Exception as error:
+        raise RequestError(f"py:{name}: factory raised {_described(error)}") from error
+    return _as_workload(name, result, taken.get("device"), device)
+
+
+def takes_argument(name: str, argument: str) -> bool:
+    """Whether the factory has a parameter of that name."""
+    return argument in _parameters(name)
+
+
+def lacks_default(name: str, argument: str) -> bool:
+    """Whether the factory has a parameter of that name and cannot be called without it."""
+    parameter = _parameters(name).get(argument)
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def factory_source_digest(name: str) -> str | None:
+    """A digest of the source that defines the factory; None where there is no file."""
+    module, _ = _load(name)
+    file = getattr(module, "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
+
+
+def _as_workload(name: str, result: Any, given: torch.device | None, otherwise: torch.device | None) -> Workload:
+    if isinstance(result, Workload):
+        return result
+    if isinstance(result, tuple) and len(result) == 2 and all(callable(member) for member in result):
+        result = {"step": result[0], "make_batch": result[1]}
+    if not isinstance(result, dict):
+        raise RequestError(
+            f"py:{name}: the factory returned {type(result).__name__}; it must return a brim Workload, a pair "
+            "(step, make_batch), or a dictionary of CallableWorkload's arguments"
+        )
+    known = inspect.signature(CallableWorkload).parameters
+    unknown = [key for key in result if key not in known]
+    absent = [key for key in ("step", "make_batch") if key not in result]
+    if unknown or absent:
+        wrong = f"unknown {', '.join(map(str, unknown))}" if unknown else f"no {', '.join(absent)}"
+        raise RequestError(f"py:{name}: the factory returned a dictionary with {wrong}; it takes {', '.join(known)}")
+    device = given or (otherwise if result.get("model") is None else None)
+    return CallableWorkload(**{"device": device, **result})
+
+
+def _parameters(name: str) -> dict[str, inspect.Parameter]:
+    _, factory = _load(name)
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError) as error:
+        raise RequestError(
+            f"py:{name}: its parameters cannot be read ({error}); wrap it in a plain function"
+        ) from error
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {key: parameter for key, parameter in parameters.items() if parameter.kind in by_keyword}
+
+
+def _load(name: str) -> tuple[ModuleType, Callable[..., Any]]:
+    where, colon, attribute = name.rpartition(":")
+    if not colon or not where or not attribute:
+        raise RequestError(f"MODEL py:{name}: write it as py:FILE_OR_MODULE:FACTORY, for example py:nets.py:small_net")
+    module = _import_file(name, Path(where).expanduser()) if where.endswith(".py") else _import_module(name, where)
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        there = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
+        ]
+        what = "is not callable" if hasattr(module, attribute) else "does not exist"
+        has = f"; {where} has {', '.join(there)}" if there else ""
+        raise RequestError(f"MODEL py:{name}: {attribute} {what}{has}{nearest_names(attribute, there)}")
+    return module, factory
+
+
+def _import_file(name: str, file: Path) -> ModuleType:
+    if not file.is_file():
+        folder = file.parent
+        there = sorted(path.name for path in folder.glob("*.py")) if folder.is_dir() else []
+        raise RequestError(f"MODEL py:{name}: there is no file {file}{nearest_names(file.name, there)}")
+    file = file.resolve()
+    digest = hashlib.sha256(str(file).encode() + file.read_bytes()).hexdigest()[:12]
+    module_name = f"brim_factory_{file.stem}_{digest}"  # the same text is imported once, an edited file anew
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # before it runs: dataclasses and pickle look there
+    try:
+        with _importable(file.parent):
+            spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise RequestError(f"MODEL py:{name}: importing {file} raised {_described(error)}") from error
+    return module
+
+
+def _import_module(name: str, where: str) -> ModuleType:
+    try:
+        with _importable(Path.cwd()):
+            return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        hint = f"; for a file write py:{where}.py:…" if error.name == where and "." not in where else ""
+        raise RequestError(f"MODEL py:{name}: {error}{hint}") from error
+    except Exception as error:
+        raise RequestError(f"MODEL py:{name}: importing {where} raised {_described(error)}") from error
+
+
+@contextmanager
+def _importable(folder: Path | None) -> Iterator[None]:
+    """Let the user's code import its neighbours, as it could when run as a script."""
+    if folder is None or str(folder) in sys.path:
+        yield
+        return
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _folder_of(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return Path(file).parent if file else None
+
+
+def _described(error: Exception) -> str:
+    """`ValueError: text (file:line)`, the line being the innermost one."""
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -1,0 +1,59 @@
+"""timm's image models. The only file that imports timm, on use."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from torch import nn
+
+from brim.errors import RequestError, nearest_names
+from brim.models.classification import classifier_parts
+from brim.models.parts import ModelParts, PartsRequest
+from brim.workloads.knobs import Knob
+
+__all__ = ["build_parts", "model_knobs", "model_names"]
+
+
+def model_names() -> tuple[str, ...]:
+    """Every architecture timm registers."""
+    if importlib.util.find_spec("timm") is None:
+        return ()
+    return tuple(_timm().list_models())
+
+
+def model_knobs(name: str) -> tuple[Knob, ...]:
+    """`size`, with the size of the model's own configuration as default."""
+    size = _configuration(name).input_size[-1]
+    return (Knob(name="size", default=size, help="height and width of the input in pixels", minimum=1),)
+
+
+def build_parts(request: PartsRequest) -> ModelParts:
+    """The model with random weights, and batches [n, channels, size, size]."""
+    configuration = _configuration(request.name)
+    channels, _, default = configuration.input_size
+    size = request.knobs["size"]
+    # A model made for one size (position embeddings, windows) has to be told of another one.
+    options = {"img_size": size} if configuration.fixed_input_size and size != default else {}
+
+    def build() -> nn.Module:
+        model: nn.Module = _timm().create_model(request.name, pretrained=False, **options)
+        return model
+
+    return classifier_parts(build, (channels, size, size), request, owner=f"timm:{request.name}")
+
+
+def _configuration(name: str) -> Any:
+    timm = _timm()
+    if not timm.is_model(name):
+        known = timm.list_models()
+        raise RequestError(f"timm:{name}: timm has no such model{nearest_names(name, known)}")
+    return timm.get_pretrained_cfg(name)
+
+
+def _timm() -> Any:
+    try:
+        import timm
+    except ImportError as error:
+        raise RequestError(f"timm models need timm ({error}): pip install 'brim[vision]'") from error
+    return timm

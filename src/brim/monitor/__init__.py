@@ -1,0 +1,1 @@
+"""Figures about the card and the host, read on use."""

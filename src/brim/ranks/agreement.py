@@ -1,0 +1,212 @@
+"""Ranks that agree: everyone says what came out, and everyone goes on, or everyone stops with the same error.
+
+Votes travel on a gloo group of their own, so that they never meet a collective of the training step half-way.
+They are JSON text, not pickles: what a peer sends is data and never code. Knows nothing of what is voted on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, TypeVar
+
+from brim.errors import BrimError, RankError, RequestError
+from brim.ranks.world import World, current_world
+
+__all__ = ["Agreement", "Outcome"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one rank brings to a vote: a value made of JSON types, or the error it had instead."""
+
+    value: Any = None
+    error: Exception | None = None
+
+
+class Agreement:
+    """A place where all ranks meet, or learn that they cannot.
+
+        with Agreement() as agreement:
+            sizes = agreement.run_on_all(lambda: find(workload).size)  # every rank gets every size
+            size = min(sizes)
+
+    Every rank must enter it, and make the same calls in the same order. Alone (one rank) nothing is started
+    and errors pass through unchanged. A rank that does not come within `timeout_seconds` of another's call
+    is given up: choose more than the ranks may differ in how long they take.
+    """
+
+    def __init__(self, *, timeout_seconds: float = 600.0) -> None:
+        self.timeout_seconds = timeout_seconds
+        self.world: World = World(0, 1, 0)
+        self._group: Any = None
+        self._owns_default_group = False
+        self._round = 0
+        self._lost: str | None = None  # why no further vote is possible
+
+    def __enter__(self) -> Agreement:
+        self.world = current_world()
+        if self.world.size > 1:
+            try:
+                self._connect()
+            except BaseException:
+                self._disconnect()
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._disconnect()
+
+    def run_on_all(self, function: Callable[[], T]) -> list[T]:
+        """Call the function on every rank and give each rank all results, in rank order.
+
+        Results pass through JSON on the way (a tuple comes back as a list). If the function raises anywhere,
+        all ranks raise the same `RankError`, on a rank that failed itself from its own exception.
+        """
+        try:
+            outcome = Outcome(value=function())
+        except Exception as error:
+            outcome = Outcome(error=error)
+        return self.gather(outcome)
+
+    def gather(self, outcome: Outcome) -> list[Any]:
+        """Every rank's value in rank order, or on every rank a `RankError` about the first rank that failed."""
+        if self.world.size == 1:
+            if outcome.error is not None:
+                raise outcome.error
+            return [outcome.value]
+        assert self._group is not None, "gather() outside the `with` block"
+        vote, error = _encode(outcome)
+        try:
+            votes = [json.loads(text) for text in self._exchange(json.dumps(vote).encode())]
+        except RankError as lost:
+            if error is None:
+                raise
+            raise _rank_error([(self.world.rank, vote["error"])], f"; besides, {lost}") from error
+        failed = [(rank, vote["error"]) for rank, vote in enumerate(votes) if "error" in vote]
+        if failed:
+            raise _rank_error(failed) from error
+        return [vote["value"] for vote in votes]
+
+    def _connect(self) -> None:
+        import torch.distributed as dist
+
+        if not dist.is_available():
+            raise RequestError(
+                f"WORLD_SIZE is {self.world.size}, but this torch has no distributed support; run a single process"
+            )
+        timeout = timedelta(seconds=self.timeout_seconds)
+        try:
+            if not dist.is_initialized():
+                dist.init_process_group("gloo", timeout=timeout, rank=self.world.rank, world_size=self.world.size)
+                self._owns_default_group = True
+            self._group = dist.new_group(backend="gloo", timeout=timeout)
+        except ValueError as error:  # the environment lacks MASTER_ADDR or MASTER_PORT
+            raise RequestError(f"cannot reach the other ranks: {error}; start with torchrun") from error
+        except RuntimeError as error:
+            raise RankError(
+                f"rank {self.world.rank}: the {self.world.size} ranks did not all connect within "
+                f"{self.timeout_seconds:g} s: {_first_line(error)}"
+            ) from error
+
+    def _disconnect(self) -> None:
+        group, self._group = self._group, None
+        if group is None and not self._owns_default_group:
+            return
+        import torch.distributed as dist
+
+        with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # a peer, or the group, is gone already
+            if self._owns_default_group:
+                dist.destroy_process_group()
+            elif dist.is_initialized():
+                dist.destroy_process_group(group)
+        self._owns_default_group = False
+
+    def _exchange(self, payload: bytes) -> list[bytes]:
+        """One message from each rank to all, in rank order; a lost rank is a `RankError`."""
+        import torch
+        import torch.distributed as dist
+
+        if self._lost is not None:
+            raise RankError(self._lost)
+        self._round += 1
+        self._announce()
+        try:
+            lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.world.size)]
+            dist.all_gather(lengths, torch.tensor([len(payload)], device="cpu"), group=self._group)
+            sizes = [int(length) for length in lengths]
+            padded = bytearray(payload.ljust(max(sizes), b"\0"))
+            rows = [torch.zeros(max(sizes), dtype=torch.uint8, device="cpu") for _ in sizes]
+            dist.all_gather(rows, torch.frombuffer(padded, dtype=torch.uint8), group=self._group)
+        except RuntimeError as error:
+            self._lost = self._describe_loss(error)
+            raise RankError(self._lost) from error
+        return [bytes(row[:size].tolist()) for row, size in zip(rows, sizes, strict=True)]
+
+    def _announce(self) -> None:
+        """Leave word in the shared store that this rank has come to this round, for those who miss another."""
+        store = _default_store()
+        if store is not None:
+            with contextlib.suppress(RuntimeError):
+                store.set(self._key(self.world.rank), str(self._round))
+
+    def _describe_loss(self, error: RuntimeError) -> str:
+        missing: list[int] = []
+        store = _default_store()
+        with contextlib.suppress(RuntimeError):  # the store may have died with the rank that held it
+            for rank in range(self.world.size):
+                key = self._key(rank)
+                if store is not None and (not store.check([key]) or int(store.get(key)) < self._round):
+                    missing.append(rank)
+        names = ", ".join(map(str, missing))
+        who = f"rank{'s' if len(missing) > 1 else ''} {names} did not answer" if missing else "another rank was lost"
+        return (
+            f"rank {self.world.rank}: {who} (of {self.world.size} ranks, waiting at most {self.timeout_seconds:g} s): "
+            f"{_first_line(error)}; see that rank's own output, then start again"
+        )
+
+    def _key(self, rank: int) -> str:
+        return f"brim/votes/{self._group.group_name}/{rank}"
+
+
+def _encode(outcome: Outcome) -> tuple[dict[str, Any], Exception | None]:
+    """The vote to send, and this rank's error; a value that JSON cannot hold is an error like any other."""
+    error = outcome.error
+    if error is None:
+        try:
+            json.dumps(outcome.value)
+            return {"value": outcome.value}, None
+        except (TypeError, ValueError, RecursionError) as caught:
+            error = caught
+    if isinstance(error, BrimError):
+        message, exit_code = str(error), error.exit_code
+    else:
+        message, exit_code = f"{type(error).__name__}: {error}", RankError.exit_code
+    return {"error": {"message": message, "exit_code": exit_code}}, error
+
+
+def _rank_error(failed: list[tuple[int, dict[str, Any]]], also: str = "") -> RankError:
+    rank, first = failed[0]
+    if others := len(failed) - 1:
+        also = f" ({others} other rank{'s' if others > 1 else ''} failed too)"
+    return RankError(f"rank {rank}: {first['message']}{also}", exit_code=int(first["exit_code"]))
+
+
+def _default_store() -> Any:
+    """The store that the default group was made from; torch has no public name for it, so None is possible."""
+    from torch.distributed import distributed_c10d
+
+    find = getattr(distributed_c10d, "_get_default_store", None)
+    return find() if find is not None else None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

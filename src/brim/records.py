@@ -1,0 +1,120 @@
+"""The frozen records that cross layers, and their JSON.
+
+A record holds plain values only: no tensor, no device object, no open file. `to_json` gives what the
+command line prints and the cache stores; `from_json` reads it back and refuses another schema.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from brim.errors import RequestError
+
+__all__ = ["PLAN_SCHEMA", "MemoryFigures", "Objective", "Plan", "Probe", "Unit", "Verdict"]
+
+PLAN_SCHEMA = "brim.plan/1"
+
+Objective = Literal["fastest", "largest"]
+Unit = Literal["samples", "tokens"]
+Verdict = Literal["fits", "oom", "thrashes", "size_limit", "fatal", "timeout"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Probe:
+    """One trial of one size: whether it ran, what it took, how fast it was."""
+
+    batch_size: int
+    verdict: Verdict
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    alloc_retries: int = 0
+    step_seconds: float | None = None
+    samples_per_second: float | None = None
+    steps: int = 0  # steady steps timed, after the warm-up
+    needed_bytes: int | None = None  # of a size that ran out of memory: at least this much
+    detail: str = ""  # why it is not `fits`, in one line
+
+    def __post_init__(self) -> None:
+        assert self.verdict in get_args(Verdict), self.verdict
+
+    @property
+    def fits(self) -> bool:
+        """Only a size that ran several steady steps fits; a time-out or a crash never does."""
+        return self.verdict == "fits"
+
+    def to_json(self) -> dict[str, Any]:
+        """The probe as plain JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Probe:
+        """Read a probe back; fields of a later version are ignored."""
+        return cls(**_known_fields(cls, data))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryFigures:
+    """The memory limit a plan was made under, and what it leaves free."""
+
+    limit_bytes: int | None  # None: no limit could be read
+    headroom_bytes: int | None  # limit less the peak reserved at the chosen size
+    used_by_others_bytes: int = 0  # by other processes on the same device, when the search began
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The size chosen, in its unit, and the evidence for it."""
+
+    unit: Unit
+    size: int
+    batch_size_max: int  # the largest size seen to fit
+    batch_size_max_estimate: int | None  # the largest the byte model expects to fit; never used unverified
+    objective: Objective
+    reason: str
+    cached: bool
+    device: str
+    memory: MemoryFigures
+    probes: tuple[Probe, ...]
+    fingerprint: str | None = None
+    notes: tuple[str, ...] = ()  # what the user should know: neighbours on the card, sizes per rank, …
+    batch_sizes_per_rank: tuple[int, ...] | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """The chosen number of samples in a batch (for a plan in tokens: the cost cap itself)."""
+        return self.size
+
+    @property
+    def oom_events(self) -> int:
+        """How many probes ran out of memory."""
+        return sum(probe.verdict == "oom" for probe in self.probes)
+
+    def chosen_probe(self) -> Probe | None:
+        """The fitting probe at the chosen size, or None when the size was not tried in this search."""
+        return next((p for p in reversed(self.probes) if p.batch_size == self.size and p.fits), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain JSON values, schema first."""
+        data = {"schema": PLAN_SCHEMA, **dataclasses.asdict(self), "batch_size": self.batch_size}
+        data["probes"] = [probe.to_json() for probe in self.probes]
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """Read a plan back; another schema is a `RequestError`."""
+        if data.get("schema") != PLAN_SCHEMA:
+            raise RequestError(f"not a plan: schema is {data.get('schema')!r}, expected {PLAN_SCHEMA!r}")
+        fields = _known_fields(cls, data)
+        fields["probes"] = tuple(Probe.from_json(probe) for probe in data["probes"])
+        fields["memory"] = MemoryFigures(**_known_fields(MemoryFigures, data["memory"]))
+        fields["notes"] = tuple(fields.get("notes", ()))
+        if fields.get("batch_sizes_per_rank") is not None:
+            fields["batch_sizes_per_rank"] = tuple(fields["batch_sizes_per_rank"])
+        return cls(**fields)
+
+
+def _known_fields(record: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(record)}
+    return {name: value for name, value in data.items() if name in names}

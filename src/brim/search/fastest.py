@@ -1,0 +1,159 @@
+"""The search for the fastest size: the smallest one whose throughput is within tolerance of the best in reach.
+
+Two or three small probes give the byte model and a first idea of speed; one probe near the limit shows what
+the card can give; the step times in between say where the knee should be, and one more probe checks it. A
+larger batch that brings nothing ends the climb early.
+
+Pure: no device, no clock.
+"""
+
+from __future__ import annotations
+
+from brim.forecast.byte_model import ByteModel
+from brim.records import Probe
+from brim.search.size_grid import SizeGrid
+
+__all__ = ["FastestSearch"]
+
+KNEE_PROBES = 2  # at most this many probes go into moving the knee down
+FAILED_CLIMBS = 3  # at most this many sizes near the limit may fail
+LONGEST_LEAP = 16  # a size is at most this many times the largest that fits
+LONGEST_STEP_SECONDS = 10.0  # a step longer than this is not worth a probe, unless small ones are long too
+
+
+class FastestSearch:
+    """Finds the smallest size within `tolerance` of the best throughput in reach.
+
+        search = FastestSearch(ByteModel(), limit_bytes=limit, grid=grid, tolerance=0.02)
+        while (size := search.next_size()) is not None:
+            search.tell(probe(size))
+        search.chosen()
+
+    `headroom` is the fraction of the limit that the probe near it leaves free: near the brim an
+    allocator thrashes before it fails.
+    """
+
+    def __init__(
+        self, model: ByteModel, *, limit_bytes: int, grid: SizeGrid, tolerance: float = 0.02, headroom: float = 0.03
+    ) -> None:
+        self.model = model
+        self.limit_bytes = limit_bytes
+        self.grid = grid
+        self.tolerance = tolerance
+        self.headroom = headroom
+        self._fitting: dict[int, Probe] = {}
+        self._fails = grid.last + 1
+        self._failed_climbs = 0
+        self._knee_probes = 0
+
+    def next_size(self) -> int | None:
+        """The size to probe next, or None when the choice is made."""
+        if not self._fitting:
+            return self.grid.first if self._fails > self.grid.first and not self.model.points else None
+        for stage in (self._learn, self._climb, self._knee):
+            size = stage()
+            if size is not None:
+                return size
+        return None
+
+    def tell(self, probe: Probe) -> None:
+        """Take in the outcome of the size asked for."""
+        if probe.fits:
+            assert probe.peak_reserved_bytes is not None
+            self._fitting[probe.batch_size] = probe
+            self.model.observe(probe.batch_size, probe.peak_reserved_bytes)
+        else:
+            self._fails = min(self._fails, probe.batch_size)
+            self._failed_climbs += 1
+
+    def chosen(self) -> Probe | None:
+        """The smallest fitting size within tolerance of the best rate seen."""
+        best = self.best()
+        if best is None:
+            return None
+        goal = (1 - self.tolerance) * _rate(best)
+        return next(probe for probe in self._by_size() if _rate(probe) >= goal)
+
+    def best(self) -> Probe | None:
+        """The fitting size with the best rate seen."""
+        return max(self._fitting.values(), key=_rate, default=None)
+
+    @property
+    def largest(self) -> int:
+        """The largest size seen to fit."""
+        return max(self._fitting, default=0)
+
+    def _learn(self) -> int | None:
+        """Up to three small sizes that cannot run out of memory unless the bytes grow faster than n²."""
+        if len(self._fitting) >= 3 or self._saturated():
+            return None
+        reach = min(self.model.surely_within(self.limit_bytes), self.largest * LONGEST_LEAP)
+        if self.model.shape == "flat":
+            reach = self.largest * 8
+        size = self.grid.between(reach, self.largest, self._fails)
+        return size if size < self._fails else None
+
+    def _climb(self) -> int | None:
+        """A size near the limit, unless more samples have stopped helping already."""
+        if self._saturated() or self._failed_climbs >= FAILED_CLIMBS:
+            return None
+        reach = self._reach()
+        if self._failed_climbs:  # step back from the failure: a little at first, then by a third of the way
+            back = 0.08 if self._failed_climbs == 1 else 0.33
+            reach = min(reach, self._fails - back * (self._fails - self.largest))
+        size = self.grid.floor(reach)
+        worth_it = size >= max(self.largest * 1.1, self.grid.up(self.largest))
+        return size if worth_it and size < self._fails else None
+
+    def _reach(self) -> float:
+        """The largest size that the byte model and a step of bearable length allow."""
+        usable = round(self.limit_bytes * (1 - self.headroom))
+        within = self.model.largest_within(usable)
+        by_bytes = self.grid.last if within is None else within
+        last = self._fitting[self.largest]
+        step_seconds = last.step_seconds or 0.0
+        bearable = max(LONGEST_STEP_SECONDS, 4 * step_seconds)
+        by_time = self.largest * bearable / step_seconds if step_seconds else by_bytes
+        return min(by_bytes, by_time, self.largest * LONGEST_LEAP, self.grid.last)
+
+    def _knee(self) -> int | None:
+        """A size between the smallest good one and the one below it, where step times say the knee is."""
+        chosen, best = self.chosen(), self.best()
+        if chosen is None or best is None or self._knee_probes >= KNEE_PROBES:
+            return None
+        below = [probe for probe in self._by_size() if probe.batch_size < chosen.batch_size]
+        if not below:
+            return None
+        size = _where_rate_reaches((1 - self.tolerance / 2) * _rate(best), below[-1], chosen)
+        size = self.grid.floor(size + self.grid.multiple_of - 1)
+        if not below[-1].batch_size * 1.1 < size < chosen.batch_size * 0.85:
+            return None
+        self._knee_probes += 1
+        return size
+
+    def _saturated(self) -> bool:
+        """Whether doubling the size, or more, brought less than half the tolerance."""
+        probes = self._by_size()
+        if len(probes) < 2:
+            return False
+        smaller, larger = probes[-2], probes[-1]
+        grown = larger.batch_size >= 2 * smaller.batch_size
+        return grown and _rate(larger) <= _rate(smaller) * (1 + self.tolerance / 2)
+
+    def _by_size(self) -> list[Probe]:
+        return [self._fitting[size] for size in sorted(self._fitting)]
+
+
+def _rate(probe: Probe) -> float:
+    return probe.samples_per_second or 0.0
+
+
+def _where_rate_reaches(rate: float, low: Probe, high: Probe) -> float:
+    """The size between two probes where the rate is reached, if step time is affine between them."""
+    assert low.step_seconds is not None
+    assert high.step_seconds is not None
+    slope = (high.step_seconds - low.step_seconds) / (high.batch_size - low.batch_size)
+    fixed = low.step_seconds - slope * low.batch_size  # seconds of a step that carries nothing
+    if 1 - rate * slope <= 0:
+        return high.batch_size
+    return min(max(rate * fixed / (1 - rate * slope), low.batch_size), high.batch_size)

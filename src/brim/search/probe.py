@@ -1,0 +1,328 @@
+"""One probe: try one size of a workload on its device, and say what happened in a record.
+
+A probe starts from an emptied cache, warms up, and runs several steady steps. It knows nothing of which
+size to try next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from brim.config.sizes import format_bytes
+from brim.errors import LostError, RequestError
+from brim.memory.devices import DeviceMemory, Reading, memory_of
+from brim.memory.failures import Failure, FailureKind, classify
+from brim.memory.limit import resolve_limit
+from brim.memory.snapshot import StateSnapshot, required_bytes
+from brim.memory.storage_meter import refuse_compiled
+from brim.monitor.host import available_host_bytes
+from brim.ranks.unwrap import communication_bytes, without_collectives
+from brim.ranks.world import current_world
+from brim.records import Probe, Unit, Verdict
+from brim.search.environment import environment_facts
+from brim.workloads.base import Mode, Workload
+
+__all__ = ["DeviceProber", "ProbeSettings", "Prober", "Scene"]
+
+# A size near the limit that falls this far behind a smaller one is short of memory without saying so: cuDNN took
+# slower algorithms for want of workspace, or the driver moved pages to system memory.
+SLOW_FRACTION = 0.88
+NEAR_LIMIT = 0.8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProbeSettings:
+    """How a probe is run, and under which limit."""
+
+    memory_limit_bytes: int | None = None
+    margin: float | None = None
+    timeout_seconds: float | None = None
+    warmup_steps: int = 1
+    min_steps: int = 3
+    max_steps: int = 20
+    steady_seconds: float = 0.25  # steps are repeated for about this long
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scene:
+    """All that a search needs to know of a workload and its device, as plain values."""
+
+    device: str
+    mode: Mode
+    unit: Unit
+    smallest_size: int
+    largest_size: int | None
+    limit_bytes: int
+    base_bytes: int  # resident before any step
+    reserved_bytes: int  # kept free beside every probe
+    exact: bool  # the same step always reads the same bytes
+    used_by_others_bytes: int
+    identity: dict[str, Any] | None  # what the plan is cached under; None: not at all
+    environment: dict[str, Any]
+
+
+class Prober(ABC):
+    """Tries sizes, here or in a child process; used as a context manager."""
+
+    scene: Scene
+
+    @abstractmethod
+    def probe(self, size: int) -> Probe:
+        """Try one size."""
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+
+    @abstractmethod
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class DeviceProber(Prober):
+    """Probes a workload in this process, under the memory limit while inside the `with` block."""
+
+    def __init__(self, workload: Workload, settings: ProbeSettings, *, preserve_state: bool = True) -> None:
+        self.workload = workload
+        self.settings = settings
+        self.preserve_state = preserve_state
+        self.memory: DeviceMemory = memory_of(workload.device)
+        self._rates: dict[int, float] = {}
+        self._ambiguous_at = math.inf
+        self._probing = contextlib.ExitStack()
+        self._begun = False
+
+    def __enter__(self) -> Self:
+        workload, memory, settings = self.workload, self.memory, self.settings
+        if memory.meter_slows:
+            refuse_compiled(workload.modules(), workload.step)
+        limit = resolve_limit(memory, asked_bytes=settings.memory_limit_bytes, margin=settings.margin)
+        reserved = workload.reserved_bytes()
+        if workload.mode == "train" and current_world().size > 1:
+            reserved += communication_bytes(workload.modules())
+        identity = workload.identity()
+        self.scene = Scene(
+            device=device_name(memory.device),
+            mode=workload.mode,
+            unit=workload.unit,
+            smallest_size=workload.smallest_size(),
+            largest_size=workload.largest_size(),
+            limit_bytes=max(limit.usable_bytes - reserved, 1),
+            base_bytes=memory.resident_bytes(self._resident()),
+            reserved_bytes=reserved,
+            exact=memory.exact,
+            used_by_others_bytes=memory.used_by_others_bytes(),
+            identity=None if identity is None else dict(identity),
+            environment=environment_facts(memory.device),
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._probing.close()
+
+    def probe(self, size: int) -> Probe:
+        """Try one size; an error that is not about memory or size is the user's own and is raised."""
+        reading = Reading()
+        failure: Failure | None = None
+        result: Probe | None = None
+        warmup_steps = self.settings.warmup_steps + (0 if self._begun else 1)
+        self._begin()
+        try:
+            result = self._attempt(size, warmup_steps, reading)
+        except RequestError:
+            raise
+        except Exception as error:
+            failure = classify(error)
+            if self._is_final(failure, size):
+                raise
+            if failure.kind is FailureKind.FATAL:
+                raise LostError(
+                    f"batch size {size}: {failure.reason}; the device cannot be used again by this process. "
+                    "Search with --isolate, which probes in a child process and goes on"
+                ) from error
+        # The except block has ended, so the traceback no longer pins the failed step's tensors.
+        self._drop_leftovers()
+        self.memory.release()
+        if result is None:
+            assert failure is not None
+            return self._failed(size, failure, reading)
+        return result
+
+    def _begin(self) -> None:
+        """Before the first probe: remember the state, leave the other ranks, set the limit; undone at exit."""
+        if self._begun:
+            return
+        self._begun = True
+        workload = self.workload
+        if self.preserve_state:
+            state = (workload.modules(), workload.optimizers(), workload.stateful())
+            self._check_host_room(required_bytes(*state))
+            self._probing.callback(StateSnapshot.take(*state, devices=[self.memory.device]).restore)
+        self._probing.callback(self.memory.release)
+        self._probing.callback(self._drop_leftovers)
+        self._probing.enter_context(without_collectives(workload.modules()))
+        self._probing.enter_context(self.memory.limited(self.scene.limit_bytes))
+        self._drop_leftovers()
+        self.memory.release()
+
+    def _check_host_room(self, snapshot_bytes: int) -> None:
+        room = available_host_bytes()
+        if snapshot_bytes > 0.8 * room:
+            raise RequestError(
+                f"keeping a copy of the model and optimizer takes {format_bytes(snapshot_bytes)} of host memory and "
+                f"{format_bytes(room)} are free; search on a copy in a child process instead (brim find --isolate)"
+            )
+
+    def _attempt(self, size: int, warmup_steps: int, reading: Reading) -> Probe:
+        started = time.perf_counter()
+        with self._metered(reading):
+            batch = self._make_batch(size)
+            for _ in range(warmup_steps):
+                self.workload.step(batch)
+            if not self.memory.meter_slows:
+                self.memory.timed(_nothing, repeats=1)  # drain the queue
+            if self._timed_out(started):
+                return self._timeout(size, reading)
+        steady = Reading()
+        with contextlib.nullcontext() if self.memory.meter_slows else self._metered(steady):
+            seconds, count = self._time_steps(batch, started)
+        reading.peak_allocated_bytes = max(reading.peak_allocated_bytes, steady.peak_allocated_bytes)
+        reading.peak_reserved_bytes = max(reading.peak_reserved_bytes, steady.peak_reserved_bytes)
+        if self._timed_out(started):
+            return self._timeout(size, reading)
+        return self._judge(size, batch, seconds / count, count, reading, steady.alloc_retries)
+
+    def _judge(self, size: int, batch: Any, step_seconds: float, steps: int, reading: Reading, retries: int) -> Probe:
+        """Fits, unless the allocator retried or the rate fell behind a smaller size for want of memory."""
+        verdict: Verdict = "fits"
+        detail = ""
+        best = max((rate for smaller, rate in self._rates.items() if smaller < size), default=0.0)
+        near_limit = reading.peak_reserved_bytes > NEAR_LIMIT * self.scene.limit_bytes
+        if not self.memory.exact and near_limit and size / step_seconds < SLOW_FRACTION * best:
+            seconds, count = self._time_steps(batch, time.perf_counter())  # look twice before calling it slow
+            step_seconds = min(step_seconds, seconds / count)
+        rate = size / step_seconds
+        if retries:
+            verdict, detail = "thrashes", f"the allocator had to free its cache and retry {retries} times"
+        elif not self.memory.exact and near_limit and rate < SLOW_FRACTION * best:
+            verdict = "thrashes"
+            detail = f"{rate / best:.2f} of the rate of a smaller size: no room left for workspaces"
+        if verdict == "fits":
+            self._rates[size] = rate
+        return Probe(
+            batch_size=size,
+            verdict=verdict,
+            peak_allocated_bytes=reading.peak_allocated_bytes,
+            peak_reserved_bytes=reading.peak_reserved_bytes,
+            alloc_retries=retries,
+            step_seconds=step_seconds,
+            samples_per_second=rate,
+            steps=steps,
+            detail=detail,
+        )
+
+    def _time_steps(self, batch: Any, started: float) -> tuple[float, int]:
+        """Seconds and number of steady steps: a few long ones, or as many short ones as fill the time."""
+        settings = self.settings
+        seconds, count = self.memory.timed(lambda: self.workload.step(batch), repeats=1), 1
+        wanted = settings.steady_seconds / max(seconds, 1e-6)
+        repeats = round(min(max(wanted, settings.min_steps - 1), settings.max_steps - 1))
+        if not self._timed_out(started):
+            seconds += self.memory.timed(lambda: self.workload.step(batch), repeats=repeats)
+            count += repeats
+        return seconds, count
+
+    def _make_batch(self, size: int) -> Any:
+        batch = self.workload.make_batch(size)
+        length = self.workload.batch_length(batch)
+        if length != size:
+            raise RequestError(
+                f"make_batch({size}) returned a batch of {length}: it must return exactly the size asked for "
+                "(if the first tensor's leading dimension is not the batch size, pass batch_length=)"
+            )
+        return batch
+
+    @contextlib.contextmanager
+    def _metered(self, reading: Reading) -> Iterator[None]:
+        """Meter a block into `reading`, also when the block raises."""
+        inner = Reading()
+        try:
+            with self.memory.metered(self._resident()) as inner:
+                yield
+        finally:
+            reading.peak_allocated_bytes = inner.peak_allocated_bytes
+            reading.peak_reserved_bytes = inner.peak_reserved_bytes
+            reading.alloc_retries = inner.alloc_retries
+
+    def _resident(self) -> Iterator[torch.Tensor]:
+        for module in self.workload.modules():
+            for tensor in (*module.parameters(), *module.buffers()):
+                yield tensor
+                if tensor.grad is not None:
+                    yield tensor.grad
+        for optimizer in self.workload.optimizers():
+            for state in optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+    def _is_final(self, failure: Failure, size: int) -> bool:
+        """Whether to raise the original: not about memory, or an ambiguous error that a smaller size repeats."""
+        if failure.kind is FailureKind.AMBIGUOUS:
+            repeated = size < self._ambiguous_at and self._ambiguous_at < math.inf
+            self._ambiguous_at = min(self._ambiguous_at, size)
+            return repeated
+        return failure.kind is FailureKind.OTHER
+
+    def _failed(self, size: int, failure: Failure, reading: Reading) -> Probe:
+        verdict: Verdict = "size_limit" if failure.kind is FailureKind.SIZE_LIMIT else "oom"
+        detail, needed = failure.reason, None
+        if failure.requested_bytes:
+            detail += f" (asked for {format_bytes(failure.requested_bytes)} more)"
+            needed = reading.peak_allocated_bytes + failure.requested_bytes
+        return Probe(
+            batch_size=size,
+            verdict=verdict,
+            peak_allocated_bytes=reading.peak_allocated_bytes or None,
+            peak_reserved_bytes=reading.peak_reserved_bytes or None,
+            alloc_retries=reading.alloc_retries,
+            needed_bytes=needed,
+            detail=detail,
+        )
+
+    def _timed_out(self, started: float) -> bool:
+        limit = self.settings.timeout_seconds
+        return limit is not None and time.perf_counter() - started > limit
+
+    def _timeout(self, size: int, reading: Reading) -> Probe:
+        return Probe(
+            batch_size=size,
+            verdict="timeout",
+            peak_allocated_bytes=reading.peak_allocated_bytes or None,
+            peak_reserved_bytes=reading.peak_reserved_bytes or None,
+            detail=f"took longer than --probe-timeout {self.settings.timeout_seconds:g} s",
+        )
+
+    def _drop_leftovers(self) -> None:
+        """Drop the gradients of the last step, so that every probe starts from the same memory."""
+        for module in self.workload.modules():
+            for parameter in module.parameters():
+                parameter.grad = None
+
+
+def device_name(device: torch.device) -> str:
+    """The device as people know it: `NVIDIA H200`, `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,55 @@
+"""Files written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from brim.errors import RequestError
+
+__all__ = ["cache_folder", "read_json", "write_atomic", "write_json"]
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
+
+    A folder that cannot be written, or a full disk, is a `RequestError` that names the path.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise RequestError(
+            f"cannot write {path}: {error.strerror or error}; free space or choose another folder"
+        ) from error
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write one JSON document atomically."""
+    write_atomic(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read one JSON document; None when it is not there or not JSON (a cache entry that is neither is no entry)."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def cache_folder() -> Path:
+    """Where brim keeps what it may lose: `$XDG_CACHE_HOME/brim`, by default `~/.cache/brim`."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "brim"

@@ -1,0 +1,135 @@
+"""Gradient checkpointing for any model: its own way where it has one, else around its repeated blocks.
+
+The recomputed forward draws the same random numbers as the first one, so gradients are the same as without.
+Batch normalisation is the exception to "the same": its running statistics are updated by both forwards (the
+gradients do not depend on them in training).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from brim.errors import RequestError
+
+__all__ = ["enable_gradient_checkpointing"]
+
+
+def enable_gradient_checkpointing(model: nn.Module) -> str:
+    """Make the model recompute activations in the backward instead of keeping them; says in one line what was done.
+
+    Takes transformers' `gradient_checkpointing_enable` or timm's `set_grad_checkpointing` where the model has it.
+    Otherwise every block of its `nn.Sequential` and `nn.ModuleList` containers is checkpointed on its own, or, when
+    these hold only single layers, each sequence in about √n segments. A model with neither is a `RequestError`.
+    """
+    if _transformers_way(model):
+        return f"gradient checkpointing: {type(model).__name__}'s own (transformers)"
+    if _timm_way(model):
+        return f"gradient checkpointing: {type(model).__name__}'s own (timm)"
+    blocks = list(_blocks(model))
+    for name, block in blocks:
+        _replace_forward(block, functools.partial(_checkpointed_call, name, block.forward))
+    if blocks:
+        return f"gradient checkpointing: {len(blocks)} blocks, {blocks[0][0]} to {blocks[-1][0]}"
+    sequences = [(name, module) for name, module in model.named_modules() if _is_long_sequence(module)]
+    for _, sequence in sequences:
+        _checkpoint_segments(sequence)
+    if sequences:
+        return f"gradient checkpointing: {', '.join(name or 'the model' for name, _ in sequences)} in segments"
+    raise RequestError(
+        f"--gradient-checkpointing: {type(model).__name__} has no repeated blocks in an nn.Sequential or "
+        "nn.ModuleList to checkpoint; leave the flag out, or use torch.utils.checkpoint inside the model"
+    )
+
+
+def _transformers_way(model: nn.Module) -> bool:
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    if enable is None or not getattr(model, "supports_gradient_checkpointing", True):
+        return False
+    enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return True
+
+
+def _timm_way(model: nn.Module) -> bool:
+    enable = getattr(model, "set_grad_checkpointing", None)
+    if enable is None:
+        return False
+    try:
+        enable(True)
+    except (AssertionError, NotImplementedError):  # timm's way of saying that this architecture has none
+        return False
+    return True
+
+
+def _blocks(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The outermost members of containers that are modules of several layers; nested containers are entered."""
+    for name, child in model.named_children():
+        path = f"{prefix}{name}"
+        if isinstance(model, (nn.Sequential, nn.ModuleList)) and not _is_leaf(child) and not _holds_blocks(child):
+            yield path, child
+        else:
+            yield from _blocks(child, f"{path}.")
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    """A stage: a container of blocks rather than of single layers, so it is entered, not checkpointed whole."""
+    is_container = isinstance(module, (nn.Sequential, nn.ModuleList))
+    return is_container and any(not _is_leaf(child) for child in module.children())
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    return next(module.children(), None) is None
+
+
+def _is_long_sequence(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and len(module) >= 4
+
+
+def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
+    current = vars(module).get("forward")
+    if isinstance(current, functools.partial) and current.func in (_checkpointed_call, _segmented_call):
+        return  # checkpointed before: a second recomputation would save nothing
+    vars(module)["forward"] = forward
+
+
+def _checkpointed_call(name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    before = _versions(args)
+    output = checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=False)
+    if _versions(args) != before:
+        raise RequestError(
+            f"--gradient-checkpointing: block {name} changes its input in place, so computing it again would give "
+            "other values; leave the flag out, or build the model with inplace=False"
+        )
+    return output
+
+
+def _versions(args: tuple[Any, ...]) -> list[int]:
+    return [arg._version for arg in args if isinstance(arg, torch.Tensor)]
+
+
+def _checkpoint_segments(sequence: nn.Sequential) -> None:
+    """Group layers into about √n segments, none of which begins with a layer that works in place on its input."""
+    layers = list(sequence)
+    length = max(2, round(math.sqrt(len(layers))))
+    segments: list[list[nn.Module]] = []
+    for layer in layers:
+        may_begin = not getattr(layer, "inplace", False)
+        if not segments or (len(segments[-1]) >= length and may_begin):
+            segments.append([])
+        segments[-1].append(layer)
+    functions = [nn.Sequential(*segment) for segment in segments]
+    _replace_forward(sequence, functools.partial(_segmented_call, functions))
+
+
+def _segmented_call(functions: list[nn.Sequential], value: Any) -> Any:
+    for segment in functions[:-1]:  # the backward begins with the last one: keeping its activations costs nothing
+        value = _checkpointed_call("segment", segment, value)
+    return functions[-1](value)

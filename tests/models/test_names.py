@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from brim.errors import RequestError
+from brim.models.build import resolve_model
+from brim.models.names import ALIASES, ModelName, choose_name, split_prefix
+
+TORCHVISION = ("r3d_18", "swin3d_t", "swin3d_s", "vit_b_16", "vit_l_16", "resnet50", "resnet18")
+TIMM = ("resnet50", "resnet10t", "deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "levit_128s")
+
+
+def choose(text: str) -> str:
+    return str(choose_name(text, torchvision=lambda: TORCHVISION, timm=lambda: TIMM))
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "name"),
+    [
+        ("torchvision:resnet50", "torchvision", "resnet50"),
+        ("timm:resnet50", "timm", "resnet50"),
+        ("hf:org/model", "hf", "org/model"),
+        ("py:nets.py:net", "py", "nets.py:net"),
+        ("py:package.nets:net", "py", "package.nets:net"),
+    ],
+)
+def test_a_prefix_decides(text: str, source: str, name: str) -> None:
+    found = split_prefix(text)
+    assert found is not None
+    assert (found.source, found.name, str(found)) == (source, name, text)
+
+
+def test_an_existing_folder_is_hf(tmp_path: Path) -> None:
+    assert split_prefix(str(tmp_path)) == ModelName("hf", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("resnet50", "torchvision:resnet50"),  # both have it
+        ("resnet10t", "timm:resnet10t"),
+        ("ResNet-50", "torchvision:resnet50"),
+        ("vit_base", "torchvision:vit_b_16"),
+        ("ViT-Large", "torchvision:vit_l_16"),
+        ("r3d", "torchvision:r3d_18"),
+        ("levit", "timm:levit_128s"),
+    ],
+)
+def test_names_are_looked_up_in_torchvision_then_timm(text: str, found: str) -> None:
+    assert choose(text) == found
+
+
+def test_timm_is_not_asked_when_torchvision_knows_the_name() -> None:
+    def fail() -> tuple[str, ...]:
+        raise AssertionError
+
+    assert choose_name("resnet18", torchvision=lambda: TORCHVISION, timm=fail).source == "torchvision"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("vit", "'vit' could be vit_b_16, vit_l_16; give one"),
+        ("swin3d", "could be swin3d_t, swin3d_s"),
+        ("resnet5", "did you mean .*resnet50"),  # half a number is a typo, not a beginning
+        ("rsnet18", "did you mean .*resnet18"),
+        ("quite_different", "no torchvision or timm model of that name$"),
+    ],
+)
+def test_two_candidates_or_none_are_refused(text: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        choose(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "MODEL is empty"),
+        ("hf:", "nothing after the prefix hf:"),
+        ("tv:resnet50", "unknown prefix tv:; the prefixes are torchvision:, timm:, hf:, py:"),
+        ("nets.py:net", "write py:nets.py:net"),
+        ("org/model", "write hf:org/model"),
+    ],
+)
+def test_what_is_no_name_is_refused_with_the_way_to_write_it(text: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        split_prefix(text)
+
+
+@pytest.mark.parametrize(("alias", "target"), ALIASES.items())
+def test_every_alias_names_a_model_that_exists(alias: str, target: str) -> None:
+    assert str(resolve_model(alias)) == target
+    assert resolve_model(target.partition(":")[2]).name == target.partition(":")[2]

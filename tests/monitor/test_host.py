@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import types
+from pathlib import Path
+
+import psutil
+import pytest
+
+from brim.monitor.host import available_host_bytes, process_resident_bytes
+
+MIB = 2**20
+HOST_AVAILABLE = 64 * 1024 * MIB
+
+
+@pytest.fixture(autouse=True)
+def _host_with_64_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=HOST_AVAILABLE))
+
+
+def write_v2(folder: Path, *, limit: str | int, current: int, inactive_file: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{current}\n")
+    (folder / "memory.stat").write_text(f"anon 1\nactive_file 999\ninactive_file {inactive_file}\n")
+
+
+def write_v1(folder: Path, *, limit: int, usage: int, total_inactive_file: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
+    (folder / "memory.usage_in_bytes").write_text(f"{usage}\n")
+    (folder / "memory.stat").write_text(f"inactive_file 7\ntotal_inactive_file {total_inactive_file}\n")
+
+
+def room(tmp_path: Path, groups: str = "0::/\n") -> int:
+    own = tmp_path / "own_groups"
+    own.write_text(groups)
+    return available_host_bytes(tmp_path / "cgroup", own)
+
+
+def test_without_a_control_group_the_host_decides(tmp_path: Path) -> None:
+    assert available_host_bytes(tmp_path / "absent", tmp_path / "absent_too") == HOST_AVAILABLE
+
+
+def test_version_2_limit_bounds_the_host_and_gives_back_inactive_files(tmp_path: Path) -> None:
+    write_v2(tmp_path / "cgroup", limit=1000 * MIB, current=600 * MIB, inactive_file=100 * MIB)
+    assert room(tmp_path) == 500 * MIB
+
+
+def test_version_1_limit_bounds_the_host_and_gives_back_inactive_files(tmp_path: Path) -> None:
+    write_v1(tmp_path / "cgroup" / "memory", limit=1000 * MIB, usage=600 * MIB, total_inactive_file=100 * MIB)
+    assert room(tmp_path, "4:memory:/\n") == 500 * MIB
+
+
+def test_no_limit_in_version_2_is_the_word_max(tmp_path: Path) -> None:
+    write_v2(tmp_path / "cgroup", limit="max", current=600 * MIB)
+    assert room(tmp_path) == HOST_AVAILABLE
+
+
+def test_no_limit_in_version_1_is_a_huge_number(tmp_path: Path) -> None:
+    write_v1(tmp_path / "cgroup" / "memory", limit=9223372036854771712, usage=600 * MIB)
+    assert room(tmp_path, "4:memory:/\n") == HOST_AVAILABLE
+
+
+def test_a_limit_above_the_host_does_not_raise_the_figure(tmp_path: Path) -> None:
+    write_v2(tmp_path / "cgroup", limit=2 * HOST_AVAILABLE, current=0)
+    assert room(tmp_path) == HOST_AVAILABLE
+
+
+def test_the_group_of_this_process_counts(tmp_path: Path) -> None:
+    write_v2(tmp_path / "cgroup" / "jobs" / "12", limit=300 * MIB, current=100 * MIB)
+    write_v2(tmp_path / "cgroup" / "jobs" / "13", limit=10 * MIB, current=0)  # somebody else's
+    assert room(tmp_path, "0::/jobs/12\n") == 200 * MIB
+
+
+def test_a_tighter_group_above_binds_too(tmp_path: Path) -> None:
+    write_v2(tmp_path / "cgroup" / "jobs" / "12", limit=900 * MIB, current=100 * MIB)
+    write_v2(tmp_path / "cgroup" / "jobs", limit=1000 * MIB, current=950 * MIB)
+    assert room(tmp_path, "0::/jobs/12\n") == 50 * MIB
+
+
+def test_version_1_finds_its_controller_among_several(tmp_path: Path) -> None:
+    write_v1(tmp_path / "cgroup" / "memory" / "slurm" / "job_5", limit=300 * MIB, usage=100 * MIB)
+    groups = "9:name=systemd:/elsewhere\n4:hugetlb,memory:/slurm/job_5\n0::/\n"
+    assert room(tmp_path, groups) == 200 * MIB
+
+
+def test_a_group_path_of_the_host_falls_back_to_the_mount(tmp_path: Path) -> None:
+    write_v1(tmp_path / "cgroup" / "memory", limit=300 * MIB, usage=100 * MIB)
+    assert room(tmp_path, "4:memory:/docker/0123abcd\n") == 200 * MIB
+
+
+def test_a_group_outside_the_namespace_is_not_followed(tmp_path: Path) -> None:
+    write_v2(tmp_path / "cgroup", limit=300 * MIB, current=100 * MIB)
+    write_v2(tmp_path / "neighbour", limit=10 * MIB, current=0)
+    assert room(tmp_path, "0::/../neighbour\n") == 200 * MIB
+
+
+def test_a_group_over_its_limit_has_no_room(tmp_path: Path) -> None:
+    write_v2(tmp_path / "cgroup", limit=100 * MIB, current=150 * MIB)
+    assert room(tmp_path) == 0
+
+
+def test_inactive_files_never_give_more_than_the_limit(tmp_path: Path) -> None:
+    write_v2(tmp_path / "cgroup", limit=100 * MIB, current=10 * MIB, inactive_file=50 * MIB)
+    assert room(tmp_path) == 100 * MIB
+
+
+def test_unreadable_figures_leave_the_host_to_decide(tmp_path: Path) -> None:
+    write_v2(tmp_path / "cgroup", limit="what?", current=0)
+    assert room(tmp_path) == HOST_AVAILABLE
+
+
+def test_a_limit_without_statistics_counts_all_use(tmp_path: Path) -> None:
+    write_v2(tmp_path / "cgroup", limit=100 * MIB, current=60 * MIB, inactive_file=50 * MIB)
+    (tmp_path / "cgroup" / "memory.stat").unlink()
+    assert room(tmp_path) == 40 * MIB
+
+
+def test_the_real_host_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert 0 < available_host_bytes() <= psutil.virtual_memory().total
+
+
+def test_resident_bytes_grow_with_memory_that_is_touched() -> None:
+    before = process_resident_bytes()
+    held = b"x" * (64 * MIB)
+    assert process_resident_bytes() - before > 32 * MIB
+    assert len(held) == 64 * MIB

@@ -1,0 +1,272 @@
+"""Two real processes on loopback: they agree, they fail together, and none waits for one that is gone.
+
+The module is also the program that each process runs: `python test_agreement.py SCENARIO OUTPUT`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brim.errors import BrimError, RankError, RequestError
+from brim.ranks.agreement import Agreement, Outcome
+
+
+def raise_(error: Exception) -> Any:
+    raise error
+
+
+def caught(function: Callable[[], Any]) -> dict[str, Any]:
+    """What came of a call: the result, or the error as a rank would show it."""
+    try:
+        return {"value": function()}
+    except BrimError as error:
+        return {"error": str(error), "exit_code": error.exit_code, "cause": type(error.__cause__).__name__}
+
+
+def votes(rank: int) -> dict[str, Any]:
+    import torch.distributed as dist
+
+    found: dict[str, Any] = {}
+    with Agreement(timeout_seconds=30) as agreement:
+        found["world"] = [agreement.world.rank, agreement.world.size]
+        found["values"] = agreement.run_on_all(lambda: {"rank": rank, "text": "é" * (1 + 50 * rank), "none": None})
+        one = (lambda: raise_(ValueError("no such column"))) if rank == 1 else (lambda: 5)
+        found["one_fails"] = caught(lambda: agreement.run_on_all(one))
+        both = RequestError("fix it") if rank == 0 else OSError("disk")
+        found["both_fail"] = caught(lambda: agreement.gather(Outcome(error=both)))
+        found["not_json"] = caught(lambda: agreement.gather(Outcome(value=object() if rank == 1 else 1)))
+        found["afterwards"] = agreement.gather(Outcome(value=rank))
+    found["left_initialised"] = dist.is_initialized()
+    return found
+
+
+def alone_in_ddp(rank: int) -> dict[str, Any]:
+    """Rank 0 alone steps inside `without_collectives`; then both make an ordinary step together."""
+    import copy
+
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from brim.ranks.unwrap import communication_bytes, without_collectives
+
+    dist.init_process_group("gloo")  # as a user's own script does
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    wrapped = nn.parallel.DistributedDataParallel(copy.deepcopy(plain))
+    reference = copy.deepcopy(plain)
+    normalised = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain))
+    torch.manual_seed(rank)
+    batch = torch.randn(6, 4)
+
+    def gradients(net: nn.Module) -> list[torch.Tensor]:
+        net.zero_grad()
+        net(batch).square().sum().backward()
+        return [p.grad.clone() for p in net.parameters() if p.grad is not None]
+
+    def step_together() -> list[torch.Tensor]:
+        wrapped.module.load_state_dict(plain.state_dict())
+        return gradients(wrapped)
+
+    first = step_together()
+    found: dict[str, Any] = {"bytes": [communication_bytes([plain]), communication_bytes([wrapped])]}
+    if rank == 0:
+        wrapped.module.load_state_dict(plain.state_dict())
+        attributes = sorted(vars(wrapped))
+        with without_collectives([wrapped, normalised]):
+            local = gradients(wrapped)
+            synced = gradients(normalised)
+        expected = gradients(reference)
+        found["local"] = all(map(torch.equal, local, expected))
+        found["sync_batch_norm"] = all(map(torch.allclose, synced, expected))
+        found["averaged_differs"] = not all(map(torch.allclose, local, first))
+        found["restored"] = sorted(vars(wrapped)) == attributes and "forward" not in vars(normalised[1])
+    found["step_repeats"] = all(map(torch.equal, step_together(), first))
+    found["average"] = [gradient.flatten().tolist() for gradient in first]
+    static = nn.parallel.DistributedDataParallel(nn.Linear(1, 1), static_graph=True)
+    try:
+        with without_collectives([static]):
+            pass
+    except RequestError as error:
+        found["static_graph"] = str(error)
+    return found
+
+
+def inside_users_group(rank: int) -> dict[str, Any]:
+    import torch.distributed as dist
+
+    with Agreement(timeout_seconds=30) as agreement:
+        values = agreement.gather(Outcome(value=rank))
+    return {"values": values, "left_initialised": dist.is_initialized()}
+
+
+def death(rank: int) -> dict[str, Any]:
+    """Rank 1 dies without a word, inside the user's group."""
+    found: dict[str, Any] = {}
+    with Agreement(timeout_seconds=15) as agreement:
+        agreement.gather(Outcome())
+        if rank == 1:
+            os._exit(1)
+        started = time.monotonic()
+        found["lost"] = caught(lambda: agreement.gather(Outcome(value=1)))
+        found["lost_again"] = caught(lambda: agreement.gather(Outcome(value=1)))
+        found["own_error"] = caught(lambda: agreement.gather(Outcome(error=RequestError("mine"))))
+        found["seconds"] = time.monotonic() - started
+    return found
+
+
+def silence(rank: int) -> dict[str, Any]:
+    """Rank 1 is alive but late: rank 0 gives it up, leaves, and takes the store with it."""
+    with Agreement(timeout_seconds=2) as agreement:
+        agreement.gather(Outcome())
+        if rank == 1:
+            time.sleep(5)
+        started = time.monotonic()
+        lost = caught(lambda: agreement.gather(Outcome(value=1)))
+        return {"lost": lost, "seconds": time.monotonic() - started}
+
+
+SCENARIOS = {scenario.__name__: scenario for scenario in (votes, alone_in_ddp, inside_users_group, death, silence)}
+
+
+def main(scenarios: str, output: str) -> None:
+    rank = int(os.environ["RANK"])
+    found: dict[str, Any] = {}
+    for name in scenarios.split(","):
+        found[name] = SCENARIOS[name](rank)
+        Path(f"{output}.{rank}").write_text(json.dumps(found), encoding="utf-8")
+    os._exit(0)  # a group whose peer died cannot be taken down in order
+
+
+def run_pair(folder: Path, *scenarios: str) -> list[dict[str, Any]]:
+    """Run the scenarios on two ranks; what each rank found, by scenario."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
+    if sys.platform == "linux":
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    output = folder / "found"
+    command = [sys.executable, __file__, ",".join(scenarios), str(output)]
+    ranks = [
+        subprocess.Popen(command, env=environment | {"RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE)
+        for r in (0, 1)
+    ]
+    try:
+        errors = [rank.communicate(timeout=90)[1].decode() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    files = [Path(f"{output}.{r}") for r in (0, 1)]
+    assert all(file.exists() for file in files), errors
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    assert list(found[0]) == list(scenarios), errors[0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_pair(tmp_path_factory.mktemp("ranks"), "votes", "alone_in_ddp", "inside_users_group", "death")
+
+
+def test_every_rank_gets_every_value_in_rank_order(pair: list[dict[str, Any]]) -> None:
+    first, second = (found["votes"] for found in pair)
+    assert (first["world"], second["world"]) == ([0, 2], [1, 2])
+    expected = [{"rank": r, "text": "é" * (1 + 50 * r), "none": None} for r in (0, 1)]
+    assert first["values"] == second["values"] == expected
+
+
+def test_one_failing_rank_makes_all_raise_the_same_error(pair: list[dict[str, Any]]) -> None:
+    first, second = (found["votes"]["one_fails"] for found in pair)
+    assert first["error"] == second["error"] == "rank 1: ValueError: no such column"
+    assert first["exit_code"] == second["exit_code"] == 4
+    assert (first["cause"], second["cause"]) == ("NoneType", "ValueError")
+
+
+def test_the_first_failing_rank_speaks_and_gives_the_exit_code(pair: list[dict[str, Any]]) -> None:
+    first, second = (found["votes"]["both_fail"] for found in pair)
+    assert first["error"] == second["error"] == "rank 0: fix it (1 other rank failed too)"
+    assert first["exit_code"] == second["exit_code"] == RequestError.exit_code
+    assert (first["cause"], second["cause"]) == ("RequestError", "OSError")
+
+
+def test_a_value_that_json_cannot_hold_fails_on_all_ranks_and_the_group_lives_on(pair: list[dict[str, Any]]) -> None:
+    first, second = (found["votes"] for found in pair)
+    assert first["not_json"]["error"] == second["not_json"]["error"]
+    assert "rank 1: TypeError" in first["not_json"]["error"]
+    assert first["afterwards"] == second["afterwards"] == [0, 1]
+
+
+def test_a_default_group_is_taken_down_only_by_who_made_it(pair: list[dict[str, Any]]) -> None:
+    for found in pair:
+        assert found["votes"]["left_initialised"] is False
+        assert found["inside_users_group"] == {"values": [0, 1], "left_initialised": True}
+
+
+def test_one_rank_alone_gets_local_gradients_and_leaves_ddp_as_it_was(pair: list[dict[str, Any]]) -> None:
+    first, second = (found["alone_in_ddp"] for found in pair)
+    for fact in ("local", "sync_batch_norm", "averaged_differs", "restored", "step_repeats"):
+        assert first[fact] is True, fact
+    assert second["step_repeats"] is True
+    assert first["average"] == second["average"]
+    assert first["bytes"] == second["bytes"] == [(16 + 4 + 4 + 4 + 4 + 1) * 4, 0]
+    assert "search before wrapping" in first["static_graph"]
+
+
+def test_a_dead_rank_is_named_long_before_the_timeout(pair: list[dict[str, Any]]) -> None:
+    found = pair[0]["death"]
+    assert "rank 1 did not answer" in found["lost"]["error"]
+    assert found["lost"]["exit_code"] == RankError.exit_code == 4
+    assert found["lost_again"]["error"] == found["lost"]["error"]
+    assert found["own_error"]["error"].startswith("rank 0: mine; besides")
+    assert (found["own_error"]["exit_code"], found["own_error"]["cause"]) == (2, "RequestError")
+    assert found["seconds"] < 10
+
+
+def test_a_silent_rank_is_given_up_after_the_timeout(tmp_path: Path) -> None:
+    first, second = (found["silence"] for found in run_pair(tmp_path, "silence"))
+    assert "rank 1 did not answer" in first["lost"]["error"]
+    assert first["lost"]["exit_code"] == second["lost"]["exit_code"] == 4
+    assert 1 < first["seconds"] < 5
+    assert second["seconds"] < 5
+
+
+def test_a_rank_whose_peers_never_come_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RankError, match="2 ranks did not all connect within 1 s"), Agreement(timeout_seconds=1):
+        pass
+    monkeypatch.delenv("MASTER_PORT")
+    with pytest.raises(RequestError, match="MASTER_PORT"), Agreement(timeout_seconds=1):
+        pass
+
+
+def test_alone_nothing_is_started_and_errors_keep_their_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    value = object()
+    with Agreement() as agreement:
+        assert agreement.world.size == 1
+        assert agreement.gather(Outcome(value=value)) == [value]
+        assert agreement.run_on_all(lambda: (1, 2)) == [(1, 2)]
+        with pytest.raises(ZeroDivisionError):
+            agreement.run_on_all(lambda: 1 // 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
