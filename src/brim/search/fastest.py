@@ -17,7 +17,9 @@ __all__ = ["FastestSearch"]
 
 KNEE_PROBES = 2  # at most this many probes go into moving the knee down
 FAILED_CLIMBS = 3  # at most this many sizes near the limit may fail
-LONGEST_LEAP = 16  # a size is at most this many times the largest that fits
+SECOND_LEAP = 64  # the second size is at most this many times the first
+LONGEST_LEAP = 16  # and every later one this many times the largest that fits
+LONGEST_LOOK_SECONDS = 1.0  # near the limit, only to know the largest size, a step may take this long
 LONGEST_STEP_SECONDS = 10.0  # a step longer than this is not worth a probe, unless small ones are long too
 
 
@@ -44,6 +46,7 @@ class FastestSearch:
         self._fitting: dict[int, Probe] = {}
         self._fails = grid.last + 1
         self._failed_climbs = 0
+        self._looked = False  # near the limit
         self._knee_probes = 0
 
     def next_size(self) -> int | None:
@@ -84,26 +87,51 @@ class FastestSearch:
         return max(self._fitting, default=0)
 
     def _learn(self) -> int | None:
-        """Up to three small sizes that cannot run out of memory unless the bytes grow faster than n²."""
-        if len(self._fitting) >= 3 or self._saturated():
+        """Up to three small sizes: the smallest, one that is safe for any bytes up to n², and one half-way up.
+
+        The third is half of what a line through the first two allows, a modest leap on; bytes that bend upwards
+        too sharply for that cost one out-of-memory error.
+        """
+        if len(self._fitting) >= 3:
             return None
-        reach = min(self.model.surely_within(self.limit_bytes), self.largest * LONGEST_LEAP)
-        if self.model.shape == "flat":
-            reach = self.largest * 8
+        safe = self.model.surely_within(self.limit_bytes)
+        if len(self._fitting) == 1:
+            reach = float(min(safe, self.largest * SECOND_LEAP))
+        else:
+            straight = self.model.largest_within(self.limit_bytes) or self.grid.last  # None: flat so far
+            reach = min(max(safe, straight / 2), self.largest * LONGEST_LEAP)
         size = self.grid.between(reach, self.largest, self._fails)
         return size if size < self._fails else None
 
     def _climb(self) -> int | None:
-        """A size near the limit, unless more samples have stopped helping already."""
-        if self._saturated() or self._failed_climbs >= FAILED_CLIMBS:
+        """A size near the limit: while it promises more, and once for its own sake if that takes little time."""
+        if self._failed_climbs >= FAILED_CLIMBS:
             return None
         reach = self._reach()
         if self._failed_climbs:  # step back from the failure: a little at first, then by a third of the way
             back = 0.08 if self._failed_climbs == 1 else 0.33
             reach = min(reach, self._fails - back * (self._fails - self.largest))
         size = self.grid.floor(reach)
-        worth_it = size >= max(self.largest * 1.1, self.grid.up(self.largest))
-        return size if worth_it and size < self._fails else None
+        if size >= self._fails or size < max(self.largest * 1.1, self.grid.up(self.largest)):
+            return None
+        seconds = self._expected_seconds(size)
+        promising = not self._saturated() and size / seconds >= (1 + self.tolerance / 2) * self._best_rate()
+        if promising or (not self._looked and seconds <= LONGEST_LOOK_SECONDS):
+            self._looked = True
+            return size
+        return None
+
+    def _expected_seconds(self, size: int) -> float:
+        """The step time at a larger size, if step times go on in a line through the last two."""
+        probes = self._by_size()
+        seconds = probes[-1].step_seconds or 0.0
+        if len(probes) > 1:
+            seconds = max(seconds, _extended_seconds(size, probes[-2], probes[-1]))
+        return max(seconds, 1e-9)
+
+    def _best_rate(self) -> float:
+        best = self.best()
+        return 0.0 if best is None else _rate(best)
 
     def _reach(self) -> float:
         """The largest size that the byte model and a step of bearable length allow."""
@@ -132,9 +160,12 @@ class FastestSearch:
         return size
 
     def _saturated(self) -> bool:
-        """Whether doubling the size, or more, brought less than half the tolerance."""
+        """Whether doubling the size, or more, brought less than half the tolerance.
+
+        Never said of the first two sizes: those run for milliseconds, and a busy host hides what they gain.
+        """
         probes = self._by_size()
-        if len(probes) < 2:
+        if len(probes) < 3:
             return False
         smaller, larger = probes[-2], probes[-1]
         grown = larger.batch_size >= 2 * smaller.batch_size
@@ -146,6 +177,14 @@ class FastestSearch:
 
 def _rate(probe: Probe) -> float:
     return probe.samples_per_second or 0.0
+
+
+def _extended_seconds(size: int, low: Probe, high: Probe) -> float:
+    """The step time at a size beyond two probes, if it goes on in a line through them."""
+    assert low.step_seconds is not None
+    assert high.step_seconds is not None
+    slope = (high.step_seconds - low.step_seconds) / (high.batch_size - low.batch_size)
+    return high.step_seconds + slope * (size - high.batch_size)
 
 
 def _where_rate_reaches(rate: float, low: Probe, high: Probe) -> float:

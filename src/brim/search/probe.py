@@ -37,6 +37,8 @@ __all__ = ["DeviceProber", "ProbeSettings", "Prober", "Scene"]
 # slower algorithms for want of workspace, or the driver moved pages to system memory.
 SLOW_FRACTION = 0.88
 NEAR_LIMIT = 0.8
+# Below this fraction of the limit nothing can run short: one steady step of a quarter of a second is enough.
+SAFE_FRACTION = 0.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,8 @@ class DeviceProber(Prober):
         reading = Reading()
         failure: Failure | None = None
         result: Probe | None = None
-        warmup_steps = self.settings.warmup_steps + (0 if self._begun else 1)
+        # The first probe of an exact meter needs a step more: optimizer state appears in the first step.
+        warmup_steps = self.settings.warmup_steps + (1 if self.memory.exact and not self._begun else 0)
         self._begin()
         try:
             result = self._attempt(size, warmup_steps, reading)
@@ -153,7 +156,7 @@ class DeviceProber(Prober):
                 ) from error
         # The except block has ended, so the traceback no longer pins the failed step's tensors.
         self._drop_leftovers()
-        self.memory.release()
+        self.memory.release(thorough=result is None)
         if result is None:
             assert failure is not None
             return self._failed(size, failure, reading)
@@ -196,7 +199,8 @@ class DeviceProber(Prober):
                 return self._timeout(size, reading)
         steady = Reading()
         with contextlib.nullcontext() if self.memory.meter_slows else self._metered(steady):
-            seconds, count = self._time_steps(batch, started)
+            near_limit = reading.peak_reserved_bytes > SAFE_FRACTION * self.scene.limit_bytes
+            seconds, count = self._time_steps(batch, started, near_limit=near_limit)
         reading.peak_allocated_bytes = max(reading.peak_allocated_bytes, steady.peak_allocated_bytes)
         reading.peak_reserved_bytes = max(reading.peak_reserved_bytes, steady.peak_reserved_bytes)
         if self._timed_out(started):
@@ -210,7 +214,9 @@ class DeviceProber(Prober):
         best = max((rate for smaller, rate in self._rates.items() if smaller < size), default=0.0)
         near_limit = reading.peak_reserved_bytes > NEAR_LIMIT * self.scene.limit_bytes
         if not self.memory.exact and near_limit and size / step_seconds < SLOW_FRACTION * best:
-            seconds, count = self._time_steps(batch, time.perf_counter())  # look twice before calling it slow
+            seconds, count = self._time_steps(
+                batch, time.perf_counter(), near_limit=True
+            )  # look twice before calling it slow
             step_seconds = min(step_seconds, seconds / count)
         rate = size / step_seconds
         if retries:
@@ -232,13 +238,15 @@ class DeviceProber(Prober):
             detail=detail,
         )
 
-    def _time_steps(self, batch: Any, started: float) -> tuple[float, int]:
-        """Seconds and number of steady steps: a few long ones, or as many short ones as fill the time."""
+    def _time_steps(self, batch: Any, started: float, *, near_limit: bool) -> tuple[float, int]:
+        """Seconds and number of steady steps: as many as fill the time; near the limit always several."""
         settings = self.settings
         seconds, count = self.memory.timed(lambda: self.workload.step(batch), repeats=1), 1
-        wanted = settings.steady_seconds / max(seconds, 1e-6)
-        repeats = round(min(max(wanted, settings.min_steps - 1), settings.max_steps - 1))
-        if not self._timed_out(started):
+        wanted = settings.steady_seconds / max(seconds, 1e-6) - 1
+        long = seconds >= 2 * settings.steady_seconds
+        fewest = settings.min_steps - (2 if long else 1) if near_limit else 0
+        repeats = math.ceil(min(max(wanted, fewest), settings.max_steps - 1))
+        if repeats and not self._timed_out(started):
             seconds += self.memory.timed(lambda: self.workload.step(batch), repeats=repeats)
             count += repeats
         return seconds, count
