@@ -37,7 +37,8 @@ class Probe:
     detail: str = ""  # why it is not `fits`, in one line
 
     def __post_init__(self) -> None:
-        assert self.verdict in get_args(Verdict), self.verdict
+        if self.verdict not in get_args(Verdict):
+            raise RequestError(f"not a probe: verdict is {self.verdict!r}, expected one of {get_args(Verdict)}")
 
     @property
     def fits(self) -> bool:
@@ -104,8 +105,9 @@ class Plan:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """Read a plan back; another schema is a `RequestError`."""
-        if data.get("schema") != PLAN_SCHEMA:
-            raise RequestError(f"not a plan: schema is {data.get('schema')!r}, expected {PLAN_SCHEMA!r}")
+        schema = data.get("schema") if isinstance(data, Mapping) else None
+        if schema != PLAN_SCHEMA:
+            raise RequestError(f"not a plan: schema is {schema!r}, expected {PLAN_SCHEMA!r}")
         fields = _known_fields(cls, data)
         fields["probes"] = tuple(Probe.from_json(probe) for probe in data["probes"])
         fields["memory"] = MemoryFigures(**_known_fields(MemoryFigures, data["memory"]))

@@ -11,6 +11,7 @@ from brim.cli.console import error_console, output_console
 from brim.config.search_settings import DEFAULT_MAX_SIZE, SearchSettings
 from brim.config.sizes import parse_bytes
 from brim.errors import BrimError, RequestError
+from brim.storage.run_folder import check_folder, write_run
 
 if TYPE_CHECKING:
     from brim.models.build import WorkloadRequest
@@ -81,11 +82,11 @@ def find(
         gradient_checkpointing=gradient_checkpointing,
         trust_remote_code=trust_remote_code,
     )
+    if output is not None:
+        check_folder(output)
     started_at = datetime.datetime.now(datetime.UTC)
     plan, environment = _search(request, settings, isolate=isolate, quiet=json_output)
     if output is not None:
-        from brim.storage.run_folder import write_run
-
         write_run(
             output,
             kind="find",

@@ -15,9 +15,11 @@ import typer
 from brim import __version__
 from brim.cli import cache, find
 from brim.cli.console import error_console
-from brim.errors import BrimError
+from brim.errors import BrimError, RankError
 
 __all__ = ["app", "run"]
+
+INTERRUPTED = 130  # what typer, too, leaves with after Ctrl-C
 
 app = typer.Typer(
     name="brim",
@@ -50,22 +52,30 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments = dashed(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    code: int | str | None
     try:
         code = app(args=list(arguments), standalone_mode=True)
     except SystemExit as stop:
         code = stop.code
     except KeyboardInterrupt:
-        error_console().print("interrupted")
-        code = 130
+        code = INTERRUPTED
     except BrimError as error:
         if debug:
             raise
+        if isinstance(error, RankError) and not isinstance(error.__cause__, Exception) and _quiet_rank():
+            sys.exit(error.exit_code)  # every rank has this message: one prints it
         error_console().print(f"brim: {error}", markup=False, highlight=False)
         code = error.exit_code
     except BrokenPipeError:  # the reader of a pipe has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    if code == INTERRUPTED:
+        error_console().print("brim: interrupted")
     sys.exit(code)
+
+
+def _quiet_rank() -> bool:
+    return os.environ.get("RANK", "0") != "0"
 
 
 def dashed(arguments: Sequence[str]) -> list[str]:

@@ -25,7 +25,10 @@ def parse_bytes(text: str | int, *, argument: str = "--memory-limit") -> int:
     unit = match.group(2).lower() if match else ""
     if match is None or unit not in _UNITS:
         raise RequestError(f"{argument} {text}: write a size such as 24GiB, 512MiB or 8GB")
-    size = int(float(match.group(1)) * _UNITS[unit])
+    value = float(match.group(1)) * _UNITS[unit]
+    if value > 2**63:
+        raise RequestError(f"{argument} {text}: that is more than any device has; write a size such as 24GiB")
+    size = int(value)
     if size <= 0:
         raise RequestError(f"{argument} {text}: it must be more than zero bytes; write a size such as 24GiB")
     return size

@@ -131,6 +131,13 @@ class ByteModel:
         curvature = (y2 - y1) / (n2 * n2 - n1 * n1)
         return max(math.floor(math.sqrt(max((limit - y1) / curvature + n1 * n1, 0.0)) + 1e-9), 0)
 
+    def proportionally_within(self, limit: int) -> float:
+        """The size that the limit allows if bytes grow from what is resident in a line through the largest point."""
+        if not self._points:
+            return 0.0
+        size, size_bytes = self.points[-1]
+        return size * max(limit - self.base_bytes, 0) / max(size_bytes - self.base_bytes, 1)
+
     def staircase(self, limit: int, *, fits_below: int) -> Staircase | None:
         """The stairs through all points, if one rise and a range of treads explain every one of them.
 
@@ -139,7 +146,7 @@ class ByteModel:
         points = self.points
         rises = [b[1] - a[1] for a, b in itertools.pairwise(points)]
         rise = math.gcd(*rises) if rises else 0
-        if rise <= 0 or self.noise or self.shape != "staircase" or rise * 64 < max(rises):
+        if rise <= 0 or self.noise or self.shape != "staircase":
             return None
         first_bytes = points[0][1]
         if points[0][0] != 1:

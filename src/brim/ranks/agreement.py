@@ -7,6 +7,7 @@ They are JSON text, not pickles: what a peer sends is data and never code. Knows
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ class Agreement:
         self.timeout_seconds = timeout_seconds
         self.world: World = World(0, 1, 0)
         self._group: Any = None
-        self._owns_default_group = False
+        self._store: Any = None  # where ranks leave word that they have come
+        self._name = ""
         self._round = 0
         self._lost: str | None = None  # why no further vote is possible
 
@@ -104,11 +106,16 @@ class Agreement:
                 f"WORLD_SIZE is {self.world.size}, but this torch has no distributed support; run a single process"
             )
         timeout = timedelta(seconds=self.timeout_seconds)
+        self._name = f"brim/votes/{next(_agreements)}"
         try:
-            if not dist.is_initialized():
-                dist.init_process_group("gloo", timeout=timeout, rank=self.world.rank, world_size=self.world.size)
-                self._owns_default_group = True
-            self._group = dist.new_group(backend="gloo", timeout=timeout)
+            if dist.is_initialized():
+                self._store = _default_store()
+                self._group = dist.new_group(backend="gloo", timeout=timeout)
+            else:
+                self._store = dist.PrefixStore(  # type: ignore[attr-defined]
+                    self._name, _rendezvous_store(self.world, timeout)
+                )
+                self._group = dist.ProcessGroupGloo(self._store, self.world.rank, self.world.size, timeout)
         except ValueError as error:  # the environment lacks MASTER_ADDR or MASTER_PORT
             raise RequestError(f"cannot reach the other ranks: {error}; start with torchrun") from error
         except RuntimeError as error:
@@ -119,21 +126,17 @@ class Agreement:
 
     def _disconnect(self) -> None:
         group, self._group = self._group, None
-        if group is None and not self._owns_default_group:
+        if group is None:
             return
         import torch.distributed as dist
 
         with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # a peer, or the group, is gone already
-            if self._owns_default_group:
-                dist.destroy_process_group()
-            elif dist.is_initialized():
+            if dist.is_initialized():
                 dist.destroy_process_group(group)
-        self._owns_default_group = False
 
     def _exchange(self, payload: bytes) -> list[bytes]:
         """One message from each rank to all, in rank order; a lost rank is a `RankError`."""
         import torch
-        import torch.distributed as dist
 
         if self._lost is not None:
             raise RankError(self._lost)
@@ -141,11 +144,11 @@ class Agreement:
         self._announce()
         try:
             lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.world.size)]
-            dist.all_gather(lengths, torch.tensor([len(payload)], device="cpu"), group=self._group)
+            self._group.allgather([lengths], [torch.tensor([len(payload)], device="cpu")]).wait()
             sizes = [int(length) for length in lengths]
             padded = bytearray(payload.ljust(max(sizes), b"\0"))
             rows = [torch.zeros(max(sizes), dtype=torch.uint8, device="cpu") for _ in sizes]
-            dist.all_gather(rows, torch.frombuffer(padded, dtype=torch.uint8), group=self._group)
+            self._group.allgather([rows], [torch.frombuffer(padded, dtype=torch.uint8)]).wait()
         except RuntimeError as error:
             self._lost = self._describe_loss(error)
             raise RankError(self._lost) from error
@@ -153,14 +156,13 @@ class Agreement:
 
     def _announce(self) -> None:
         """Leave word in the shared store that this rank has come to this round, for those who miss another."""
-        store = _default_store()
-        if store is not None:
+        if self._store is not None:
             with contextlib.suppress(RuntimeError):
-                store.set(self._key(self.world.rank), str(self._round))
+                self._store.set(self._key(self.world.rank), str(self._round))
 
     def _describe_loss(self, error: RuntimeError) -> str:
         missing: list[int] = []
-        store = _default_store()
+        store = self._store
         with contextlib.suppress(RuntimeError):  # the store may have died with the rank that held it
             for rank in range(self.world.size):
                 key = self._key(rank)
@@ -174,7 +176,26 @@ class Agreement:
         )
 
     def _key(self, rank: int) -> str:
-        return f"brim/votes/{self._group.group_name}/{rank}"
+        return f"{self._name}/{rank}"
+
+
+# Ranks enter agreements in the same order, so the same number names the same one everywhere.
+_agreements = itertools.count()
+_rendezvous: list[Any] = []
+
+
+def _rendezvous_store(world: World, timeout: timedelta) -> Any:
+    """The store that torchrun's environment names, met once and kept: no default group is made or needed.
+
+    Rank 0 may be the one that serves it, so closing it between two agreements would let a fast rank find the old
+    one and wait there for ever.
+    """
+    if not _rendezvous:
+        from torch.distributed.rendezvous import rendezvous
+
+        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
+        _rendezvous.append(store)
+    return _rendezvous[0]
 
 
 def _encode(outcome: Outcome) -> tuple[dict[str, Any], Exception | None]:

@@ -1,8 +1,8 @@
 """The search for the fastest size: the smallest one whose throughput is within tolerance of the best in reach.
 
-Two or three small probes give the byte model and a first idea of speed; one probe near the limit shows what
-the card can give; the step times in between say where the knee should be, and one more probe checks it. A
-larger batch that brings nothing ends the climb early.
+Two or three probes give the byte model and a first idea of speed; one near the limit shows what the card can
+give; the step times in between say where the knee should be, and one more probe checks it. A larger batch that
+brings nothing ends the climb early.
 
 Pure: no device, no clock.
 """
@@ -15,7 +15,7 @@ from brim.search.size_grid import SizeGrid
 
 __all__ = ["FastestSearch"]
 
-KNEE_PROBES = 2  # at most this many probes go into moving the knee down
+KNEE_PROBES = 1  # at most this many probes go into moving the knee down
 FAILED_CLIMBS = 3  # at most this many sizes near the limit may fail
 SECOND_LEAP = 64  # the second size is at most this many times the first
 LONGEST_LEAP = 16  # and every later one this many times the largest that fits
@@ -87,19 +87,22 @@ class FastestSearch:
         return max(self._fitting, default=0)
 
     def _learn(self) -> int | None:
-        """Up to three small sizes: the smallest, one that is safe for any bytes up to n², and one half-way up.
+        """Up to three sizes: the smallest, and twice one half of what a line through the points so far allows.
 
-        The third is half of what a line through the first two allows, a modest leap on; bytes that bend upwards
-        too sharply for that cost one out-of-memory error.
+        The first line starts at what is resident. Bytes that bend upwards too sharply for half a line cost one
+        out-of-memory error, after which the climb goes on below it.
         """
-        if len(self._fitting) >= 3:
+        if len(self._fitting) >= 3 or self._failed_climbs:
             return None
-        safe = self.model.surely_within(self.limit_bytes)
         if len(self._fitting) == 1:
-            reach = float(min(safe, self.largest * SECOND_LEAP))
+            straight: float = self.model.proportionally_within(self.limit_bytes)
+            leap = SECOND_LEAP
         else:
             straight = self.model.largest_within(self.limit_bytes) or self.grid.last  # None: flat so far
-            reach = min(max(safe, straight / 2), self.largest * LONGEST_LEAP)
+            leap = LONGEST_LEAP
+        reach = min(max(self.model.surely_within(self.limit_bytes), straight / 2), self.largest * leap)
+        if len(self._fitting) == 2 and reach < 1.5 * self.largest:
+            return None  # the limit is near: climb
         size = self.grid.between(reach, self.largest, self._fails)
         return size if size < self._fails else None
 
@@ -108,8 +111,9 @@ class FastestSearch:
         if self._failed_climbs >= FAILED_CLIMBS:
             return None
         reach = self._reach()
-        if self._failed_climbs:  # step back from the failure: a little at first, then by a third of the way
-            back = 0.08 if self._failed_climbs == 1 else 0.33
+        if self._failed_climbs:  # step back: a little from a failure near the limit, half-way from a surprising one
+            surprising = len(self._fitting) < 3 or self._failed_climbs > 1
+            back = 0.5 if surprising else 0.08
             reach = min(reach, self._fails - back * (self._fails - self.largest))
         size = self.grid.floor(reach)
         if size >= self._fails or size < max(self.largest * 1.1, self.grid.up(self.largest)):
@@ -138,10 +142,9 @@ class FastestSearch:
         usable = round(self.limit_bytes * (1 - self.headroom))
         within = self.model.largest_within(usable)
         by_bytes = self.grid.last if within is None else within
-        last = self._fitting[self.largest]
-        step_seconds = last.step_seconds or 0.0
-        bearable = max(LONGEST_STEP_SECONDS, 4 * step_seconds)
-        by_time = self.largest * bearable / step_seconds if step_seconds else by_bytes
+        first, last = self._by_size()[0].step_seconds or 0.0, self._by_size()[-1].step_seconds or 0.0
+        bearable = max(LONGEST_STEP_SECONDS, 4 * first)
+        by_time = self.largest * bearable / last if last else by_bytes
         return min(by_bytes, by_time, self.largest * LONGEST_LEAP, self.grid.last)
 
     def _knee(self) -> int | None:

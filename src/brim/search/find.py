@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from brim.config.search_settings import SearchSettings
-from brim.config.sizes import parse_bytes
+from brim.config.sizes import format_bytes, parse_bytes
 from brim.errors import BrimError
 from brim.ranks.agreement import Agreement
 from brim.records import MemoryFigures, Objective, Plan, Probe, Unit
@@ -145,7 +145,8 @@ def _find_here(prober: Prober, settings: SearchSettings, listener: SearchListene
         plan = _from_cache(entry, scene, probe)
         if plan is not None:
             if plan.probes:  # a stale plan, verified: file it under the environment of today
-                cache.save(dataclasses.replace(plan, cached=False), identity or {}, scene.environment)
+                verified = dataclasses.replace(plan, cached=False, reason=entry.plan.reason)
+                cache.save(verified, identity or {}, scene.environment)
             return plan
     plan = _make_plan(search_sizes(scene, settings, probe), scene, settings, identity)
     if identity is not None:
@@ -181,20 +182,13 @@ def _from_cache(entry: CachedPlan, scene: Scene, probe: Callable[[int], Probe]) 
     again = probe(entry.plan.size)
     if not again.fits:
         return None
-    return dataclasses.replace(
-        entry.plan,
-        cached=True,
-        memory=_figures(scene, again),
-        probes=(again,),
-        reason=f"cached under other versions or settings, and verified with one probe: {entry.plan.reason}",
-    )
+    reason = f"cached under other versions or settings, verified with one probe: {entry.plan.reason}"
+    return dataclasses.replace(entry.plan, cached=True, memory=_figures(scene, again), probes=(again,), reason=reason)
 
 
 def _make_plan(found: Found, scene: Scene, settings: SearchSettings, identity: dict[str, Any] | None) -> Plan:
     notes = list(found.notes)
     if scene.used_by_others_bytes:
-        from brim.config.sizes import format_bytes
-
         notes.append(f"other processes hold {format_bytes(scene.used_by_others_bytes)} on {scene.device}")
     return Plan(
         unit=scene.unit,

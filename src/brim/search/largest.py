@@ -78,7 +78,8 @@ class LargestSearch:
         """Where the byte model would look next."""
         low, high, limit = self.largest, self._fails, self.limit_bytes
         if self.model.shape == "flat":
-            return math.sqrt(max(low, 1) * high)
+            near_the_end = not self._failed and high <= 4 * low
+            return high - 1 if near_the_end else math.sqrt(max(low, 1) * high)
         if len(self.model.points) <= 2 and not self._failed:
             return self.model.surely_within(limit)
         stairs_target = self._stairs_target()
@@ -89,7 +90,9 @@ class LargestSearch:
             return (low + high) / 2
         if guess <= low:  # the model sees no more room: look one size past it, then further
             self._gallop = self._gallop * 4 or 1
-            return low + self._gallop if self._gallop == 1 else min(low + self._gallop, (low + high) / 2)
+            if self._gallop == 1:
+                return low + 1
+            return (low + high) / 2 if self._failed else min(low + self._gallop, (low + high) / 2)
         stale = guess >= high - 0.02 * (high - low) and high - low > 4
         if self._failed and (stale or self._slow_rounds >= 2):
             return self._below_failure()

@@ -106,7 +106,7 @@ class DeviceProber(Prober):
     def __enter__(self) -> Self:
         workload, memory, settings = self.workload, self.memory, self.settings
         if memory.meter_slows:
-            refuse_compiled(workload.modules(), workload.step)
+            refuse_compiled(workload.modules(), *workload.functions())
         limit = resolve_limit(memory, asked_bytes=settings.memory_limit_bytes, margin=settings.margin)
         reserved = workload.reserved_bytes()
         if workload.mode == "train" and current_world().size > 1:
@@ -138,11 +138,9 @@ class DeviceProber(Prober):
         reading = Reading()
         failure: Failure | None = None
         result: Probe | None = None
-        # The first probe of an exact meter needs a step more: optimizer state appears in the first step.
-        warmup_steps = self.settings.warmup_steps + (1 if self.memory.exact and not self._begun else 0)
         self._begin()
         try:
-            result = self._attempt(size, warmup_steps, reading)
+            result = self._attempt(size, reading)
         except RequestError:
             raise
         except Exception as error:
@@ -187,8 +185,11 @@ class DeviceProber(Prober):
                 f"{format_bytes(room)} are free; search on a copy in a child process instead (brim find --isolate)"
             )
 
-    def _attempt(self, size: int, warmup_steps: int, reading: Reading) -> Probe:
+    def _attempt(self, size: int, reading: Reading) -> Probe:
         started = time.perf_counter()
+        # A meter that is off while steps are timed must see a second step: gradients and optimizer state that the
+        # first one leaves are there from then on.
+        warmup_steps = self.settings.warmup_steps + (1 if self.memory.meter_slows else 0)
         with self._metered(reading):
             batch = self._make_batch(size)
             for _ in range(warmup_steps):
@@ -286,9 +287,9 @@ class DeviceProber(Prober):
     def _is_final(self, failure: Failure, size: int) -> bool:
         """Whether to raise the original: not about memory, or an ambiguous error that a smaller size repeats."""
         if failure.kind is FailureKind.AMBIGUOUS:
-            repeated = size < self._ambiguous_at and self._ambiguous_at < math.inf
+            repeated = size < self._ambiguous_at < math.inf
             self._ambiguous_at = min(self._ambiguous_at, size)
-            return repeated
+            return repeated or size <= self.scene.smallest_size
         return failure.kind is FailureKind.OTHER
 
     def _failed(self, size: int, failure: Failure, reading: Reading) -> Probe:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import datetime
+import os
 from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
 from brim.storage.files import write_json
 
-__all__ = ["RUN_SCHEMA", "write_run"]
+__all__ = ["RUN_SCHEMA", "check_folder", "write_run"]
 
 RUN_SCHEMA = "brim.run/1"
+
+
+def check_folder(folder: Path) -> None:
+    """Raise a `RequestError` for a folder that cannot be one, before any work is done for it."""
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"--output {folder}: it is a file; give a folder")
+    parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise RequestError(f"--output {folder}: {parent} is not writable; choose another folder")
 
 
 def write_run(
@@ -24,9 +34,8 @@ def write_run(
     summary: dict[str, Any],
     started_at: datetime.datetime,
 ) -> Path:
-    """Write `run.json` into the folder; a path that is a file is a `RequestError`."""
-    if folder.exists() and not folder.is_dir():
-        raise RequestError(f"--output {folder}: it is a file; give a folder")
+    """Write `run.json` into the folder."""
+    check_folder(folder)
     ended_at = datetime.datetime.now(datetime.UTC)
     path = folder / "run.json"
     document = {

@@ -61,6 +61,10 @@ class Workload(ABC):
         """Further objects a step may change: gradient scalers, learning-rate schedulers."""
         return ()
 
+    def functions(self) -> Sequence[Any]:
+        """The functions that a step runs, so that a compiled one can be told where it matters."""
+        return (self.step,)
+
     def reserved_bytes(self) -> int:
         """Bytes to keep free beside a probe for what does not exist yet, e.g. communication buckets."""
         return 0

@@ -82,6 +82,10 @@ class CallableWorkload(Workload):
         """What was given as `scaler` and `scheduler`."""
         return self._stateful
 
+    def functions(self) -> Sequence[Any]:
+        """The user's `step`."""
+        return (self._step,)
+
     def largest_size(self) -> int | None:
         """The size past which a batch makes no sense, if one was given."""
         return self._largest_size

@@ -1,0 +1,181 @@
+"""Settings become sizes: ceilings, fixed sizes, used-up probes, and what is said when nothing fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from brim.config.search_settings import SearchSettings
+from brim.errors import DoesNotFitError, RequestError
+from brim.memory.remedies import memory_remedies
+from brim.search.strategy import Found, search_sizes
+from fake_curves import Curve, FakeDevice, scene_of
+
+MIB = 2**20
+
+
+def thousand() -> FakeDevice:
+    """1,000 samples fit and no more; the rate keeps rising up to there."""
+    return FakeDevice(Curve(lambda n: MIB + n * MIB, 1_001 * MIB, MIB), step_seconds=lambda n: 1 + 0.0001 * n)
+
+
+def search(device: FakeDevice, *, scene: dict[str, object] | None = None, **settings: object) -> Found:
+    return search_sizes(scene_of(device.curve, **(scene or {})), SearchSettings(**settings), device)
+
+
+def test_the_largest_is_found_and_what_stops_it_is_named() -> None:
+    found = search(thousand(), objective="largest")
+    assert (found.chosen.batch_size, found.largest) == (1_000, 1_000)
+    assert "1001 does not (oom)" in found.reason
+
+
+def test_the_fastest_is_chosen_by_default_and_the_best_rate_is_named() -> None:
+    device = FakeDevice(Curve(lambda n: n * MIB, 1_000 * MIB, 0), step_seconds=lambda n: 0.01 + 0.001 * n)
+    found = search(device)
+    assert found.chosen.batch_size < found.largest
+    assert found.chosen.samples_per_second >= 0.97 * 1_000 / device.step_seconds(1_000)
+    assert "within 2%" in found.reason
+    assert f"at {found.largest}" in found.reason
+
+
+def test_a_ceiling_that_fits_is_taken_in_one_probe() -> None:
+    device = thousand()
+    found = search(device, batch_size=64)
+    assert device.asked == [64]
+    assert found.chosen.batch_size == 64
+    assert "-b 64" in found.reason
+
+
+@pytest.mark.parametrize("objective", ["largest", "fastest"])
+def test_a_ceiling_that_does_not_fit_is_lowered(objective: str) -> None:
+    device = thousand()
+    found = search(device, batch_size=3_000, objective=objective)
+    assert device.asked[0] == 3_000
+    assert max(device.asked[1:]) < 3_000
+    assert 950 <= found.chosen.batch_size <= 1_000
+    if objective == "largest":
+        assert found.chosen.batch_size == 1_000
+
+
+def test_a_ceiling_is_rounded_down_to_the_grid() -> None:
+    device = thousand()
+    assert search(device, batch_size=100, multiple_of=16).chosen.batch_size == 96
+    assert search(thousand(), batch_size=100, power_of_two=True).chosen.batch_size == 64
+
+
+def test_a_ceiling_below_the_smallest_allowed_size_is_a_wrong_request() -> None:
+    with pytest.raises(RequestError, match="no batch size is allowed up to 1"):
+        search(thousand(), batch_size=1, scene={"smallest_size": 2})
+
+
+def test_the_data_bounds_the_search() -> None:
+    device = thousand()
+    found = search(device, objective="largest", scene={"largest_size": 300})
+    assert found.chosen.batch_size == max(device.asked) == 300
+    assert "largest size allowed (300) fits" in found.reason
+    assert not any(probe.verdict == "oom" for probe in found.probes)
+
+
+def test_a_fixed_size_that_fits_is_exactly_that() -> None:
+    device = thousand()
+    found = search(device, batch_size=777, fixed=True)
+    assert (device.asked, found.chosen.batch_size) == ([777], 777)
+
+
+def test_a_fixed_size_that_does_not_fit_is_split_and_that_is_said() -> None:
+    found = search(thousand(), batch_size=2_500, fixed=True)
+    assert found.chosen.batch_size == 1_000
+    assert "(2500) does not fit and is split into parts of 1000" in found.reason
+
+
+def test_a_fixed_size_that_does_not_fit_is_an_error_when_asked() -> None:
+    device = thousand()
+    with pytest.raises(DoesNotFitError, match="a batch of 2500 samples") as caught:
+        search(device, batch_size=2_500, fixed=True, fail_on_oom=True)
+    assert device.asked == [2_500]
+    assert caught.value.exit_code == 3
+    assert "a smaller batch (it was 2500)" in str(caught.value)
+
+
+@pytest.mark.parametrize("objective", ["largest", "fastest"])
+def test_used_up_probes_give_the_best_verified_size_and_say_so(objective: str) -> None:
+    device = thousand()
+    found = search(device, objective=objective, max_probes=2)
+    assert len(device.asked) == 2
+    assert found.chosen.batch_size == max(device.asked)
+    assert found.chosen.fits
+    assert "--max-probes 2 was used up" in found.reason
+
+
+def test_probes_used_up_before_anything_fits_is_an_error() -> None:
+    with pytest.raises(DoesNotFitError, match="--max-probes 1 is used up"):
+        search(thousand(), batch_size=2_000, max_probes=1)
+
+
+def test_a_size_limit_bounds_the_search_and_is_named() -> None:
+    device = FakeDevice(thousand().curve, verdicts={600: "size_limit"})
+    found = search(device, objective="largest")
+    assert found.chosen.batch_size == 599
+    assert "600 does not (size_limit)" in found.reason
+    assert any("a size limit stops the step, not memory" in note for note in found.notes)
+    assert found.largest_estimate == 599
+
+
+@pytest.mark.parametrize("objective", ["largest", "fastest"])
+@pytest.mark.parametrize("verdict", ["timeout", "fatal", "thrashes"])
+def test_a_size_that_timed_out_or_broke_never_counts_as_fitting(objective: str, verdict: str) -> None:
+    device = FakeDevice(thousand().curve, verdicts={100: verdict})
+    found = search(device, objective=objective)
+    assert found.chosen.fits
+    assert found.largest < 100
+    assert found.chosen.batch_size < 100
+
+
+def test_a_ceiling_that_times_out_is_not_taken() -> None:
+    device = FakeDevice(thousand().curve, verdicts={64: "timeout"})
+    assert search(device, batch_size=64, objective="largest").chosen.batch_size == 63
+
+
+@pytest.mark.parametrize("objective", ["largest", "fastest"])
+def test_nothing_fits_tells_the_bytes_the_limit_and_the_remedies_in_order(objective: str) -> None:
+    device = FakeDevice(Curve(lambda n: 3 * MIB + n * MIB, 2 * MIB, 0))
+    with pytest.raises(DoesNotFitError) as caught:
+        search(device, objective=objective)
+    message = str(caught.value)
+    assert caught.value.exit_code == 3
+    assert device.asked == [1]
+    for part in ("a batch of 1 sample does not fit", "at least 4.0 MiB", "limit is 2.0 MiB on fake"):
+        assert part in message
+    expected = ["half precision", "smaller --knob", "--gradient-checkpointing", "another device"]
+    places = [message.index(remedy) for remedy in expected]
+    assert places == sorted(places)
+    assert "a smaller batch" not in message
+
+
+@pytest.mark.parametrize(("verdict", "words"), [("timeout", "did not finish in time"), ("fatal", "broke the device")])
+def test_a_smallest_size_that_does_not_run_says_what_happened(verdict: str, words: str) -> None:
+    device = FakeDevice(thousand().curve, verdicts={1: verdict})
+    with pytest.raises(DoesNotFitError, match=words):
+        search(device)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        (
+            "train",
+            ["a smaller batch", "half precision", "smaller --knob", "--gradient-checkpointing", "another device"],
+        ),
+        ("generate", ["a smaller batch", "half precision", "fewer new tokens", "another device"]),
+        ("forward", ["a smaller batch", "half precision", "smaller --knob", "another device"]),
+    ],
+)
+def test_remedies_come_in_the_order_of_the_interface(mode: str, expected: list[str]) -> None:
+    remedies = memory_remedies(mode, batch_size=8)
+    assert len(remedies) == len(expected)
+    assert all(words in remedy for words, remedy in zip(expected, remedies, strict=True))
+
+
+def test_an_allocator_that_strays_is_settled_to_two_percent() -> None:
+    device = thousand()
+    found = search(device, objective="largest", scene={"exact": False})
+    assert 980 <= found.chosen.batch_size <= 1_000

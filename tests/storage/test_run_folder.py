@@ -1,0 +1,53 @@
+"""One run, one folder with a `run.json` that says what was asked, under what, and what came of it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brim.errors import RequestError
+from brim.storage.run_folder import write_run
+
+
+def write(folder: Path) -> dict[str, Any]:
+    path = write_run(
+        folder,
+        kind="find",
+        request={"model": "a"},
+        environment={"torch": "2.6"},
+        plan=None,
+        summary={"batch_size_used": 8},
+        started_at=datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=90),
+    )
+    assert path == folder / "run.json"
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return data
+
+
+def test_the_document_has_the_fields_of_the_interface(tmp_path: Path) -> None:
+    data = write(tmp_path / "runs" / "one")
+    assert list(data) == [
+        "schema", "kind", "request", "environment", "plan", "summary", "started_at", "ended_at", "duration_seconds",
+    ]  # fmt: skip
+    assert (data["schema"], data["kind"], data["summary"]) == ("brim.run/1", "find", {"batch_size_used": 8})
+    started, ended = (datetime.datetime.fromisoformat(data[name]) for name in ("started_at", "ended_at"))
+    assert started.tzinfo is not None
+    assert data["duration_seconds"] == pytest.approx((ended - started).total_seconds())
+    assert data["duration_seconds"] >= 90
+
+
+def test_an_existing_folder_is_used_and_its_other_files_stay(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    write(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "run.json"]
+
+
+def test_a_file_in_the_place_of_the_folder_is_a_wrong_request(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(RequestError, match=r"--output .*taken: it is a file; give a folder"):
+        write(tmp_path / "taken")
+    assert (tmp_path / "taken").read_text() == "mine"

@@ -1,0 +1,119 @@
+"""The layer table of docs/architecture.md, held: who may import whom, and which file may touch which library."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "brim"
+
+# Top first: a file may import from its own layer and from those before it, never from those after it.
+LAYERS = (
+    "errors", "records", "config", "storage", "ranks", "monitor", "memory", "workloads", "forecast", "search",
+    "execute", "models", "data", "metrics", "evaluate", "profile", "train", "sweep", "advise", "report", "cli",
+)  # fmt: skip
+
+# Not layers: the package's front, which names what is public, and `python -m brim`, which calls the command line.
+FRONT = ("__init__.py", "__main__.py")
+
+# A vendor library and where it may be imported: under one folder, in one file, or in any single file.
+QUARANTINE = {"pynvml": "monitor/nvml.py", "torch.distributed": "ranks/"}
+ONE_FILE_EACH = ("torchvision", "timm", "transformers")
+WITHOUT_TORCH = ("config/", "storage/", "records.py", "errors.py", "forecast/byte_model.py", "__init__.py")
+
+
+def source_files() -> list[str]:
+    return sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
+
+
+def imported_modules(tree: ast.AST) -> Iterator[str]:
+    """Every module that the tree imports, also inside functions; `from a import b` counts as a and as a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def parsed(file: str) -> ast.Module:
+    return ast.parse((SOURCE / file).read_text(encoding="utf-8"), filename=file)
+
+
+def layer_of(file: str) -> str:
+    return file.partition("/")[0].removesuffix(".py")
+
+
+def forbidden_imports(file: str, tree: ast.AST) -> list[str]:
+    """Imports of brim that point down the table."""
+    own = LAYERS.index(layer_of(file))
+    below = set(LAYERS[own + 1 :])
+    names = (name.split(".") for name in imported_modules(tree))
+    return [".".join(parts) for parts in names if parts[0] == "brim" and len(parts) > 1 and parts[1] in below]
+
+
+def imports_library(tree: ast.AST, library: str) -> bool:
+    return any(name == library or name.startswith(library + ".") for name in imported_modules(tree))
+
+
+def module_level(tree: ast.Module) -> ast.Module:
+    """The tree without function bodies and without what only a type checker runs."""
+
+    class Strip(ast.NodeTransformer):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+            return None
+
+        def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+            return None
+
+        def visit_If(self, node: ast.If) -> ast.AST | None:
+            return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
+
+    return Strip().visit(tree)
+
+
+def test_every_file_of_the_package_stands_in_a_layer_of_the_table() -> None:
+    strangers = [file for file in source_files() if file not in FRONT and layer_of(file) not in LAYERS]
+    assert strangers == []
+
+
+@pytest.mark.parametrize("file", [file for file in source_files() if file not in FRONT])
+def test_a_file_imports_only_from_its_own_layer_and_those_above(file: str) -> None:
+    assert forbidden_imports(file, parsed(file)) == []
+
+
+def test_the_check_sees_imports_inside_functions_and_of_whole_modules() -> None:
+    hidden = ast.parse("def late():\n    from brim.search.find import find_plan\n")
+    assert forbidden_imports("memory/devices.py", hidden) == ["brim.search.find", "brim.search.find.find_plan"]
+    assert forbidden_imports("memory/devices.py", ast.parse("from brim import cli")) == ["brim.cli"]
+    assert forbidden_imports("cli/find.py", hidden) == []
+
+
+@pytest.mark.parametrize(("library", "home"), QUARANTINE.items())
+def test_a_library_is_imported_only_where_the_table_says(library: str, home: str) -> None:
+    users = [file for file in source_files() if imports_library(parsed(file), library)]
+    assert users
+    assert [file for file in users if not file.startswith(home)] == []
+
+
+@pytest.mark.parametrize("library", ONE_FILE_EACH)
+def test_a_model_library_is_imported_in_exactly_one_file(library: str) -> None:
+    assert len([file for file in source_files() if imports_library(parsed(file), library)]) == 1
+
+
+@pytest.mark.parametrize("file", [file for file in source_files() if file.startswith(WITHOUT_TORCH)])
+def test_a_torch_free_file_imports_no_torch_when_it_is_imported(file: str) -> None:
+    assert not imports_library(module_level(parsed(file)), "torch")
+
+
+def test_no_import_is_relative() -> None:
+    relative = [
+        file
+        for file in source_files()
+        for node in ast.walk(parsed(file))
+        if isinstance(node, ast.ImportFrom) and node.level > 0
+    ]
+    assert relative == []

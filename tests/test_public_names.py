@@ -1,0 +1,62 @@
+"""The public names, and what importing them costs: no torch, no command-line library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import brim
+
+HEAVY = ("torch", "numpy", "typer", "rich", "torchvision", "timm", "transformers", "pynvml")
+
+
+def modules_after(code: str) -> set[str]:
+    """The top-level modules loaded in a fresh process once the code has run."""
+    dump = "import json, sys; sys.stderr.write('\\n' + json.dumps(sorted({m.partition('.')[0] for m in sys.modules})))"
+    program = f"import atexit\natexit.register(lambda: exec({dump!r}))\n{code}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+def isort_style_key(name: str) -> tuple[int, str]:
+    """RUF022's order: constants, then classes, then the rest."""
+    return (0 if name.isupper() else 1 if name[:1].isupper() else 2, name)
+
+
+def test_public_names_are_sorted_and_named_once() -> None:
+    assert brim.__all__ == sorted(set(brim.__all__), key=isort_style_key)
+
+
+@pytest.mark.parametrize("name", brim.__all__)
+def test_every_public_name_can_be_imported(name: str) -> None:
+    value = getattr(brim, name)
+    if name != "__version__":
+        assert value.__name__ == name
+    assert name in dir(brim)
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="find_batchsize"):
+        _ = brim.find_batchsize
+
+
+def test_importing_brim_loads_no_torch_and_no_command_line() -> None:
+    loaded = modules_after("import brim")
+    assert "brim" in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_torch_free_names_are_used_without_torch() -> None:
+    loaded = modules_after("import brim; brim.SearchSettings(batch_size=8); brim.Probe; brim.RequestError")
+    assert loaded.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["find", "--help"], ["--version"], ["cache", "--help"]])
+def test_asking_for_help_loads_no_torch(arguments: list[str]) -> None:
+    code = f"import runpy, sys; sys.argv = ['brim', *{arguments!r}]; runpy.run_module('brim', run_name='__main__')"
+    loaded = modules_after(code)
+    assert "typer" in loaded
+    assert loaded.isdisjoint({"torch", "numpy", "torchvision", "timm", "transformers", "pynvml"})
