@@ -15,6 +15,7 @@ import argparse
 import importlib
 import json
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -287,15 +288,17 @@ def _afterwards(workload: Any, size: int, steps: int) -> dict[str, Any]:
             workload.step(batch)
         torch.cuda.synchronize()
         before = torch.cuda.memory_stats()["num_alloc_retries"]
-        started = time.perf_counter()
-        for _ in range(steps):
+        seconds: list[float] = []
+        while len(seconds) < steps:
+            started = time.perf_counter()
             workload.step(batch)
-        torch.cuda.synchronize()
-        seconds = (time.perf_counter() - started) / steps
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - started)
     except torch.OutOfMemoryError as error:
         return {"rate": None, "later_ooms": 1, "error": str(error)[:120]}
     retries = torch.cuda.memory_stats()["num_alloc_retries"] - before
-    return {"rate": size / seconds, "later_ooms": 0, "later_retries": retries, "further_steps": steps}
+    rate = size / statistics.median(seconds)
+    return {"rate": rate, "later_ooms": 0, "later_retries": retries, "further_steps": steps}
 
 
 def _measure_curve(job: dict[str, Any], workload: Any, limit: int | None) -> dict[str, Any]:

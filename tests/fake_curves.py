@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from random import Random
 
 from hypothesis import strategies as st
 
@@ -149,3 +150,27 @@ def staircase(draw: st.DrawFn) -> Curve:
     stairs = -(-largest // tread)
     limit = draw(st.integers(constant + rise * stairs, constant + rise * (stairs + 1) - 1))
     return Curve(bytes_at, limit, constant, f"{constant} + {rise}·⌈n/{tread}⌉")
+
+
+def random_curves(shape: str, *, count: int, seed: int = 7) -> Iterator[Curve]:
+    """Curves whose slope changes up to eightfold, or with treads up to 128, at every scale; answers below the bound."""
+    random = Random(seed)
+    made = 0
+    while made < count:
+        constant, slope = int(10 ** random.uniform(1, 10)), int(10 ** random.uniform(0, 7)) + 1
+        at, after = random.randint(2, 3_000), max(1, int(slope * 2 ** random.uniform(-3, 3)))
+        tread = random.randint(2, 128)
+
+        def bent(n: int, c: int = constant, s: int = slope, k: int = at, t: int = after) -> int:
+            return c + s * min(n, k) + t * max(n - k, 0)
+
+        def stairs(n: int, c: int = constant, s: int = slope, k: int = tread) -> int:
+            return c + s * -(-n // k)
+
+        bytes_at = stairs if shape == "staircase" else bent
+        largest = random.randint(1, BOUND - 1)
+        limit = bytes_at(largest)
+        if bytes_at(BOUND) <= limit:
+            continue
+        made += 1
+        yield Curve(bytes_at, limit, random.choice([0, constant, constant // 2]), f"{shape} {made}")

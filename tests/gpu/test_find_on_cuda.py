@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 
 import brim
 from brim.config.search_settings import SearchSettings
@@ -39,7 +39,7 @@ def _losses(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> l
     for _ in range(steps):
         x, y = _batch(16)
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x.to(next(model.parameters()).dtype)).float(), y)
+        loss = cross_entropy(model(x.to(next(model.parameters()).dtype)).float(), y)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -63,7 +63,7 @@ def test_a_search_in_front_changes_no_loss(bf16_weights: bool) -> None:
         if search:
 
             def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-                loss = F.cross_entropy(model(batch[0].to(next(model.parameters()).dtype)).float(), batch[1])
+                loss = cross_entropy(model(batch[0].to(next(model.parameters()).dtype)).float(), batch[1])
                 optimizer.zero_grad()
                 loss.backward()
                 if not bf16_weights:

@@ -21,6 +21,7 @@ __all__ = ["LargestSearch"]
 # Bisection alone settles any curve up to a ceiling of 4,096 in 13 probes; from the moment a failing size is
 # known, proposals are kept where bisection could still finish within this many probes in all.
 PROBE_ALLOWANCE = 14
+LONGEST_BLIND_LEAP = 2048  # with two points known: half of that allowance's range
 
 
 class LargestSearch:
@@ -76,12 +77,12 @@ class LargestSearch:
 
     def _wish(self) -> float:
         """Where the byte model would look next."""
-        low, high, limit = self.largest, self._fails, self.limit_bytes
+        low, high = self.largest, self._fails
         if self.model.shape == "flat":
             near_the_end = not self._failed and high <= 4 * low
             return high - 1 if near_the_end else math.sqrt(max(low, 1) * high)
         if len(self.model.points) <= 2 and not self._failed:
-            return self.model.surely_within(limit)
+            return min(self.model.surely_within(self.limit_bytes), low + LONGEST_BLIND_LEAP)
         stairs_target = self._stairs_target()
         if low <= stairs_target < math.inf:
             return stairs_target

@@ -1,0 +1,128 @@
+"""How many probes and out-of-memory errors the search for the largest size takes, over synthetic cost curves.
+
+    python benchmarks/search_curves.py --count 20000
+
+Needs no GPU: a probe is a look at the curve. Every answer is checked against the truth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from collections.abc import Callable
+
+from brim.forecast.byte_model import ByteModel
+from brim.records import Probe
+from brim.search.largest import LargestSearch
+from brim.search.size_grid import SizeGrid
+
+BOUND = 4096
+Bytes = Callable[[int], int]
+
+
+def affine(draw: random.Random) -> Bytes:
+    constant, slope = _constant(draw), _slope(draw)
+    return lambda n: constant + slope * n
+
+
+def quadratic(draw: random.Random) -> Bytes:
+    constant, slope, curvature = _constant(draw), _slope(draw), int(10 ** draw.uniform(0, 4))
+    return lambda n: constant + slope * n + curvature * n * n
+
+
+def constant_dwarfs_slope(draw: random.Random) -> Bytes:
+    constant, slope = int(10 ** draw.uniform(9, 12)), int(10 ** draw.uniform(0, 4))
+    return lambda n: constant + slope * n
+
+
+def slope_changes(draw: random.Random) -> Bytes:
+    constant, before, at = _constant(draw), _slope(draw), draw.randint(2, 3000)
+    after = max(1, int(before * 2 ** draw.uniform(-3, 3)))
+    return lambda n: constant + before * min(n, at) + after * max(n - at, 0)
+
+
+def staircase(draw: random.Random) -> Bytes:
+    constant, rise, tread = _constant(draw), _slope(draw), draw.randint(2, 128)
+    return lambda n: constant + rise * -(-n // tread)
+
+
+def sloped_staircase(draw: random.Random) -> Bytes:
+    constant, rise, tread = _constant(draw), _slope(draw) + 128, draw.randint(2, 128)
+    slope = int(rise / tread * 10 ** draw.uniform(-2, 1)) + 1
+    return lambda n: constant + slope * n + rise * -(-n // tread)
+
+
+SHAPES = (affine, quadratic, constant_dwarfs_slope, slope_changes, staircase, sloped_staircase)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=20_000, help="curves of each shape")
+    count = parser.parse_args().count
+    print("| bytes | curves | wrong | probes: mean | 99th percentile | most | over 14 | OOM: mean | most |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for shape in SHAPES:
+        print(row(shape, count))
+
+
+def row(shape: Callable[[random.Random], Bytes], count: int) -> str:
+    draw = random.Random(7)
+    probes: list[int] = []
+    ooms: list[int] = []
+    wrong = 0
+    while len(probes) < count:
+        bytes_at = shape(draw)
+        uniform, logarithmic = draw.randint(1, BOUND - 1), int(math.exp(draw.uniform(0, math.log(BOUND - 1))))
+        limit = bytes_at(draw.choice([uniform, logarithmic]))
+        truth = largest_by_bisection(bytes_at, limit)
+        if truth >= BOUND:
+            continue
+        found, asked, failed = search(bytes_at, limit, base=draw.choice([0, bytes_at(0), bytes_at(0) // 2]))
+        wrong += found != truth
+        probes.append(asked)
+        ooms.append(failed)
+    probes.sort()
+    over = sum(p > 14 for p in probes)
+    name = shape.__name__.replace("_", " ")
+    return (
+        f"| {name} | {count:,} | {wrong} | {sum(probes) / count:.1f} | {probes[int(0.99 * count)]} | {probes[-1]} "
+        f"| {over} ({over / count:.2%}) | {sum(ooms) / count:.1f} | {max(ooms)} |"
+    )
+
+
+def search(bytes_at: Bytes, limit: int, *, base: int) -> tuple[int, int, int]:
+    """The largest size found, the probes asked for, and how many of them failed."""
+    searching = LargestSearch(ByteModel(base_bytes=base), limit_bytes=limit, grid=SizeGrid(last=BOUND))
+    asked = failed = 0
+    while (size := searching.next_size()) is not None:
+        fits = bytes_at(size) <= limit
+        asked, failed = asked + 1, failed + (not fits)
+        searching.tell(
+            Probe(
+                batch_size=size,
+                verdict="fits" if fits else "oom",
+                peak_reserved_bytes=bytes_at(size) if fits else None,
+            )
+        )
+    return searching.largest, asked, failed
+
+
+def largest_by_bisection(bytes_at: Bytes, limit: int) -> int:
+    low, high = 0, BOUND + 1
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bytes_at(middle) <= limit else (low, middle)
+    return low
+
+
+def _constant(draw: random.Random) -> int:
+    return int(10 ** draw.uniform(1, 10))
+
+
+def _slope(draw: random.Random) -> int:
+    return int(10 ** draw.uniform(0, 7)) + 1
+
+
+if __name__ == "__main__":
+    main()
