@@ -86,6 +86,7 @@ def find(
         check_folder(output)
     started_at = datetime.datetime.now(datetime.UTC)
     plan, environment = _search(request, settings, isolate=isolate, quiet=json_output)
+    _show(plan, json_output=json_output)  # before anything is written: a full disk must not lose the answer
     if output is not None:
         write_run(
             output,
@@ -96,7 +97,6 @@ def find(
             summary={"batch_size_used": plan.size, "batch_size_max": plan.batch_size_max},
             started_at=started_at,
         )
-    _show(plan, json_output=json_output)
 
 
 def _search(
