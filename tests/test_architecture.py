@@ -21,8 +21,11 @@ FRONT = ("__init__.py", "__main__.py")
 
 # A vendor library and where it may be imported: under one folder, in one file, or in any single file.
 QUARANTINE = {"pynvml": "monitor/nvml.py", "torch.distributed": "ranks/"}
-ONE_FILE_EACH = ("torchvision", "timm", "transformers")
-WITHOUT_TORCH = ("config/", "storage/", "records.py", "errors.py", "forecast/byte_model.py", "__init__.py")
+ONE_FILE_EACH = ("torchvision", "timm", "transformers", "sacrebleu", "rouge_score")
+WITHOUT_TORCH = (
+    "config/", "storage/", "execute/", "metrics/", "records.py", "errors.py", "forecast/byte_model.py", "__init__.py",
+    "memory/failures.py",
+)  # fmt: skip
 
 
 def source_files() -> list[str]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from brim.config.search_settings import SearchSettings
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
+    from brim.execute.executor import ItemFailure
+    from brim.execute.mapping import MapResult, map
     from brim.records import MemoryFigures, Plan, Probe
     from brim.search.find import SearchListener, find_batch_size, find_plan
     from brim.workloads.base import Workload
@@ -20,7 +22,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "BrimError": "brim.errors",
     "DoesNotFitError": "brim.errors",
+    "ItemFailure": "brim.execute.executor",
     "LostError": "brim.errors",
+    "MapResult": "brim.execute.mapping",
     "MemoryFigures": "brim.records",
     "Plan": "brim.records",
     "Probe": "brim.records",
@@ -31,12 +35,15 @@ _HOMES = {
     "Workload": "brim.workloads.base",
     "find_batch_size": "brim.search.find",
     "find_plan": "brim.search.find",
+    "map": "brim.execute.mapping",
 }
 
 __all__ = [
     "BrimError",
     "DoesNotFitError",
+    "ItemFailure",
     "LostError",
+    "MapResult",
     "MemoryFigures",
     "Plan",
     "Probe",
@@ -48,6 +55,7 @@ __all__ = [
     "__version__",
     "find_batch_size",
     "find_plan",
+    "map",
 ]
 
 

@@ -7,12 +7,12 @@ command line prints and the cache stores; `from_json` reads it back and refuses 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from brim.errors import RequestError
 
-__all__ = ["PLAN_SCHEMA", "MemoryFigures", "Objective", "Plan", "Probe", "Unit", "Verdict"]
+__all__ = ["PLAN_SCHEMA", "BatchSizes", "MemoryFigures", "Objective", "Plan", "Probe", "Unit", "Verdict"]
 
 PLAN_SCHEMA = "brim.plan/1"
 
@@ -53,6 +53,29 @@ class Probe:
     def from_json(cls, data: Mapping[str, Any]) -> Probe:
         """Read a probe back; fields of a later version are ignored."""
         return cls(**_known_fields(cls, data))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchSizes:
+    """The sizes of the batches a run made; the median counts items, so a ragged last batch hardly moves it."""
+
+    smallest: int
+    median: int
+    largest: int
+    per_rank: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, counts: Sequence[int]) -> BatchSizes | None:
+        """From the number of items in each batch; None when there was no batch."""
+        if not counts:
+            return None
+        half, ordered = sum(counts) / 2, sorted(counts)
+        seen = 0
+        for count in ordered:
+            seen += count
+            if seen >= half:
+                break
+        return cls(smallest=ordered[0], median=count, largest=ordered[-1])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

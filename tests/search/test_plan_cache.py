@@ -103,11 +103,28 @@ def test_how_long_one_may_search_does_not_change_the_entry(steps: Steps) -> None
     assert steps.find(max_probes=20, probe_timeout_seconds=60.0).cached
 
 
-def test_no_cache_searches_again_and_still_saves(steps: Steps, plans: Path) -> None:
+def test_no_cache_neither_reads_nor_writes(steps: Steps, plans: Path) -> None:
     steps.find(use_cache=False)
-    assert len(list(plans.glob("*.json"))) == 1
+    assert not list(plans.glob("*.json"))
+    steps.find()
     assert not steps.find(use_cache=False).cached
-    assert steps.find().cached
+
+
+def test_a_search_cut_short_is_not_kept(steps: Steps, plans: Path) -> None:
+    assert steps.find(max_probes=2).batch_size < 32
+    assert not list(plans.glob("*.json"))
+
+
+def test_a_plan_made_on_a_crowded_device_is_not_used_on_an_empty_one(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brim.memory.devices.CpuMemory.available_bytes", lambda self: 20 * KIB)
+    crowded = steps.find(memory_limit=None)
+    monkeypatch.setattr("brim.memory.devices.CpuMemory.available_bytes", lambda self: 60 * KIB)
+    emptied = steps.find(memory_limit=None)
+    assert not emptied.cached
+    assert emptied.batch_size > crowded.batch_size
+    assert steps.find(memory_limit=None).cached
 
 
 def test_a_plan_is_used_only_if_enough_memory_is_free_now(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:

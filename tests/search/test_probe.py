@@ -344,3 +344,19 @@ def test_a_search_frees_what_it_used() -> None:
 def test_a_limit_above_the_machine_is_a_wrong_request() -> None:
     with pytest.raises(RequestError, match=r"4096\.0 TiB"), prober(limit=2**52):
         pass
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
+def test_a_scripted_module_that_runs_out_is_out_of_memory_though_torchscript_hides_it() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(1000, 1000), torch.nn.ReLU())
+    scripted = torch.jit.script(module)
+    plan = brim.find_batch_size(
+        lambda batch: scripted(batch),
+        lambda size: torch.zeros(size, 1000),
+        model=module,
+        memory_limit="6MiB",
+        objective="largest",
+        max_batch_size=512,
+    )
+    assert plan.size < 512
+    assert plan.oom_events == 1

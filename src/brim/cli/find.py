@@ -128,9 +128,7 @@ def _prober(request: WorkloadRequest, settings: SearchSettings, *, isolate: bool
 
     if isolate:
         return IsolatedProber("brim.models.build:build_from_json", request.to_json(), probe_settings(settings))
-    workload, notes = build_workload(request)
-    for note in notes:
-        error_console().print(f"note: {note}", markup=False, highlight=False)
+    workload, _ = build_workload(request)
     return DeviceProber(workload, probe_settings(settings), preserve_state=False)  # nothing outlives the command
 
 

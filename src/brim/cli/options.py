@@ -82,7 +82,7 @@ PowerOfTwo = Annotated[bool, _flag("--power-of-two", text="Only powers of two.",
 MaxBatchSize = Annotated[
     int | None, _flag("--max-batch-size", text="Look no further than N.", panel=_BATCH, metavar="N")
 ]
-NoCache = Annotated[bool, _flag("--no-cache", text="Search again, even if a plan is cached.", panel=_BATCH)]
+NoCache = Annotated[bool, _flag("--no-cache", text="Neither use a cached plan nor keep this one.", panel=_BATCH)]
 PerRank = Annotated[
     bool, _flag("--per-rank", text="Under torchrun, let each rank keep its own training size.", panel=_BATCH)
 ]

@@ -177,6 +177,13 @@ class CpuMemory(DeviceMemory):
         try:
             with meter:
                 yield reading
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if meter.refusal is None:
+                raise
+            # TorchScript passes a refusal on as an error of its own, without our type or words.
+            raise torch.OutOfMemoryError(meter.refusal) from error
         finally:
             reading.peak_allocated_bytes = reading.peak_reserved_bytes = meter.peak_bytes
 

@@ -17,10 +17,9 @@ import dataclasses
 import enum
 import errno
 import re
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
-
-import torch
 
 from brim.errors import BrimError
 
@@ -265,7 +264,7 @@ def _classify_link(error: BaseException) -> Failure | None:
     """The verdict on one error alone; None where neither its type nor its text says anything."""
     message = _own_message(str(error))
     requested_bytes = _requested_bytes(message)
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, _torch_types("OutOfMemoryError")):
         # The rule gives the wording only; a message it does not know is still out of memory.
         rule = next((r for r in _RULES if r.kind is _OOM and r.pattern.search(message)), None)
         return Failure(
@@ -289,8 +288,15 @@ def _classify_link(error: BaseException) -> Failure | None:
 
 def _examined_types() -> tuple[type[BaseException], ...]:
     # torch's AcceleratorError (2.8 and later) and DistBackendError are RuntimeErrors; torch.jit.Error is not.
-    jit_error = getattr(torch.jit, "Error", RuntimeError)
-    return (RuntimeError, jit_error)
+    return (RuntimeError, *_torch_types("jit", "Error"))
+
+
+def _torch_types(*path: str) -> tuple[type[BaseException], ...]:
+    """An exception type of torch, if torch is loaded: one that is not loaded has raised nothing."""
+    found: object = sys.modules.get("torch")
+    for name in path:
+        found = getattr(found, name, None)
+    return (found,) if isinstance(found, type) else ()
 
 
 def _is_enomem(error: BaseException) -> bool:

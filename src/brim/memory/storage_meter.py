@@ -39,6 +39,7 @@ class StorageMeter(TorchDispatchMode):
         self.limit_bytes = limit_bytes
         self.current_bytes = 0
         self.peak_bytes = 0
+        self.refusal: str | None = None  # what the last operation was told, if it was refused
         self._live: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
 
     def track(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -53,6 +54,7 @@ class StorageMeter(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        self.refusal = None
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor):
@@ -71,10 +73,11 @@ class StorageMeter(TorchDispatchMode):
             return
         size = storage.nbytes()
         if new and self.limit_bytes is not None and self.current_bytes + size > self.limit_bytes:
-            raise torch.OutOfMemoryError(
+            self.refusal = (
                 f"memory limit of {self.limit_bytes} bytes: {self.current_bytes} in use, "
                 f"tried to allocate {size} bytes more"
             )
+            raise torch.OutOfMemoryError(self.refusal)
         self._live[key] = (weakref.ref(storage, self._forget(key)), size)
         self.current_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.current_bytes)

@@ -81,7 +81,9 @@ def build_workload(request: WorkloadRequest) -> tuple[Workload, tuple[str, ...]]
         optimizer=request.optimizer,
         gradient_checkpointing=request.gradient_checkpointing,
     )
-    return assemble(parts, setup, {"model": str(name), "knobs": knobs})
+    workload, notes = assemble(parts, setup, {"model": str(name), "knobs": knobs})
+    workload.notes = notes
+    return workload, notes
 
 
 def build_from_json(data: Mapping[str, Any]) -> Workload:

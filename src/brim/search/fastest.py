@@ -16,7 +16,7 @@ from brim.search.size_grid import SizeGrid
 __all__ = ["FastestSearch"]
 
 KNEE_PROBES = 1  # at most this many probes go into moving the knee down
-FAILED_CLIMBS = 3  # at most this many sizes near the limit may fail
+FAILED_CLIMBS = 4  # at most this many sizes near the limit may fail
 SECOND_LEAP = 64  # the second size is at most this many times the first
 LONGEST_LEAP = 16  # and every later one this many times the largest that fits
 LONGEST_LOOK_SECONDS = 1.0  # near the limit, only to know the largest size, a step may take this long

@@ -142,14 +142,15 @@ def _find_here(prober: Prober, settings: SearchSettings, listener: SearchListene
     identity = _cache_identity(scene, settings)
     entry = cache.load(identity) if identity is not None and settings.use_cache else None
     if entry is not None:
-        plan = _from_cache(entry, scene, probe)
+        plan = _from_cache(entry, scene, settings, probe)
         if plan is not None:
             if plan.probes:  # a stale plan, verified: file it under the environment of today
                 verified = dataclasses.replace(plan, cached=False, reason=entry.plan.reason)
                 cache.save(verified, identity or {}, scene.environment)
             return plan
-    plan = _make_plan(search_sizes(scene, settings, probe), scene, settings, identity)
-    if identity is not None:
+    found = search_sizes(scene, settings, probe)
+    plan = _make_plan(found, scene, settings, identity)
+    if identity is not None and settings.use_cache and found.complete:
         cache.save(plan, identity, scene.environment)
     return plan
 
@@ -170,10 +171,18 @@ def _cache_identity(scene: Scene, settings: SearchSettings) -> dict[str, Any] | 
     }
 
 
-def _from_cache(entry: CachedPlan, scene: Scene, probe: Callable[[int], Probe]) -> Plan | None:
-    """The cached plan, if it holds now: enough memory is free, and the environment is the same or one probe agrees."""
+def _from_cache(
+    entry: CachedPlan, scene: Scene, settings: SearchSettings, probe: Callable[[int], Probe]
+) -> Plan | None:
+    """The cached plan, if it holds now: enough memory is free, and the environment is the same or one probe agrees.
+
+    A plan made while the card was crowded says nothing about the room there is now: with a tenth more, search again.
+    """
     chosen = entry.plan.chosen_probe()
     if chosen is None or (chosen.peak_reserved_bytes or 0) > scene.limit_bytes:
+        return None
+    limit_then = entry.plan.memory.limit_bytes or 0
+    if settings.memory_limit_bytes is None and scene.limit_bytes > 1.1 * limit_then:
         return None
     memory = _figures(scene, chosen)
     if entry.environment == fingerprint(scene.environment):
@@ -187,7 +196,7 @@ def _from_cache(entry: CachedPlan, scene: Scene, probe: Callable[[int], Probe]) 
 
 
 def _make_plan(found: Found, scene: Scene, settings: SearchSettings, identity: dict[str, Any] | None) -> Plan:
-    notes = list(found.notes)
+    notes = [*scene.notes, *found.notes]
     if scene.used_by_others_bytes:
         notes.append(f"other processes hold {format_bytes(scene.used_by_others_bytes)} on {scene.device}")
     return Plan(

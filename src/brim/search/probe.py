@@ -68,6 +68,7 @@ class Scene:
     reserved_bytes: int  # kept free beside every probe
     exact: bool  # the same step always reads the same bytes
     used_by_others_bytes: int
+    notes: tuple[str, ...] = ()
     identity: dict[str, Any] | None  # what the plan is cached under; None: not at all
     environment: dict[str, Any]
 
@@ -123,6 +124,7 @@ class DeviceProber(Prober):
             reserved_bytes=reserved,
             exact=memory.exact,
             used_by_others_bytes=memory.used_by_others_bytes(),
+            notes=tuple(workload.notes),
             identity=None if identity is None else dict(identity),
             environment=environment_facts(memory.device),
         )

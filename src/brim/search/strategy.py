@@ -36,6 +36,7 @@ class Found:
     reason: str
     probes: list[Probe]
     notes: tuple[str, ...] = ()
+    complete: bool = True  # False: cut short by --max-probes or a probe's time limit, so not worth keeping
 
 
 class _Strategy(Protocol):
@@ -62,6 +63,7 @@ class _Search:
         self.settings = settings
         self.probes: list[Probe] = []
         self._probe = probe
+        self._finished = True
         self.model = ByteModel(base_bytes=scene.base_bytes, noise=0.0 if scene.exact else ALLOCATOR_NOISE)
         bounds = [settings.max_size, scene.largest_size, settings.batch_size]
         self.last = min(bound for bound in bounds if bound is not None)
@@ -120,8 +122,10 @@ class _Search:
 
     def _drive(self, strategy: _Strategy) -> bool:
         """Ask, probe, tell; False when the probes allowed were used up first."""
+        self._finished = True
         while (size := strategy.next_size()) is not None:
             if self.settings.max_probes is not None and len(self.probes) >= self.settings.max_probes:
+                self._finished = False
                 if any(probe.fits for probe in self.probes):
                     return False
                 raise DoesNotFitError(
@@ -168,6 +172,7 @@ class _Search:
             reason=reason,
             probes=self.probes,
             notes=notes,
+            complete=self._finished and not any(probe.verdict == "timeout" for probe in self.probes),
         )
 
     def _why_largest(self, chosen: Probe, finished: bool) -> str:

@@ -36,6 +36,7 @@ class Workload(ABC):
     mode: Mode = "forward"
     unit: Unit = "samples"
     device: torch.device = torch.device("cpu")
+    notes: Sequence[str] = ()  # what the user should be told: random weights, a smallest size
 
     @abstractmethod
     def make_batch(self, size: int) -> Any:

@@ -1,0 +1,47 @@
+"""The order of work: dearest items first, so that memory trouble shows in the first batch, and batches under a cap.
+
+What a batch weighs is its padded cost, the number of items times the dearest among them, because every item is
+padded to the longest. Pure: no device, no clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+__all__ = ["WorkQueue", "padded_cost"]
+
+
+def padded_cost(costs: Iterable[int]) -> int:
+    """What a batch of these costs weighs once every item is padded to the dearest."""
+    listed = list(costs)
+    return len(listed) * max(listed, default=0)
+
+
+class WorkQueue:
+    """Items still to do, dearest first; batches that must be run as they are come before the rest."""
+
+    def __init__(self, costs: Sequence[int], items: Iterable[int]) -> None:
+        self._costs = costs
+        self._waiting = deque(sorted(items, key=lambda item: -costs[item]))  # equal costs keep the caller's order
+        self._parts: list[list[int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._parts)
+
+    def take(self, cap: int) -> list[int]:
+        """The next batch: as many items as stay within the cap in padded cost, at least one."""
+        if self._parts:
+            return self._parts.pop()
+        dearest = self._costs[self._waiting[0]]
+        count = max(cap // max(dearest, 1), 1)
+        return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+
+    def put_back(self, batch: Sequence[int]) -> None:
+        """Return a batch that was not done; its items are next, in the same order, under whatever cap holds then."""
+        self._waiting.extendleft(reversed(batch))
+
+    def split(self, batch: Sequence[int]) -> None:
+        """Have a batch run again as two halves of its own, to find the item that spoils it."""
+        middle = len(batch) // 2
+        self._parts += [list(batch[middle:]), list(batch[:middle])]

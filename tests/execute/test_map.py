@@ -1,0 +1,225 @@
+"""`brim.map`: one result per item, in order, whatever the function does on the way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import brim
+
+
+def doubled(batch: list[int]) -> list[int]:
+    return [2 * item for item in batch]
+
+
+def test_results_come_in_the_callers_order_whatever_the_costs() -> None:
+    items = [5, 1, 9, 3, 9, 2]
+    assert list(brim.map(doubled, items, cost=lambda item: item)) == [10, 2, 18, 6, 18, 4]
+
+
+def test_no_items_give_no_results() -> None:
+    result = brim.map(doubled, [])
+    assert len(result) == 0
+    assert result.batch_size_used is None
+
+
+def test_out_of_memory_splits_and_no_finished_batch_is_computed_again() -> None:
+    computed: Counter[int] = Counter()
+
+    def function(batch: list[int]) -> list[int]:
+        if len(batch) > 7:
+            raise MemoryError
+        computed.update(batch)
+        return doubled(batch)
+
+    result = brim.map(function, range(100), batch_size=32)
+    assert list(result) == [2 * item for item in range(100)]
+    assert result.oom_events > 0
+    assert set(computed.values()) == {1}
+    assert result.batch_sizes is not None
+    assert result.batch_sizes.largest <= 7
+
+
+def test_an_item_that_does_not_fit_alone_is_recorded_and_the_rest_goes_on() -> None:
+    def function(batch: list[int]) -> list[int]:
+        if 42 in batch:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB")
+        return doubled(batch)
+
+    result = brim.map(function, range(100))
+    assert [result[item] for item in range(100) if item != 42] == [2 * item for item in range(100) if item != 42]
+    assert result.failures[42].reason == "out_of_memory"
+    assert result.failures[42].needed_bytes == 2 * 2**30
+    assert result[42] is result.failures[42]
+
+
+def test_the_guilty_item_is_found_and_an_ordinary_error_is_not_taken_for_memory() -> None:
+    def function(batch: list[int]) -> list[int]:
+        if 13 in batch or 77 in batch:
+            raise ValueError("cannot read this one")
+        return doubled(batch)
+
+    result = brim.map(function, range(100), batch_size=32)
+    assert set(result.failures) == {13, 77}
+    assert result.failures[13].reason == "error"
+    assert "cannot read this one" in result.failures[13].message
+    assert result.oom_events == 0
+
+
+def test_fail_fast_raises_the_items_own_error() -> None:
+    def function(batch: list[int]) -> list[int]:
+        if 13 in batch:
+            raise ValueError("cannot read this one")
+        return doubled(batch)
+
+    with pytest.raises(ValueError, match="cannot read this one"):
+        brim.map(function, range(100), fail_fast=True)
+
+
+def test_an_ambiguous_error_that_a_smaller_batch_cures_loses_nothing() -> None:
+    def function(batch: list[int]) -> list[int]:
+        if len(batch) > 4:
+            raise RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR")
+        return doubled(batch)
+
+    result = brim.map(function, range(50), batch_size=16)
+    assert list(result) == [2 * item for item in range(50)]
+
+
+def test_fail_on_oom_stops() -> None:
+    def function(batch: list[int]) -> list[int]:
+        raise MemoryError
+
+    with pytest.raises(brim.DoesNotFitError):
+        brim.map(function, range(8), batch_size=8, fail_on_oom=True)
+
+
+def test_a_fatal_error_ends_the_run_and_the_journal_keeps_what_is_done(tmp_path: Path) -> None:
+    def function(batch: list[int]) -> list[int]:
+        if 60 in batch:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return doubled(batch)
+
+    journal = tmp_path / "journal.jsonl"
+    with pytest.raises(brim.LostError, match="resume"):
+        brim.map(function, range(100), batch_size=8, journal=journal)
+    result = brim.map(doubled, range(100), batch_size=8, journal=journal, resume=True)
+    assert result.resumed == 56
+    assert list(result) == [2 * item for item in range(100)]
+
+
+def test_a_function_that_drops_results_is_told_so() -> None:
+    with pytest.raises(brim.RequestError, match="returned 1 results for a batch of 2"):
+        brim.map(lambda batch: batch[:1], range(4))
+
+
+@pytest.mark.parametrize("size", [0, -1, True, "many", 2.5])
+def test_a_batch_size_that_is_none_is_refused(size: Any) -> None:
+    with pytest.raises(brim.RequestError, match="whole number"):
+        brim.map(doubled, range(4), batch_size=size)
+
+
+def test_costs_cap_batches_in_padded_cost_and_the_padding_is_told() -> None:
+    seen: list[list[int]] = []
+
+    def function(batch: list[int]) -> list[int]:
+        seen.append(batch)
+        return batch
+
+    result = brim.map(function, [1] * 50 + [10] * 10, cost=lambda item: item)
+    assert seen[0] == [10, 10]
+    assert 0 <= result.padding_fraction < 1
+
+
+def test_a_result_that_json_cannot_hold_is_refused_with_a_journal(tmp_path: Path) -> None:
+    with pytest.raises(brim.RequestError, match="cannot be journalled"):
+        brim.map(lambda batch: [object() for _ in batch], range(4), journal=tmp_path / "journal.jsonl")
+
+
+def test_a_journal_is_not_resumed_by_other_work(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    brim.map(doubled, range(10), journal=journal)
+    with pytest.raises(brim.RequestError, match="earlier run"):
+        brim.map(doubled, range(10), journal=journal)
+    with pytest.raises(brim.RequestError, match="other items or settings"):
+        brim.map(doubled, range(11), journal=journal, resume=True)
+    with pytest.raises(brim.RequestError, match="other items or settings"):
+        brim.map(doubled, range(10), journal=journal, resume=True, key="another function")
+
+
+def test_a_memory_limit_on_the_cpu_splits_real_steps() -> None:
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Linear(1000, 1000)
+
+    def function(batch: list[int]) -> list[float]:
+        with torch.no_grad():
+            out = layer(torch.full((len(batch), 1000), 1.0)).sum(1) * torch.tensor(batch)
+        return out.tolist()
+
+    limit = 5 * 2**20  # the weights are 4 MB, a row and its output 8 kB
+    result = brim.map(function, range(500), batch_size=256, device="cpu", memory_limit=limit)
+    assert result.oom_events > 0
+    assert not result.failures
+    plain = [function([item])[0] for item in range(500)]
+    assert list(result) == pytest.approx(plain, rel=1e-4, abs=1e-4)
+    assert result.peak_allocated_bytes is not None
+    assert result.peak_allocated_bytes <= limit
+
+
+class Killed(BaseException):
+    """Stands for the process being killed: nothing in brim may catch it."""
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=60),
+    st.lists(st.sampled_from(["ok", "ok", "ok", "oom", "kill", "ambiguous"]), max_size=60),
+    st.sets(st.integers(0, 59), max_size=4),
+    st.sampled_from(["auto", 1, 7, 64]),
+)
+def test_recorded_exactly_once_under_any_schedule_of_trouble(
+    tmp_path_factory: pytest.TempPathFactory, costs: list[int], troubles: list[str], broken: set[int], size: Any
+) -> None:
+    journal = tmp_path_factory.mktemp("map") / "journal.jsonl"
+    schedule = iter(troubles)
+    recorded: Counter[int] = Counter()
+
+    def function(batch: list[int]) -> list[str]:
+        trouble = next(schedule, "ok")
+        if trouble == "kill":
+            raise Killed
+        if trouble == "oom" and len(batch) > 1:
+            raise MemoryError
+        if trouble == "ambiguous" and len(batch) > 1:
+            raise RuntimeError("Unable to find a valid cuDNN algorithm to run convolution")
+        if broken & set(batch):
+            raise ValueError("broken item")
+        recorded.update(batch)
+        return [f"answer {item}" for item in batch]
+
+    for _ in range(len(troubles) + 1):
+        try:
+            result = brim.map(function, range(len(costs)), batch_size=size, cost=lambda item: costs[item],
+                              journal=journal, resume=True)  # fmt: skip
+            break
+        except Killed:
+            continue
+    plain = {item: f"answer {item}" for item in range(len(costs)) if item not in broken}
+    assert {item: result[item] for item in plain} == plain
+    assert set(result.failures) == broken & set(range(len(costs)))
+    entries = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
+    assert Counter(entry["item"] for entry in entries) == Counter(range(len(costs)))
+    assert all(count == 1 for count in recorded.values())
+
+
+def test_map_needs_no_torch() -> None:
+    program = "import sys, brim; brim.map(lambda b: b, range(9)); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
