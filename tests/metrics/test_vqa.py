@@ -21,7 +21,7 @@ def answers(**counts: int) -> list[str]:
 
 
 def split(text: str, matches: int = 9) -> list[str]:
-    """`matches` people said this, the others something else: never unanimous, so everything is normalised."""
+    """`matches` people said this, the others something else: never unanimous, so punctuation goes from all."""
     return [text] * matches + ["zebra crossing"] * (10 - matches)
 
 
@@ -39,34 +39,34 @@ CASES: list[tuple[str, list[str], float]] = [
     ("red", ["red", "red", "blue", "green", "blue", "blue", "white", "black", "pink", "red"], 0.9),
     ("pink", ["red", "red", "blue", "green", "blue", "blue", "white", "black", "pink", "red"], 0.3),
     ("grey", ["red", "red", "blue", "green", "blue", "blue", "white", "black", "pink", "red"], 0.0),
-    # unanimous: nothing but white space is normalised, on either side
-    ("Yes", ["yes"] * 10, 0.0),
-    ("yes.", ["yes"] * 10, 0.0),
+    # unanimous: the prediction is normalised, the answers are taken as they are
+    ("Yes", ["yes"] * 10, 1.0),
+    ("yes.", ["yes"] * 10, 1.0),
     ("  yes\n", ["yes"] * 10, 1.0),
     ("yes", ["yes\t"] * 10, 1.0),
-    ("two", ["2"] * 10, 0.0),
+    ("two", ["2"] * 10, 1.0),
     ("2", ["two"] * 10, 0.0),
-    ("two", ["two"] * 10, 1.0),
-    ("the cat", ["cat"] * 10, 0.0),
-    ("the cat", ["the cat"] * 10, 1.0),
-    ("A", ["A"] * 10, 1.0),
-    ("dont walk", ["don't walk"] * 10, 0.0),
-    ("STOP", ["STOP"] * 10, 1.0),
+    ("two", ["two"] * 10, 0.0),  # the prediction has become 2
+    ("the cat", ["cat"] * 10, 1.0),
+    ("the cat", ["the cat"] * 10, 0.0),
+    ("A", ["A"] * 10, 0.0),
+    ("dont walk", ["don't walk"] * 10, 1.0),
+    ("STOP", ["STOP"] * 10, 0.0),
     ("stop", ["STOP"] * 10, 0.0),
-    ("1,000", ["1000"] * 10, 0.0),
+    ("1,000", ["1000"] * 10, 1.0),
     ("hot dog", ["hot\ndog"] * 10, 1.0),
     ("yes", ["yes"] * 9 + ["yes "], 1.0),  # white space alone does not make them disagree
-    ("Yes", ["yes"] * 9 + ["Yes"], 1.0),  # but case does, and then everyone is normalised
+    ("Yes", ["yes"] * 9 + ["Yes"], 1.0),  # case does, but the nine are enough
     ("yes", ["yes"] * 9 + ["yes."], 1.0),
     # case
     ("Yes", split("yes"), 1.0),
     ("FIRE HYDRANT", split("fire hydrant"), 1.0),
-    ("stop", split("STOP"), 1.0),
+    ("stop", split("STOP"), 0.0),
     # number words
     ("none", split("0"), 1.0),
-    ("zero", split("none"), 1.0),
+    ("zero", split("none"), 0.0),
     ("one", split("1"), 1.0),
-    ("2", split("two"), 1.0),
+    ("2", split("two"), 0.0),
     ("Three", split("3"), 1.0),
     ("ten", split("10"), 1.0),
     ("eleven", split("11"), 0.0),  # the list ends at ten
@@ -76,9 +76,9 @@ CASES: list[tuple[str, list[str], float]] = [
     ("a dog", split("dog"), 1.0),
     ("an apple", split("apple"), 1.0),
     ("the man on the left", split("man on left"), 1.0),
-    ("dog", split("The dog"), 1.0),
+    ("dog", split("The dog"), 0.0),
     ("another", split("other"), 0.0),
-    ("a", split("the"), 1.0),  # both become nothing
+    ("a", split("the"), 0.0),  # only the prediction becomes nothing
     # contractions
     ("dont know", split("don't know"), 1.0),
     ("its", split("it's"), 0.0),  # a word of its own
@@ -124,11 +124,11 @@ CASES: list[tuple[str, list[str], float]] = [
     ("p.m", split("pm"), 1.0),
     # white space
     ("hot\ndog", split("hot dog"), 1.0),
-    ("hot\tdog ", split("hot  dog"), 1.0),
-    # normalised answers of several people count together
-    ("2", ["two", "2", "2.", "a 2", "three", "3", "4", "5", "6", "7"], 1.0),
-    ("2", ["two", "2.", "3", "3", "3", "4", "4", "5", "5", "6"], 0.6),
-    ("Dont.", ["don't", "dont", "Don't!", "stop", "go", "go", "go", "go", "stop", "no"], 0.9),
+    ("hot\tdog ", split("hot  dog"), 0.0),
+    # answers count together once their punctuation is gone, and not for more
+    ("2", ["two", "2", "2.", "a 2", "three", "3", "4", "5", "6", "7"], 0.6),
+    ("2", ["two", "2.", "3", "3", "3", "4", "4", "5", "5", "6"], 0.3),
+    ("Dont.", ["don't", "dont", "Don't!", "stop", "go", "go", "go", "go", "stop", "no"], 0.3),
 ]
 
 

@@ -48,7 +48,7 @@ def _root(
 
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and leave with interface.md's exit codes."""
+    """Run the command line and leave with the exit codes of docs/interface.md."""
     arguments = dashed(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]

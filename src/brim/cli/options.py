@@ -1,4 +1,4 @@
-"""The flags of interface.md, declared once for every command that takes them."""
+"""The flags of docs/interface.md, declared once for every command that takes them."""
 
 from __future__ import annotations
 

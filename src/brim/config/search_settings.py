@@ -14,7 +14,7 @@ DEFAULT_MAX_SIZE = 65536
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """What the user asked of a search; interface.md's batch-size flags, one field each."""
+    """What the user asked of a search; the batch-size flags of docs/interface.md, one field each."""
 
     batch_size: int | None = None  # None is auto; a number is a ceiling, or fixed
     fixed: bool = False  # exactly `batch_size` (--no-auto-batch-size)

@@ -3,12 +3,15 @@
 Official (`vqa_accuracy`), for a question with ten human answers:
 
 1. New lines and tabs become spaces, the ends are stripped, in the prediction and in the answers.
-2. Unless the people were unanimous, prediction and answers are normalised (`normalise_vqa_answer`). Where all ten
-   gave the same text nothing is normalised, on either side, so that text read off an image must be spelled
-   as it is written: against ten times `yes`, `Yes.` scores 0.
+2. The prediction is normalised (`normalise_vqa_answer`). The answers get its punctuation step alone, and only where
+   the people were not unanimous: the official files hold them in lower case with digits already.
 3. Each person is left out once; the score against the other nine is min(matches / 3, 1); the mean of the ten counts.
 
-Simple (`vqa_accuracy_simple`): always normalised, and min(matches / 3, 1) over all the answers at once.
+This is the evaluation as released with VQA v1 and v2. A later revision of the official code normalises both sides
+fully where people disagree and neither where they are unanimous, so that `Yes.` scores 0 against ten times `yes`;
+figures in papers come from both.
+
+Simple (`vqa_accuracy_simple`): both sides always normalised, and min(matches / 3, 1) over all the answers at once.
 
 Fewer than four answers, which the official data never has, cannot give three matches among the others: there
 as many as there are suffice. A single answer is normalised and compared.
@@ -90,16 +93,17 @@ def leave_one_out_accuracy(matches: int, answers: int) -> float:
 
 
 class VqaAccuracy(Metric):
-    """The official accuracy: leave one person out, normalise only where people disagree."""
+    """The official accuracy: leave one person out; the prediction normalised, answers only of punctuation."""
 
     name = "vqa_accuracy"
 
     def compare(self, prediction: Any, references: Sequence[Any], sample: Mapping[str, Any]) -> float:  # noqa: ARG002
         answers = [_one_line(as_text(reference)) for reference in references]
-        given = _one_line(as_text(prediction))
-        if len(answers) == 1 or len(set(answers)) > 1:
-            answers = [normalise_vqa_answer(answer) for answer in answers]
-            given = normalise_vqa_answer(given)
+        if len(answers) == 1:
+            answers = [normalise_vqa_answer(answers[0])]
+        elif len(set(answers)) > 1:
+            answers = [_without_punctuation(answer) for answer in answers]
+        given = normalise_vqa_answer(as_text(prediction))
         return leave_one_out_accuracy(answers.count(given), len(answers))
 
 
