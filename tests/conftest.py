@@ -1,7 +1,9 @@
-"""For every test: a cache folder of its own, no ranks left over from the shell, and no colours or odd widths."""
+"""For every test: a cache folder of its own, one thread, no ranks of the shell's, no colours, no odd widths."""
 
 from __future__ import annotations
 
+import functools
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,9 @@ from hypothesis import settings
 settings.register_profile("steady", derandomize=True, deadline=None, database=None)
 settings.register_profile("roam", deadline=None, database=None)
 settings.load_profile("steady")
+
+# Tiny tensors: more threads only wait for each other, ten times as long on a busy machine. Child processes inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True)
@@ -25,3 +30,12 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
 def plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "FORCE_COLOR", "CLICOLOR_FORCE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steady steps in a probe, for tests in which nothing depends on how fast a step is."""
+    from brim.search.probe import ProbeSettings
+
+    short = functools.partial(ProbeSettings, steady_seconds=0.001, max_steps=3)
+    monkeypatch.setattr("brim.search.find.ProbeSettings", short)

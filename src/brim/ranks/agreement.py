@@ -105,17 +105,9 @@ class Agreement:
             raise RequestError(
                 f"WORLD_SIZE is {self.world.size}, but this torch has no distributed support; run a single process"
             )
-        timeout = timedelta(seconds=self.timeout_seconds)
         self._name = f"brim/votes/{next(_agreements)}"
         try:
-            if dist.is_initialized():
-                self._store = _default_store()
-                self._group = dist.new_group(backend="gloo", timeout=timeout)
-            else:
-                self._store = dist.PrefixStore(  # type: ignore[attr-defined]
-                    self._name, _rendezvous_store(self.world, timeout)
-                )
-                self._group = dist.ProcessGroupGloo(self._store, self.world.rank, self.world.size, timeout)
+            self._store, self._group = _meeting_place(self.world, self.timeout_seconds)
         except ValueError as error:  # the environment lacks MASTER_ADDR or MASTER_PORT
             raise RequestError(f"cannot reach the other ranks: {error}; start with torchrun") from error
         except RuntimeError as error:
@@ -125,14 +117,10 @@ class Agreement:
             ) from error
 
     def _disconnect(self) -> None:
-        group, self._group = self._group, None
-        if group is None:
-            return
-        import torch.distributed as dist
-
-        with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # a peer, or the group, is gone already
-            if dist.is_initialized():
-                dist.destroy_process_group(group)
+        """Leave; the group stays for the next agreement, unless it is broken."""
+        self._group = None
+        if self._lost is not None:
+            _kept_places.clear()
 
     def _exchange(self, payload: bytes) -> list[bytes]:
         """One message from each rank to all, in rank order; a lost rank is a `RankError`."""
@@ -181,21 +169,40 @@ class Agreement:
 
 # Ranks enter agreements in the same order, so the same number names the same one everywhere.
 _agreements = itertools.count()
-_rendezvous: list[Any] = []
+# Groups and stores are kept for the life of the process: ranks that leave one while others still do, or come back to a
+# port that is being closed, can wait for each other for ever.
+_kept_places: dict[
+    tuple[int, float], tuple[Any, Any, Any]
+] = {}  # (default group, timeout): that group, store, gloo group
+_kept_store: list[Any] = []
 
 
-def _rendezvous_store(world: World, timeout: timedelta) -> Any:
-    """The store that torchrun's environment names, met once and kept: no default group is made or needed.
+def _meeting_place(world: World, timeout_seconds: float) -> tuple[Any, Any]:
+    """The store and the gloo group for votes: beside the user's default group, or, without one, on torchrun's store.
 
-    Rank 0 may be the one that serves it, so closing it between two agreements would let a fast rank find the old
-    one and wait there for ever.
+    No default group is made, so that the user can still make one.
     """
-    if not _rendezvous:
-        from torch.distributed.rendezvous import rendezvous
+    import torch.distributed as dist
 
-        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
-        _rendezvous.append(store)
-    return _rendezvous[0]
+    default = dist.group.WORLD if dist.is_initialized() else None
+    place = _kept_places.get((id(default), timeout_seconds))
+    if place is not None and place[0] is default:
+        return place[1], place[2]
+    timeout = timedelta(seconds=timeout_seconds)
+    store: Any
+    group: Any
+    if default is not None:
+        store, group = _default_store(), dist.new_group(backend="gloo", timeout=timeout)
+    else:
+        if not _kept_store:
+            from torch.distributed.rendezvous import rendezvous
+
+            _kept_store.append(next(rendezvous("env://", world.rank, world.size, timeout=timeout))[0])
+        name = f"brim/places/{next(_agreements)}"
+        store = dist.PrefixStore(name, _kept_store[0])  # type: ignore[attr-defined]
+        group = dist.ProcessGroupGloo(store, world.rank, world.size, timeout)
+    _kept_places[id(default), timeout_seconds] = (default, store, group)
+    return store, group
 
 
 def _encode(outcome: Outcome) -> tuple[dict[str, Any], Exception | None]:
