@@ -128,6 +128,7 @@ def test_float32_optimizer_state_over_bfloat16_weights_keeps_its_dtype() -> None
     assert facts(net, optimizer) == before
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter in")  # of torch 2.6's own SequentialLR
 def test_a_run_after_take_steps_restore_has_the_same_losses() -> None:
     def losses(*, probe: bool) -> torch.Tensor:
         torch.manual_seed(7)
