@@ -34,8 +34,6 @@ class ProbeTable(SearchListener):
             return
         text = f"{scene.device}: {format_bytes(scene.limit_bytes)} to use, {format_bytes(scene.base_bytes)} resident"
         self.console.print(text, markup=False, highlight=False)
-        for note in scene.notes:
-            self.console.print(f"note: {note}", markup=False, highlight=False)
         if self.console.is_terminal:
             self._live = Live(self._table(), console=self.console, refresh_per_second=8)
             self._live.start()

@@ -130,7 +130,8 @@ class FastestSearch:
         probes = self._by_size()
         seconds = probes[-1].step_seconds or 0.0
         if len(probes) > 1:
-            seconds = max(seconds, _extended_seconds(size, probes[-2], probes[-1]))
+            fixed, per_item = _seconds_line(probes[-2], probes[-1])
+            seconds = max(seconds, fixed + per_item * size)
         return max(seconds, 1e-9)
 
     def _best_rate(self) -> float:
@@ -182,20 +183,17 @@ def _rate(probe: Probe) -> float:
     return probe.samples_per_second or 0.0
 
 
-def _extended_seconds(size: int, low: Probe, high: Probe) -> float:
-    """The step time at a size beyond two probes, if it goes on in a line through them."""
+def _seconds_line(low: Probe, high: Probe) -> tuple[float, float]:
+    """The line of step time over size through two probes: seconds of a step that carries nothing, and per item."""
     assert low.step_seconds is not None
     assert high.step_seconds is not None
-    slope = (high.step_seconds - low.step_seconds) / (high.batch_size - low.batch_size)
-    return high.step_seconds + slope * (size - high.batch_size)
+    per_item = (high.step_seconds - low.step_seconds) / (high.batch_size - low.batch_size)
+    return low.step_seconds - per_item * low.batch_size, per_item
 
 
 def _where_rate_reaches(rate: float, low: Probe, high: Probe) -> float:
     """The size between two probes where the rate is reached, if step time is affine between them."""
-    assert low.step_seconds is not None
-    assert high.step_seconds is not None
-    slope = (high.step_seconds - low.step_seconds) / (high.batch_size - low.batch_size)
-    fixed = low.step_seconds - slope * low.batch_size  # seconds of a step that carries nothing
-    if 1 - rate * slope <= 0:
+    fixed, per_item = _seconds_line(low, high)
+    if 1 - rate * per_item <= 0:
         return high.batch_size
-    return min(max(rate * fixed / (1 - rate * slope), low.batch_size), high.batch_size)
+    return min(max(rate * fixed / (1 - rate * per_item), low.batch_size), high.batch_size)

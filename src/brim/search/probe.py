@@ -216,15 +216,14 @@ class DeviceProber(Prober):
         detail = ""
         best = max((rate for smaller, rate in self._rates.items() if smaller < size), default=0.0)
         near_limit = reading.peak_reserved_bytes > NEAR_LIMIT * self.scene.limit_bytes
-        if not self.memory.exact and near_limit and size / step_seconds < SLOW_FRACTION * best:
-            seconds, count = self._time_steps(
-                batch, time.perf_counter(), near_limit=True
-            )  # look twice before calling it slow
+        slow_rate = SLOW_FRACTION * best if near_limit and not self.memory.exact else 0.0
+        if size / step_seconds < slow_rate:  # look twice before calling it slow
+            seconds, count = self._time_steps(batch, time.perf_counter(), near_limit=True)
             step_seconds = min(step_seconds, seconds / count)
         rate = size / step_seconds
         if retries:
             verdict, detail = "thrashes", f"the allocator had to free its cache and retry {retries} times"
-        elif not self.memory.exact and near_limit and rate < SLOW_FRACTION * best:
+        elif rate < slow_rate:
             verdict = "thrashes"
             detail = f"{rate / best:.2f} of the rate of a smaller size: no room left for workspaces"
         if verdict == "fits":

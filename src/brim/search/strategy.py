@@ -63,7 +63,7 @@ class _Search:
         self.settings = settings
         self.probes: list[Probe] = []
         self._probe = probe
-        self._finished = True
+        self._finished = True  # until the probes allowed are used up
         self.model = ByteModel(base_bytes=scene.base_bytes, noise=0.0 if scene.exact else ALLOCATOR_NOISE)
         bounds = [settings.max_size, scene.largest_size, settings.batch_size]
         self.last = min(bound for bound in bounds if bound is not None)
@@ -98,9 +98,9 @@ class _Search:
         resolution = 0.0 if self.scene.exact else ALLOCATOR_RESOLUTION
         limit = self.scene.limit_bytes
         search = LargestSearch(self.model, limit_bytes=limit, grid=self._grid(), resolution=resolution)
-        finished = self._drive(search)
+        self._drive(search)
         chosen = self._fitting(search.largest)
-        return self._found(chosen, self._why_largest(chosen, finished))
+        return self._found(chosen, self._why_largest(chosen))
 
     def fastest(self) -> Found:
         """The smallest size within tolerance of the best rate in reach."""
@@ -111,29 +111,27 @@ class _Search:
             tolerance=self.settings.tolerance,
             headroom=0.0 if self.scene.exact else 0.03,
         )
-        finished = self._drive(search)
+        self._drive(search)
         chosen, best = search.chosen(), search.best()
         if chosen is None or best is None:
             raise self._does_not_fit(self.probes[-1])
         reason = f"the smallest size within {self.settings.tolerance:.0%} of the best rate in reach"
         if best.batch_size != chosen.batch_size:
             reason += f" ({best.samples_per_second:,.1f}/s at {best.batch_size})"
-        return self._found(chosen, reason + ("" if finished else self._out_of_probes()))
+        return self._found(chosen, reason + ("" if self._finished else self._out_of_probes()))
 
-    def _drive(self, strategy: _Strategy) -> bool:
-        """Ask, probe, tell; False when the probes allowed were used up first."""
-        self._finished = True
+    def _drive(self, strategy: _Strategy) -> None:
+        """Ask, probe, tell, until the strategy is done or the probes allowed are used up."""
         while (size := strategy.next_size()) is not None:
             if self.settings.max_probes is not None and len(self.probes) >= self.settings.max_probes:
                 self._finished = False
                 if any(probe.fits for probe in self.probes):
-                    return False
+                    return
                 raise DoesNotFitError(
                     f"none of the {len(self.probes)} sizes tried fits, and --max-probes {self.settings.max_probes} "
                     "is used up; allow more probes"
                 )
             strategy.tell(self._try(size))
-        return True
 
     def _try(self, size: int) -> Probe:
         probe = self._probe(size)
@@ -175,9 +173,9 @@ class _Search:
             complete=self._finished and not any(probe.verdict == "timeout" for probe in self.probes),
         )
 
-    def _why_largest(self, chosen: Probe, finished: bool) -> str:
+    def _why_largest(self, chosen: Probe) -> str:
         above = [probe for probe in self.probes if not probe.fits and probe.batch_size > chosen.batch_size]
-        if not finished:
+        if not self._finished:
             return "the largest size seen to fit" + self._out_of_probes()
         if not above:
             return f"the largest size allowed ({self.last}) fits"
