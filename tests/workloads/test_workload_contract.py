@@ -17,26 +17,11 @@ from brim.workloads.optimizers import make_optimizer
 from brim.workloads.train_step import TrainStepWorkload
 
 
-class GenerationConfig:
-    """As much of transformers' class as generation flags need."""
+def tiny_language_model() -> nn.Module:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    def __init__(self, **flags: object) -> None:
-        vars(self).update(flags)
-
-
-class Parrot(nn.Module):
-    """A model with transformers' `generate` that repeats the last token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-        self.generation_config = GenerationConfig(eos_token_id=1, pad_token_id=None, temperature=0.3)
-
-    def generate(
-        self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor, generation_config: GenerationConfig
-    ) -> torch.Tensor:
-        count = vars(generation_config)["max_new_tokens"]
-        return torch.cat([input_ids, input_ids[:, -1:].expand(-1, count)], dim=1)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return Qwen2ForCausalLM(Qwen2Config(vocab_size=64, num_key_value_heads=1, **shape))
 
 
 def linear_pair(size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,7 +41,7 @@ def generate() -> Workload:
         ids = torch.ones(size, 3, dtype=torch.long)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
-    return GenerateWorkload(model=Parrot(), make_batch=prompts, max_new_tokens=5, device="cpu")
+    return GenerateWorkload(model=tiny_language_model(), make_batch=prompts, max_new_tokens=5, device="cpu")
 
 
 def train() -> Workload:

@@ -323,7 +323,8 @@ class DeviceProber(Prober):
         )
 
     def _drop_leftovers(self) -> None:
-        """Drop the gradients of the last step, so that every probe starts from the same memory."""
+        """Drop what the last step left, so that every probe starts from the same memory."""
+        self.workload.release()
         for module in self.workload.modules():
             for parameter in module.parameters():
                 parameter.grad = None

@@ -66,6 +66,10 @@ class Workload(ABC):
         """The functions that a step runs, so that a compiled one can be told where it matters."""
         return (self.step,)
 
+    def release(self) -> None:
+        """Let go of memory that a step keeps for the next one; called between sizes."""
+        return
+
     def reserved_bytes(self) -> int:
         """Bytes to keep free beside a probe for what does not exist yet, e.g. communication buckets."""
         return 0

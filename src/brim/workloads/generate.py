@@ -1,24 +1,21 @@
-"""Greedy generation of a fixed number of new tokens: the worst case of a generative language model.
-
-Works with any model that has transformers' `generate` and `generation_config`, without importing transformers.
-"""
+"""Greedy generation of a fixed number of new tokens: the worst case of a generative language model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from brim.decode.loop import PromptBatch
+from brim.decode.select import Decoder, make_decoder
+from brim.decode.settings import GenerationSettings, TokenIds
 from brim.errors import RequestError
 from brim.workloads.base import Mode, Workload
 from brim.workloads.model_call import in_mode
 
 __all__ = ["GenerateWorkload"]
-
-_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 class GenerateWorkload(Workload):
@@ -39,10 +36,10 @@ class GenerateWorkload(Workload):
         identity: Mapping[str, Any] | None = None,
         largest_size: int | None = None,
     ) -> None:
-        if not (hasattr(model, "generate") and getattr(model, "generation_config", None) is not None):
+        if not hasattr(model, "_get_logits_processor") or getattr(model, "generation_config", None) is None:
             raise RequestError(
-                f"mode generate: {type(model).__name__} cannot generate (no generate and generation_config); "
-                "use mode forward, or give a step of your own"
+                f"mode generate: {type(model).__name__} is not a generating model of transformers; use mode forward, "
+                "or give a step of your own"
             )
         if max_new_tokens < 1:
             raise RequestError(f"max_new_tokens={max_new_tokens}: the smallest is 1")
@@ -52,21 +49,31 @@ class GenerateWorkload(Workload):
         self._make_batch = make_batch
         self._identity = identity
         self._largest_size = largest_size
-        self._generation_config = _greedy_config(model, max_new_tokens)
+        self._decoder: Decoder | None = None
 
     def make_batch(self, size: int) -> Mapping[str, Any]:
         """The batch that `make_batch=` gives for the size."""
         return self._make_batch(size)
 
     def step(self, batch: Mapping[str, Any]) -> Any:
-        """One generation; returns the token ids, the prompt included where the model includes it."""
-        model: Any = self.model
-        with in_mode(model, training=False), self._own_generation_config(), torch.inference_mode():
-            return model.generate(**batch, generation_config=self._generation_config)
+        """One generation by the decode loop that an evaluation runs; returns the answers."""
+        with in_mode(self.model, training=False):
+            if self._decoder is None:
+                settings = GenerationSettings(max_new_tokens=self.max_new_tokens)
+                tokens = TokenIds(ends=(), pad=TokenIds.of(getattr(self.model, "generation_config", None)).pad)
+                longest = int(batch["input_ids"].shape[1])
+                self._decoder = make_decoder(self.model, settings, tokens, images=len(batch) > 2, longest=longest)
+                self.notes = (*self.notes, *self._decoder.notes)
+            return self._decoder.generate(_prompts(batch, self._decoder.padding))
 
     def modules(self) -> Sequence[nn.Module]:
         """The model."""
         return (self.model,)
+
+    def release(self) -> None:
+        """Let go of the keys, values and graph kept for a next step of the same size."""
+        if self._decoder is not None:
+            self._decoder.release()
 
     def largest_size(self) -> int | None:
         """The size past which a batch makes no sense, if one was given."""
@@ -76,30 +83,14 @@ class GenerateWorkload(Workload):
         """What the plan is filed under, if it was given."""
         return self._identity
 
-    @contextmanager
-    def _own_generation_config(self) -> Iterator[None]:
-        # generate() fills unset flags from the model's own config (a temperature, a max_length), then warns that
-        # greedy search does not use them. While ours stands in for it, there is nothing else to take.
-        model: Any = self.model
-        usual = model.generation_config
-        model.generation_config = self._generation_config
-        try:
-            yield
-        finally:
-            model.generation_config = usual
 
-
-def _greedy_config(model: Any, max_new_tokens: int) -> Any:
-    usual = model.generation_config
-    ids = {name: getattr(usual, name, None) for name in _TOKEN_IDS}
-    if ids["pad_token_id"] is None:  # unset, generate() picks one and logs about it at every call
-        end = ids["eos_token_id"]
-        ids["pad_token_id"] = next(iter(end), 0) if isinstance(end, (list, tuple)) else (end or 0)
-    return type(usual)(
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=max_new_tokens,
-        do_sample=False,
-        num_beams=1,
-        use_cache=True,
-        **ids,
-    )
+def _prompts(batch: Mapping[str, Any], padding: str) -> PromptBatch:
+    """A worst-case batch has no padding: every row is as long as the batch."""
+    ids = batch["input_ids"]
+    mask = batch.get("attention_mask")
+    full = mask is None or len(batch) <= 2
+    if padding == "right" and full and "decoder_input_ids" not in batch:
+        lengths = torch.full((ids.shape[0],), ids.shape[1], dtype=torch.long, device=ids.device)
+        return PromptBatch(inputs={"input_ids": ids}, lengths=lengths, keys=range(ids.shape[0]))
+    inputs = {"attention_mask": torch.ones_like(ids), **batch}
+    return PromptBatch(inputs=inputs, keys=range(ids.shape[0]))

@@ -1,0 +1,66 @@
+"""One decode step as a CUDA graph: captured once, replayed without the host.
+
+As `torch.cuda.graph`, but without its synchronisation, garbage collection and emptied cache at every capture: the
+step before has just run with the same shapes, and the device is busy with it while this one is recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from brim.memory.failures import FailureKind, classify
+
+__all__ = ["CaptureFailedError", "capture", "graphs_work_on"]
+
+# Device index: the memory that its graphs share, and a graph of nothing that keeps it alive when all others are gone.
+_pools: dict[int, tuple[Any, torch.cuda.CUDAGraph]] = {}
+
+
+class CaptureFailedError(Exception):
+    """The step cannot be captured (a synchronisation inside it, an unsupported call); it can still run eagerly."""
+
+
+def graphs_work_on(device: torch.device) -> bool:
+    """Whether steps on this device can be captured at all."""
+    return device.type == "cuda"
+
+
+def capture(step: Callable[[], Any], device: torch.device) -> torch.cuda.CUDAGraph:
+    """Record `step` without running it; it must have run once with the same shapes.
+
+    Out of memory is raised as it is; any other failure is a `CaptureFailedError`.
+    """
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    if index not in _pools:
+        handle = torch.cuda.graph_pool_handle()
+        _pools[index] = (handle, _record(lambda: torch.zeros(1, device=device), device, handle))
+    return _record(step, device, _pools[index][0])
+
+
+def _record(step: Callable[[], Any], device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    current = torch.cuda.current_stream(device)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(current)
+    problem: Exception | None = None
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            step()
+        except Exception as error:
+            problem = error
+        if problem is None:
+            graph.capture_end()
+        else:
+            with contextlib.suppress(RuntimeError):  # the capture is void already
+                graph.capture_end()
+    current.wait_stream(stream)
+    if problem is None:
+        return graph
+    if classify(problem).kind is FailureKind.OUT_OF_MEMORY:
+        raise problem
+    raise CaptureFailedError(f"{type(problem).__name__}: {problem}") from problem
