@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import collections
 import mmap
+import time
 import types
 from pathlib import Path
 
 import psutil
 import pytest
 
-from brim.monitor.host import available_host_bytes, process_resident_bytes
+from brim.monitor.host import CpuMeter, MemoryMeter, available_host_bytes, process_resident_bytes
 
 MIB = 2**20
 HOST_AVAILABLE = 64 * 1024 * MIB
@@ -117,6 +119,18 @@ def test_a_limit_without_statistics_counts_all_use(tmp_path: Path) -> None:
     assert room(tmp_path) == 40 * MIB
 
 
+def test_a_meter_follows_the_room_under_a_limit_from_reading_to_reading(tmp_path: Path) -> None:
+    group = tmp_path / "cgroup"
+    write_v2(group, limit=1000 * MIB, current=600 * MIB)
+    meter = MemoryMeter(group, tmp_path / "absent")
+    readings = [meter.available_bytes()]
+    write_v2(group, limit=1000 * MIB, current=900 * MIB, inactive_file=50 * MIB)
+    readings.append(meter.available_bytes())
+    write_v2(group, limit="max", current=900 * MIB)
+    readings.append(meter.available_bytes())
+    assert readings == [400 * MIB, 150 * MIB, HOST_AVAILABLE]
+
+
 def test_the_real_host_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert 0 < available_host_bytes() <= psutil.virtual_memory().total
@@ -127,3 +141,52 @@ def test_resident_bytes_grow_with_memory_that_is_touched() -> None:
     with mmap.mmap(-1, 64 * MIB) as held:  # fresh pages: a plain allocation may reuse what is resident already
         held.write(b"x" * (64 * MIB))
         assert process_resident_bytes() - before > 32 * MIB
+
+
+CpuTimes = collections.namedtuple("CpuTimes", "user nice system idle iowait guest guest_nice")
+
+
+def set_cpu_times(monkeypatch: pytest.MonkeyPatch, *readings: tuple[float, ...]) -> None:
+    remaining = iter([CpuTimes(*reading) for reading in readings])
+    monkeypatch.setattr(psutil, "cpu_times", lambda: next(remaining))
+
+
+def test_cores_are_busy_for_the_share_of_time_since_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_cpu_times(monkeypatch, (100, 0, 10, 50, 0, 0, 0), (102, 0, 11, 56, 1, 0, 0), (106, 0, 11, 56, 1, 0, 0))
+    meter = CpuMeter()
+    assert meter.fraction() is None  # nothing to compare with
+    assert meter.fraction() == pytest.approx(0.3)  # 3 busy of 10 seconds: waiting for disks is not work
+    assert meter.fraction() == pytest.approx(1.0)
+
+
+def test_the_time_of_guests_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_cpu_times(monkeypatch, (0, 0, 0, 0, 0, 0, 0), (4, 0, 0, 6, 0, 4, 0))
+    meter = CpuMeter()
+    meter.fraction()
+    assert meter.fraction() == pytest.approx(0.4)
+
+
+def test_a_clock_that_has_not_ticked_gives_no_share_and_keeps_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    still, later = (1, 0, 0, 1, 0, 0, 0), (2, 0, 0, 4, 0, 0, 0)
+    set_cpu_times(monkeypatch, still, still, later)
+    meter = CpuMeter()
+    assert [meter.fraction(), meter.fraction(), meter.fraction()] == [None, None, pytest.approx(0.25)]
+
+
+def test_two_meters_do_not_share_their_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_cpu_times(monkeypatch, (0, 0, 0, 0, 0, 0, 0), (1, 0, 0, 1, 0, 0, 0), (1, 0, 0, 3, 0, 0, 0))
+    first, second = CpuMeter(), CpuMeter()
+    first.fraction()
+    second.fraction()
+    assert first.fraction() == pytest.approx(0.25)
+
+
+def test_the_real_cores_are_between_idle_and_full() -> None:
+    meter = CpuMeter()
+    meter.fraction()
+    until = time.monotonic() + 0.2
+    while time.monotonic() < until:
+        pass
+    fraction = meter.fraction()
+    assert fraction is not None
+    assert 0 < fraction <= 1

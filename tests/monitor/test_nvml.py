@@ -6,80 +6,13 @@ import sys
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fake_nvml import GIB, UUID, FakeNvml
 
 from brim.monitor import nvml
 
-GIB = 2**30
-UUID = "5a1f0c9e-0000-1111-2222-333344445555"
 NOT_AVAILABLE = 2**64 - 1
-
-
-class FakeNvml(types.ModuleType):
-    """A card of 80 GiB, 30 of them in use: 10 by this process, 20 by another."""
-
-    nvmlMemory_v2 = 0x2000028  # noqa: N815
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self) -> None:
-        super().__init__("pynvml")
-        self.open_sessions = 0
-        self.processes: list[types.SimpleNamespace] | None = [
-            types.SimpleNamespace(pid=os.getpid(), usedGpuMemory=10 * GIB),
-            types.SimpleNamespace(pid=os.getpid() + 1, usedGpuMemory=20 * GIB),
-        ]
-        self.known_uuids = {f"GPU-{UUID}"}
-        self.failing: set[str] = set()
-        self.version: str | bytes = "570.86.15"
-
-    def _called(self, name: str) -> None:
-        if name in self.failing:
-            raise self.NVMLError(name)
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        self._called("init")
-        self.open_sessions += 1
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.open_sessions -= 1
-        self._called("shutdown")
-
-    def nvmlSystemGetDriverVersion(self) -> str | bytes:  # noqa: N802
-        self._called("version")
-        return self.version
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
-        if index > 0:
-            raise self.NVMLError("invalid argument")
-        return "card"
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        if uuid not in self.known_uuids:
-            raise self.NVMLError("not found")
-        return "card"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> Any:  # noqa: N802
-        assert self.open_sessions == 1
-        self._called("memory")
-        if version is None:  # the driver's reserve of 1 GiB counts as used
-            return types.SimpleNamespace(total=80 * GIB, used=31 * GIB, free=49 * GIB)
-        self._called("memory v2")
-        return types.SimpleNamespace(total=80 * GIB, used=30 * GIB, free=49 * GIB, reserved=GIB)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> Any:  # noqa: N802
-        self._called("processes")
-        return self.processes
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    module = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    return module
 
 
 def test_memory_is_split_between_this_process_and_others(fake: FakeNvml) -> None:
@@ -190,6 +123,99 @@ def test_the_driver_version_is_text(fake: FakeNvml, version: str | bytes) -> Non
 def test_no_driver_means_no_version(fake: FakeNvml, failing: str) -> None:
     fake.failing = {failing}
     assert nvml.driver_version() is None
+
+
+def read_once() -> nvml.CardFigures:
+    card = nvml.open_card()
+    assert card is not None
+    figures = card.read()
+    card.close()
+    return figures
+
+
+def test_an_open_card_gives_every_figure_in_its_unit(fake: FakeNvml) -> None:
+    assert read_once() == nvml.CardFigures(
+        utilisation=0.37,
+        memory_used_bytes=30 * GIB,
+        memory_process_bytes=10 * GIB,
+        memory_others_bytes=20 * GIB,
+        power_watts=412.5,
+        sm_clock_mhz=1980,
+        memory_clock_mhz=2619,
+        temperature_c=61,
+        throttle_reasons=("sw_power_cap",),
+    )
+
+
+def test_where_its_own_share_is_unknown_the_share_of_others_is_too(fake: FakeNvml) -> None:
+    fake.processes = []
+    figures = read_once()
+    assert figures.memory_used_bytes == 30 * GIB
+    assert (figures.memory_process_bytes, figures.memory_others_bytes) == (None, None)
+
+
+def test_its_own_share_is_told_also_where_the_cards_memory_is_not(fake: FakeNvml) -> None:
+    fake.errors["memory"] = fake.NVMLError_NotSupported
+    figures = read_once()
+    assert figures.memory_process_bytes == 10 * GIB
+    assert (figures.memory_used_bytes, figures.memory_others_bytes) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("mask", "reasons"),
+    [
+        (0x000, ()),
+        (0x001, ("gpu_idle",)),
+        (0x01E, ("applications_clocks", "sw_power_cap", "hw_slowdown", "sync_boost")),
+        (0x1E0, ("sw_thermal", "hw_thermal", "hw_power_brake", "display_clocks")),
+        (0x804, ("sw_power_cap", "0x800")),  # a bit that only a later driver sets
+    ],
+)
+def test_throttle_reasons_are_named_by_the_bits_of_the_mask(
+    fake: FakeNvml, mask: int, reasons: tuple[str, ...]
+) -> None:
+    fake.throttle_mask = mask
+    assert read_once().throttle_reasons == reasons
+
+
+def test_an_old_driver_is_asked_for_throttle_reasons_by_their_old_name(fake: FakeNvml) -> None:
+    fake.errors["event reasons"] = fake.NVMLError_FunctionNotFound
+    assert read_once().throttle_reasons == ("sw_power_cap",)
+
+
+def test_an_old_binding_is_asked_for_throttle_reasons_by_their_old_name(
+    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(FakeNvml, "nvmlDeviceGetCurrentClocksEventReasons")
+    assert read_once().throttle_reasons == ("sw_power_cap",)
+
+
+def test_a_lost_card_is_not_mistaken_for_an_old_driver(fake: FakeNvml) -> None:
+    fake.errors["event reasons"] = fake.NVMLError_GpuIsLost
+    assert read_once().throttle_reasons is None
+    assert fake.calls["throttle reasons"] == 0
+
+
+@pytest.mark.parametrize("uuid", [UUID, f"MIG-{UUID}"])
+def test_a_slice_of_a_card_can_be_opened(fake: FakeNvml, uuid: str) -> None:
+    fake.known_uuids = {f"MIG-{UUID}"}
+    assert nvml.open_card(uuid) is not None
+
+
+def test_no_card_is_opened_for_an_unknown_uuid_and_nvml_is_shut_down(fake: FakeNvml) -> None:
+    assert nvml.open_card("GPU-00000000-0000-0000-0000-000000000000") is None
+    assert fake.open_sessions == 0
+
+
+def test_an_open_card_keeps_one_nvml_session_until_it_is_closed(fake: FakeNvml) -> None:
+    card = nvml.open_card(UUID)
+    assert card is not None
+    card.read()
+    card.read()
+    assert (fake.open_sessions, fake.calls["init"]) == (1, 1)
+    fake.failing = {"shutdown"}
+    card.close()
+    assert fake.open_sessions == 0
 
 
 def test_importing_the_file_needs_neither_torch_nor_pynvml() -> None:

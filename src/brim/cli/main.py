@@ -13,7 +13,7 @@ from typing import NoReturn
 import typer
 
 from brim import __version__
-from brim.cli import cache, find
+from brim.cli import cache, evaluate, find
 from brim.cli.console import error_console
 from brim.errors import BrimError, RankError
 
@@ -31,6 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("find")(find.find)
+app.command("eval")(evaluate.evaluate)
 app.add_typer(cache.app, name="cache")
 
 

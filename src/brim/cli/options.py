@@ -10,10 +10,13 @@ import typer
 from brim.errors import RequestError
 
 __all__ = [
-    "BatchSize", "Device", "Dtype", "FailOnOom", "GradientCheckpointing", "Isolate", "JsonOutput", "Knobs", "Margin",
-    "MaxBatchSize", "MaxProbes", "MaxTokens", "MemoryLimit", "Mode", "ModelName", "MultipleOf", "NoAutoBatchSize",
-    "NoCache", "Objective", "Optimizer", "Output", "PerRank", "PowerOfTwo", "ProbeTimeout", "Tolerance",
-    "TrustRemoteCode", "collect_knobs", "parse_batch_size",
+    "BatchSize", "Chat", "CompareBatch", "Data", "Device", "Dtype", "FailFast", "FailOnOom", "Fields",
+    "GradientCheckpointing", "Images", "Isolate", "JsonOutput", "Knobs", "Launcher", "Limit", "Margin",
+    "MaxBatchSize", "MaxProbes", "MaxTokens", "MemoryLimit", "Metrics", "Mode", "ModelArgument", "ModelFlag",
+    "ModelName", "MultipleOf", "NoAutoBatchSize", "NoCache", "NumWorkers", "Objective", "Offload", "Optimizer",
+    "Output", "PerRank", "PinMemory", "Plugins", "PowerOfTwo", "PrefetchFactor", "ProbeTimeout", "Resume",
+    "RunFolder", "SavePredictions", "Seed", "SkipBad", "Split", "StopStrings", "SystemPrompt", "Task", "Temperature",
+    "Tolerance", "TopP", "TrustRemoteCode", "Verbose", "Weights", "collect_knobs", "parse_batch_size",
 ]  # fmt: skip
 
 _BATCH, _WHERE, _OUT = "Batch size", "Device and precision", "Output"
@@ -90,6 +93,102 @@ Isolate = Annotated[
     bool,
     _flag("--isolate", text="Probe in a child process: a crash, a kill or a hang becomes a verdict.", panel=_BATCH),
 ]
+
+_DATA, _ANSWER, _LOAD = "Data", "Answers", "Loading"
+
+ModelArgument = Annotated[
+    str | None, typer.Argument(metavar="[MODEL]", help="The model, where -m is not given.", show_default=False)
+]
+ModelFlag = Annotated[
+    str | None,
+    _flag("-m", "--model", text="A transformers folder, a torchvision or timm name, or py:FILE:FACTORY.",
+          metavar="MODEL"),
+]  # fmt: skip
+Data = Annotated[
+    str | None,
+    _flag("-d", "--data", text="JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.", panel=_DATA,
+          metavar="PATH"),
+]  # fmt: skip
+Split = Annotated[str | None, _flag("--split", text="Which split of the data.", panel=_DATA, metavar="NAME")]
+Limit = Annotated[int | None, _flag("--limit", text="Only N samples, classes in proportion.", panel=_DATA, metavar="N")]
+Fields = Annotated[
+    list[str] | None,
+    _flag("--map", text="Which column is what: --map prompt=query; repeatable.", panel=_DATA, metavar="FIELD=COLUMN"),
+]
+Images = Annotated[
+    str | None, _flag("--images", text="The folder that image names start from.", panel=_DATA, metavar="DIR")
+]
+SkipBad = Annotated[bool, _flag("--skip-bad", text="Leave out records that cannot be read.", panel=_DATA)]
+Task = Annotated[
+    str | None,
+    _flag("--task", text="generate, vqa, choice or classify; by default what the data is for.", metavar="TASK"),
+]
+Metrics = Annotated[
+    str | None,
+    _flag("--metrics", text="Such as bleu,rouge,exact_match; by default the task's own.", metavar="NAMES"),
+]
+Plugins = Annotated[
+    list[str] | None,
+    _flag("--plugin", text="A Python file with tasks or metrics of your own; repeatable.", metavar="FILE"),
+]
+Weights = Annotated[
+    str,
+    _flag("--weights", text="For torchvision and timm: auto (published), none (random) or a file.", metavar="WHICH"),
+]
+
+Temperature = Annotated[
+    float, _flag("--temperature", text="0 is greedy; above, tokens are drawn.", panel=_ANSWER, metavar="T")
+]
+TopP = Annotated[float, _flag("--top-p", text="Draw from the likeliest tokens up to this.", panel=_ANSWER, metavar="P")]
+Seed = Annotated[int, _flag("--seed", text="For drawn tokens.", panel=_ANSWER, metavar="N")]
+StopStrings = Annotated[
+    list[str] | None,
+    _flag("--stop", text="An answer ends before this text; repeatable.", panel=_ANSWER, metavar="TEXT"),
+]
+Chat = Annotated[
+    bool | None,
+    typer.Option("--chat/--no-chat", help="Use the model's chat template; by default if it has one.",
+                 rich_help_panel=_ANSWER, show_default=False),
+]  # fmt: skip
+SystemPrompt = Annotated[
+    str | None, _flag("--system", text="A system prompt before every sample.", panel=_ANSWER, metavar="TEXT")
+]
+
+NumWorkers = Annotated[
+    int | None,
+    _flag("--num-workers", text="Loading processes; by default as many as a short trial asks for.", panel=_LOAD,
+          metavar="N"),
+]  # fmt: skip
+PinMemory = Annotated[
+    bool, typer.Option("--pin-memory/--no-pin-memory", help="Load into pinned memory.", rich_help_panel=_LOAD)
+]
+PrefetchFactor = Annotated[
+    int, _flag("--prefetch-factor", text="Samples each process prepares ahead.", panel=_LOAD, metavar="N")
+]
+
+Offload = Annotated[
+    str | None,
+    _flag("--offload", text="cpu: if a sample does not fit even alone, weights go to host memory.", panel=_BATCH,
+          metavar="cpu"),
+]  # fmt: skip
+CompareBatch = Annotated[
+    str | None,
+    _flag("--compare-batch", text="Time these sizes on a part of the data instead: 1,2,4,8,16.", panel=_BATCH,
+          metavar="SIZES"),
+]  # fmt: skip
+FailFast = Annotated[bool, _flag("--fail-fast", text="Stop at the first sample that fails by an error of its own.")]
+Resume = Annotated[
+    bool, _flag("--resume", text="Go on with the run in -o: samples that are done are not done again.", panel=_OUT)
+]
+Launcher = Annotated[str | None, _flag("--on", text="ray: run as Ray actors, one GPU each.", metavar="ray")]
+RunFolder = Annotated[
+    Path | None,
+    _flag("-o", "--output", text="The run's folder (default runs/<command>-<time>).", panel=_OUT, metavar="DIR"),
+]
+SavePredictions = Annotated[
+    bool, typer.Option("--save-predictions", help="Always on: samples.jsonl has them.", hidden=True)
+]
+Verbose = Annotated[bool, _flag("--verbose", text="Also show the first answers.", panel=_OUT)]
 
 Device = Annotated[str, _flag("--device", text="auto, cpu, cuda, cuda:N or mps.", panel=_WHERE, metavar="DEVICE")]
 Dtype = Annotated[

@@ -15,7 +15,11 @@ import torch
 
 from brim.decode.settings import GenerationSettings, TokenIds
 
-__all__ = ["TokenChooser", "generation_config_for", "uniforms"]
+__all__ = ["PADDING", "WARPERS", "TokenChooser", "generation_config_for", "uniforms"]
+
+PADDING = -1  # stands for padding among the tokens so far
+# What a generation configuration says about a draw, and a greedy choice does not look at.
+WARPERS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
 
 # Processors that look at the scores alone; any other may look at the tokens so far.
 _SCORES_ONLY = {
@@ -31,18 +35,20 @@ def generation_config_for(model: Any, settings: GenerationSettings, tokens: Toke
     """The model's own generation configuration with what was asked for in its place."""
     config = copy.deepcopy(model.generation_config)
     config.max_length = None
-    config.min_length = 0
+    if not model.config.is_encoder_decoder:
+        config.min_length = 0  # it counts the prompt, and in a batch its padding
     config.max_new_tokens = settings.max_new_tokens
     config.do_sample = settings.samples
     config.num_beams = 1
+    config.num_return_sequences = 1
+    config.return_dict_in_generate = False
     config.use_cache = True
     config.eos_token_id = list(tokens.ends) or None
     config.pad_token_id = tokens.pad
     config.temperature = settings.temperature if settings.samples else None
     config.top_p = settings.top_p if settings.samples and settings.top_p < 1 else None
     if not settings.samples:
-        config.top_k = None
-        for name in ("min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h"):
+        for name in WARPERS:
             if hasattr(config, name):
                 setattr(config, name, None)
     return config
@@ -65,6 +71,10 @@ class TokenChooser:
     """
 
     def __init__(self, model: Any, config: Any, *, prompt_length: int, device: torch.device) -> None:
+        config = copy.copy(config)
+        config.max_length = prompt_length + config.max_new_tokens  # this and the next as `generate` itself sets them
+        ends = config.eos_token_id
+        config._eos_token_tensor = None if ends is None else torch.tensor(ends, dtype=torch.long, device=device)
         self._processors = model._get_logits_processor(
             generation_config=config,
             input_ids_seq_length=prompt_length,
@@ -80,10 +90,15 @@ class TokenChooser:
     def choose(
         self, logits: torch.Tensor, *, tokens: torch.Tensor | None, uniform: torch.Tensor | None
     ) -> torch.Tensor:
-        """The next token of each row, [rows], from logits [rows, vocabulary]."""
+        """The next token of each row, [rows], from logits [rows, vocabulary] and the tokens so far, [rows, length]."""
         scores = logits.float()
+        if tokens is not None:
+            # Padding becomes a token one past the vocabulary: a penalty on it touches no token that could be chosen.
+            tokens = tokens.where(tokens != PADDING, scores.shape[1])
+            scores = torch.nn.functional.pad(scores, (0, 1), value=-torch.inf)
         for processor in self._processors:
             scores = processor(tokens, scores)
+        scores = scores[:, : logits.shape[1]]
         if not self._draws:
             return scores.argmax(dim=-1)
         assert uniform is not None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 from typing import Any
 
 import torch
 
 from brim.decode.answers import Answers
-from brim.decode.choose import TokenChooser, generation_config_for, uniforms
+from brim.decode.choose import PADDING, WARPERS, TokenChooser, generation_config_for, uniforms
 from brim.decode.loop import Padding, PromptBatch
 from brim.decode.settings import GenerationSettings, TokenIds
 
@@ -30,18 +30,18 @@ class GenerateFallback:
     def generate(self, batch: PromptBatch) -> Answers:
         """The answers to a batch."""
         model, settings = self.model, self.settings
-        config = generation_config_for(model, settings, self.tokens)
+        ours, theirs = _shared_out(generation_config_for(model, settings, self.tokens))
         processors = []
-        if settings.samples:
+        if settings.samples or ours.repetition_penalty not in (None, 1.0):
             length = int(batch.inputs["input_ids"].shape[1])
-            chooser = TokenChooser(model, config, prompt_length=length, device=self.device)
-            noise = uniforms(settings.seed, batch.keys, settings.max_new_tokens).to(self.device)
-            processors.append(_Draw(chooser, noise))
-            config = generation_config_for(model, _greedy(settings), self.tokens)
+            chooser = TokenChooser(model, ours, prompt_length=length, device=self.device)
+            noise = uniforms(settings.seed, batch.keys, settings.max_new_tokens) if settings.samples else None
+            mask = None if model.config.is_encoder_decoder else batch.inputs.get("attention_mask")
+            processors.append(_Choose(chooser, noise=None if noise is None else noise.to(self.device), mask=mask))
         usual = model.generation_config
-        model.generation_config = config  # generate() fills what is unset from here, and warns about it
+        model.generation_config = theirs  # generate() fills what is unset from here, and warns about it
         try:
-            ids = model.generate(**batch.inputs, generation_config=config, logits_processor=processors)
+            ids = model.generate(**batch.inputs, generation_config=theirs, logits_processor=processors)
         finally:
             model.generation_config = usual
         start = 1 if model.config.is_encoder_decoder else batch.inputs["input_ids"].shape[1]
@@ -55,19 +55,35 @@ class GenerateFallback:
         """Nothing is kept between batches."""
 
 
-class _Draw:
-    """A logits processor that leaves one token in the running: the one drawn with the sample's own noise."""
+class _Choose:
+    """A logits processor that leaves one token in the running: the chooser's, with the sample's own noise."""
 
-    def __init__(self, chooser: TokenChooser, noise: torch.Tensor) -> None:
+    def __init__(self, chooser: TokenChooser, *, noise: torch.Tensor | None, mask: torch.Tensor | None) -> None:
         self._chooser = chooser
-        self._noise = noise
+        self._noise = noise  # [rows, max_new_tokens]
+        self._mask = mask  # [rows, length of the prompts], 0 where they are padding
         self._step = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        chosen = self._chooser.choose(scores, tokens=input_ids, uniform=self._noise[:, self._step])
+        tokens = input_ids.clone()
+        if self._mask is not None:
+            tokens[:, : self._mask.shape[1]].masked_fill_(self._mask == 0, PADDING)
+        uniform = None if self._noise is None else self._noise[:, self._step]
+        chosen = self._chooser.choose(scores, tokens=tokens, uniform=uniform)
         self._step += 1
         return torch.full_like(scores, -torch.inf).scatter_(1, chosen.unsqueeze(1), 0.0)
 
 
-def _greedy(settings: GenerationSettings) -> GenerationSettings:
-    return dataclasses.replace(settings, temperature=0.0, top_p=1.0)
+def _shared_out(config: Any) -> tuple[Any, Any]:
+    """What the chooser does, once everything else is done, and what is left to `generate`.
+
+    The chooser draws, and penalises repetition: `generate` would penalise the padding of a batch too.
+    """
+    ours, theirs = type(config)(), copy.deepcopy(config)
+    for name in ("max_new_tokens", "eos_token_id", "do_sample"):
+        setattr(ours, name, getattr(config, name))
+    for name in ("repetition_penalty", *WARPERS):
+        setattr(ours, name, getattr(config, name, None))
+        setattr(theirs, name, None)
+    theirs.do_sample = False
+    return ours, theirs

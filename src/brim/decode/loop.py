@@ -18,7 +18,7 @@ import torch
 
 from brim.decode.answers import Answers
 from brim.decode.cache import grouped_attention
-from brim.decode.choose import TokenChooser, generation_config_for, uniforms
+from brim.decode.choose import PADDING, TokenChooser, generation_config_for, uniforms
 from brim.decode.graphs import CaptureFailedError, capture, graphs_work_on
 from brim.decode.settings import GenerationSettings, TokenIds
 from brim.decode.state import DecodeState, round_up
@@ -107,7 +107,9 @@ class DecodeLoop:
             going_on = (~state.finished[: alive.shape[0]]).nonzero().squeeze(1)
             if going_on.shape[0] == 0:
                 break
-            history = None if history is None else history.index_select(0, going_on)
+            if history is not None:
+                history = torch.cat([history, state.produced[: alive.shape[0], :count]], dim=1)
+                history = history.index_select(0, going_on)
             state = self._next_segment(state, going_on)
             alive = alive.index_select(0, going_on)
             self._load_noise(state, None if noise is None else noise[alive.cpu()], done)
@@ -162,13 +164,13 @@ class DecodeLoop:
         return int(batch.inputs["input_ids"].shape[1])
 
     def _history(self, batch: PromptBatch) -> torch.Tensor:
-        """The prompts padded on the left, as transformers' own loop shows them to a logits processor."""
+        """The prompts, padded on the left with `PADDING`."""
         ids: torch.Tensor = batch.inputs["input_ids"]
         if batch.lengths is None:
-            return ids
+            return ids.masked_fill(batch.inputs["attention_mask"] == 0, PADDING)
         length = ids.shape[1]
         source = torch.arange(length, device=ids.device).unsqueeze(0) - (length - batch.lengths).unsqueeze(1)
-        return ids.gather(1, source % length)  # the padding on the right comes round to the left
+        return ids.gather(1, source.clamp_min(0)).masked_fill(source < 0, PADDING)
 
     def _run_segment(self, state: DecodeState, chooser: TokenChooser, history: torch.Tensor | None, steps: int) -> int:
         """Fill the segment up to `steps` tokens (the first is there already); the number made, fewer if all ended."""

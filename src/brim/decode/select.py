@@ -24,6 +24,13 @@ __all__ = ["Decoder", "disagreement", "make_decoder"]
 CHECK_TOKENS = 3
 CHECK_LENGTHS = (5, 9)
 
+# What a generation configuration may ask for and the loop does not do, with the values that ask for nothing.
+_NOT_DONE = {
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "encoder_repetition_penalty": (None, 1),
+    "guidance_scale": (None, 1),
+}
+
 
 class Decoder(Protocol):
     """Something that answers batches of prompts."""
@@ -66,7 +73,12 @@ def make_decoder(
 def _obstacle(model: Any, longest: int | None) -> str | None:
     """What a configuration says against the loop, where a short trial would not show it."""
     name = type(model).__name__
+    for asked, nothing in _NOT_DONE.items():
+        if getattr(model.generation_config, asked, None) not in nothing:
+            return f"the generation configuration of {name} asks for {asked}"
     config = model.config.get_text_config(decoder=True)
+    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo's, placed by the length of the cache
+        return f"{name} attends to a window of {config.window_size} tokens"
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     if longest is None or window is None or window <= longest:

@@ -96,6 +96,8 @@ class DecodeState:
         """Copy the chosen rows, keys and values included, into a state with room for more."""
         count, held = rows.shape[0], self.capacity
         for old, new in zip(self.cache.layers, into.cache.layers, strict=True):
+            if not old.is_initialized:  # a layer that reads another's keys and values
+                continue
             new.lazy_initialization(old.keys, old.values)
             new.keys[:count, :, :held] = old.keys.index_select(0, rows)
             new.values[:count, :, :held] = old.values.index_select(0, rows)

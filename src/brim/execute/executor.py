@@ -7,6 +7,7 @@ computed again. Knows nothing of models, data or metrics: it runs a function on 
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import time
@@ -20,7 +21,7 @@ from brim.execute.queue import WorkQueue, padded_cost
 from brim.memory.failures import Failure, FailureKind, classify
 from brim.records import BatchSizes
 
-__all__ = ["Done", "ExecutionFigures", "Executor", "ItemFailure", "PeakMemory"]
+__all__ = ["Done", "ExecutionFigures", "Executor", "ItemFailure", "PeakMemory", "Pending"]
 
 FailureReason = Literal["out_of_memory", "size_limit", "error"]
 
@@ -48,6 +49,28 @@ class Done:
     batch_size: int
 
 
+class Pending(abc.ABC):
+    """A batch under way on the device: what a function gives back instead of results, so that the next one can start.
+
+    As a `Future`, but the waiting is done where the results are needed, in the calling thread.
+    """
+
+    @abc.abstractmethod
+    def result(self) -> Sequence[Any]:
+        """Wait for the device; one result per item. An `ItemFailure` among them is recorded as that item's failure."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Flight:
+    """A batch that was started and not yet recorded."""
+
+    batch: list[int]
+    cost: int
+    results: Sequence[Any] | Pending
+    started: float
+    reading: Any
+
+
 class PeakMemory(Protocol):
     """What the executor needs of a device's memory; `brim.memory.devices.DeviceMemory` has it."""
 
@@ -69,6 +92,7 @@ class ExecutionFigures:
     seconds: float = 0.0  # inside the function
     cost: int = 0
     padded_cost: int = 0
+    largest_padded_cost: int = 0  # of one batch, in the unit of the cap
     batch_counts: list[int] = dataclasses.field(default_factory=list)
     peak_allocated_bytes: int = 0
     peak_reserved_bytes: int = 0
@@ -87,12 +111,16 @@ class Executor:
     """Runs `function` on batches of item numbers until every item is done.
 
     `record` is told of every batch as soon as it is done, so that a journal is never behind. With `memory`, a failed
-    batch's memory is given back before the next try, and, if `metered`, every batch's peak is taken.
+    batch's memory is given back before the next try, and, if `metered`, every batch's peak is taken. Where the
+    function gives a `Pending`, the next batch is started before the last one is read, once the size has settled.
+
+    With `by_count` the cap counts items, whatever they cost. `tell` is given a line for every step taken to survive.
+    When an item does not fit even alone, `last_resort` may change something and have it tried again.
     """
 
     def __init__(
         self,
-        function: Callable[[list[int]], Sequence[Any]],
+        function: Callable[[list[int]], Sequence[Any] | Pending],
         costs: Sequence[int],
         *,
         governor: Governor,
@@ -101,6 +129,9 @@ class Executor:
         metered: bool = True,
         fail_fast: bool = False,
         fail_on_oom: bool = False,
+        by_count: bool = False,
+        tell: Callable[[str], None] | None = None,
+        last_resort: Callable[[], bool] | None = None,
     ) -> None:
         self.governor = governor
         self.figures = ExecutionFigures()
@@ -111,60 +142,96 @@ class Executor:
         self._meter_on = memory is not None and metered
         self._fail_fast = fail_fast
         self._fail_on_oom = fail_on_oom
+        self._by_count = by_count
+        self._tell = tell if tell is not None else _say_nothing
+        self._last_resort = last_resort
+        self._landed_at = 0.0
 
     def run(self, items: Iterable[int]) -> None:
         """Do every item once, dearest first."""
-        queue = WorkQueue(self._costs, items)
-        while queue:
-            batch = queue.take(self.governor.cap)
-            failure, error = self._attempt(batch)
-            if failure is not None:
-                # The except block has ended: nothing pins the failed batch's tensors any more.
-                self._release()
-                self._after_failure(queue, batch, failure, error)
+        queue = WorkQueue(self._costs, items, by_count=self._by_count)
+        flight: _Flight | None = None
+        while queue or flight is not None:
+            following = self._take_off(queue) if queue else None
+            if flight is not None:
+                self._land(queue, flight)
+            flight = following
+            if flight is not None and not (self.governor.settled and isinstance(flight.results, Pending)):
+                self._land(queue, flight)  # while the size is being found, one batch at a time
+                flight = None
 
-    def _attempt(self, batch: list[int]) -> tuple[Failure | None, str]:
-        """Run one batch and record it; a failure comes back told apart, with the error's own words."""
-        cost = padded_cost(self._costs[item] for item in batch)
+    def _take_off(self, queue: WorkQueue) -> _Flight | None:
+        """Start the next batch; None if it failed, which is dealt with here."""
+        batch = queue.take(self.governor.cap)
+        flight: _Flight | None = None
+        failure, error = None, ""
         try:
             with self._metered() as reading:
                 started = time.perf_counter()
                 results = self._function(batch)
-                seconds = time.perf_counter() - started
-        except (RequestError, LostError):
-            raise
-        except Exception as error:
-            failure = classify(error)
-            if failure.kind is FailureKind.FATAL:
-                raise LostError(
-                    f"{failure.reason}; the device cannot be used again by this process. What is finished is kept: "
-                    "start again with resume"
-                ) from error
-            if self._fail_fast and failure.kind in (FailureKind.OTHER, FailureKind.AMBIGUOUS) and len(batch) == 1:
-                raise
-            return failure, f"{type(error).__name__}: {error}"
+            cost = self._weight(batch)
+            flight = _Flight(batch=batch, cost=cost, results=results, started=started, reading=reading)
+        except Exception as problem:
+            failure, error = self._told_apart(problem, batch)
+        if flight is None:
+            assert failure is not None
+            # The except block has ended: nothing pins the failed batch's tensors any more.
+            self._release()
+            self._after_failure(queue, batch, failure, error)
+        return flight
+
+    def _land(self, queue: WorkQueue, flight: _Flight) -> None:
+        """Wait for a batch, count it and record it."""
+        batch, results = flight.batch, flight.results
+        failure, error = None, ""
+        try:
+            if isinstance(results, Pending):
+                results = results.result()
+        except Exception as problem:
+            failure, error = self._told_apart(problem, batch)
+        if failure is not None:
+            del flight, results
+            self._release()
+            self._after_failure(queue, batch, failure, error)
+            return
+        assert not isinstance(results, Pending)
         if len(results) != len(batch):
             raise RequestError(
                 f"the function returned {len(results)} results for a batch of {len(batch)}; return one for each item"
             )
-        self._count(batch, cost, seconds, reading)
-        self._record(
-            [
-                Done(item=item, result=result, failure=None, batch_size=len(batch))
-                for item, result in zip(batch, results, strict=True)
-            ]
-        )
-        return None, ""
+        now = time.perf_counter()
+        seconds, self._landed_at = now - max(flight.started, self._landed_at), now
+        self._count(flight, seconds, failed=sum(isinstance(result, ItemFailure) for result in results))
+        self._record([_done(item, result, len(batch)) for item, result in zip(batch, results, strict=True)])
+
+    def _told_apart(self, error: Exception, batch: list[int]) -> tuple[Failure, str]:
+        """What kind of failure an error is, with its own words; raises what must not be survived."""
+        if isinstance(error, (RequestError, LostError)):
+            raise error
+        failure = classify(error)
+        if failure.kind is FailureKind.FATAL:
+            raise LostError(
+                f"{failure.reason}; the device cannot be used again by this process. What is finished is kept: "
+                "start again with resume"
+            ) from error
+        if self._fail_fast and failure.kind in (FailureKind.OTHER, FailureKind.AMBIGUOUS) and len(batch) == 1:
+            raise error
+        return failure, f"{type(error).__name__}: {error}"
 
     def _after_failure(self, queue: WorkQueue, batch: list[int], failure: Failure, error: str) -> None:
-        cost = padded_cost(self._costs[item] for item in batch)
+        cost = self._weight(batch)
         smaller_helps = failure.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT, FailureKind.AMBIGUOUS)
         if smaller_helps:
             self.figures.oom_events += failure.kind is FailureKind.OUT_OF_MEMORY
             if self._fail_on_oom and failure.kind is not FailureKind.AMBIGUOUS:
                 raise DoesNotFitError(f"a batch of {len(batch)} does not fit: {failure.reason} (fail on OOM was asked)")
             self.governor.ran_out(cost)
+            if len(batch) > 1:
+                self._tell(f"a batch of {len(batch)} failed ({failure.reason}): its samples run again in smaller ones")
         if len(batch) == 1:
+            if failure.kind is FailureKind.OUT_OF_MEMORY and self._last_resort is not None and self._last_resort():
+                queue.put_back(batch)
+                return
             self._give_up_on(batch[0], failure, error)
         elif failure.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT):
             queue.put_back(batch)
@@ -187,20 +254,26 @@ class Executor:
                  failure=ItemFailure(reason=reason, message=message, needed_bytes=needed))
         ])  # fmt: skip
 
-    def _count(self, batch: list[int], cost: int, seconds: float, reading: Any) -> None:
-        figures = self.figures
+    def _count(self, flight: _Flight, seconds: float, *, failed: int) -> None:
+        figures, batch, reading = self.figures, flight.batch, flight.reading
         figures.items += len(batch)
+        figures.failed += failed
         figures.batches += 1
         figures.seconds += seconds
         figures.cost += sum(self._costs[item] for item in batch)
-        figures.padded_cost += cost
+        figures.padded_cost += padded_cost(self._costs[item] for item in batch)
+        figures.largest_padded_cost = max(figures.largest_padded_cost, flight.cost)
         figures.batch_counts.append(len(batch))
         peak = None
         if reading is not None:
             peak = reading.peak_reserved_bytes
             figures.peak_allocated_bytes = max(figures.peak_allocated_bytes, reading.peak_allocated_bytes)
             figures.peak_reserved_bytes = max(figures.peak_reserved_bytes, reading.peak_reserved_bytes)
-        self.governor.succeeded(cost, seconds, peak)
+        self.governor.succeeded(flight.cost, seconds, peak)
+
+    def _weight(self, batch: list[int]) -> int:
+        """What a batch comes to in the unit of the cap."""
+        return len(batch) if self._by_count else padded_cost(self._costs[item] for item in batch)
 
     @contextlib.contextmanager
     def _metered(self) -> Iterator[Any]:
@@ -213,3 +286,13 @@ class Executor:
     def _release(self) -> None:
         if self._memory is not None:
             self._memory.release()
+
+
+def _say_nothing(line: str) -> None:
+    del line
+
+
+def _done(item: int, result: Any, batch_size: int) -> Done:
+    if isinstance(result, ItemFailure):
+        return Done(item=item, result=None, failure=result, batch_size=batch_size)
+    return Done(item=item, result=result, failure=None, batch_size=batch_size)

@@ -1,6 +1,7 @@
 """The governor: how large the next batch may be, learnt from the batches of the run itself.
 
-It starts small, doubles while padded cost per second rises, and settles at the knee. An out-of-memory error halves the
+It starts small, grows while padded cost per second rises (fourfold while a batch's time hardly depends on its size,
+else twofold), and settles at the knee. An out-of-memory error halves the
 cap and marks the size that failed; the cap grows back towards the mark, never straight to it, and the mark itself
 moves up only after a long quiet stretch. Pure: it is told what happened, and asked for a cap.
 """
@@ -14,6 +15,8 @@ from brim.forecast.byte_model import ByteModel
 __all__ = ["Governor"]
 
 WORTHWHILE = 1.05  # a doubling that brings less than this is not worth its memory
+LEAP = 4  # how far to grow while time hardly rises with size
+LINEAR = 0.75  # of the growth in size: a rate that rises by more than this says that time hardly rises
 CLEARLY = 1.3  # one that brings this much is believed at once; otherwise a second batch is asked
 QUIET_BATCHES = 8  # batches without trouble before the cap may grow again after an OOM
 FORGIVING_BATCHES = 64  # batches without trouble before a failed size may be approached again
@@ -40,6 +43,7 @@ class Governor:
         self._quiet = 0  # batches since the last trouble or growth
         self._rates: list[float] = []  # at the current cap
         self._best_cap, self._best_rate = self.cap, 0.0
+        self._small = 2  # batches to be made small before the first leap
 
     def succeeded(self, cost: int, seconds: float, peak_bytes: int | None = None) -> None:
         """A batch of this padded cost ran. One far below the cap (the last, the cheapest) says nothing about it."""
@@ -64,9 +68,12 @@ class Governor:
     def _judge(self, rate: float) -> None:
         """Go on doubling while it pays; else go back to the best cap and stay."""
         self._rates = []
+        self._small -= 1
         if rate >= WORTHWHILE * self._best_rate:
+            linear = rate >= LINEAR * self._best_rate * self.cap / self._best_cap > 0
+            factor = LEAP if linear and self._small <= 0 else 2
             self._best_cap, self._best_rate = self.cap, rate
-            larger = math.floor(min(self.cap * 2, self.ceiling, self._failed - 1, self._fitting()))
+            larger = math.floor(min(self.cap * factor, self.ceiling, self._failed - 1, self._fitting()))
             if larger > self.cap:
                 self.cap = larger
                 self._wanted = larger

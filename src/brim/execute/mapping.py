@@ -112,13 +112,14 @@ def map(
         order = sorted((item for item in range(len(items)) if item not in done), key=lambda item: -costs[item])
         executor = Executor(
             lambda batch: function([items[item] for item in batch]),
-            costs if batch_size == "auto" else [1] * len(items),
+            costs,
             governor=_governor(batch_size, [costs[item] for item in order], limit_bytes),
             record=record,
             memory=memory,
             metered=memory is not None and (not memory.meter_slows or memory_limit is not None),
             fail_fast=fail_fast,
             fail_on_oom=fail_on_oom,
+            by_count=batch_size != "auto",
         )
         executor.run(order)
     return _result(done, executor.figures, resumed, measured=memory is not None)

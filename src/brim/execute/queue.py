@@ -21,8 +21,9 @@ def padded_cost(costs: Iterable[int]) -> int:
 class WorkQueue:
     """Items still to do, dearest first; batches that must be run as they are come before the rest."""
 
-    def __init__(self, costs: Sequence[int], items: Iterable[int]) -> None:
+    def __init__(self, costs: Sequence[int], items: Iterable[int], *, by_count: bool = False) -> None:
         self._costs = costs
+        self._by_count = by_count  # the cap counts items
         self._waiting = deque(sorted(items, key=lambda item: -costs[item]))  # equal costs keep the caller's order
         self._parts: list[list[int]] = []
 
@@ -33,7 +34,7 @@ class WorkQueue:
         """The next batch: as many items as stay within the cap in padded cost, at least one."""
         if self._parts:
             return self._parts.pop()
-        dearest = self._costs[self._waiting[0]]
+        dearest = 1 if self._by_count else self._costs[self._waiting[0]]
         count = max(cap // max(dearest, 1), 1)
         return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
 

@@ -110,9 +110,8 @@ class CudaMemory(DeviceMemory):
 
     @contextlib.contextmanager
     def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[Reading]:
-        del resident  # the allocator counts them
+        del resident  # the allocator counts them, on the host: nothing has to be waited for
         reading = Reading()
-        torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         retries_before = self._retries()
         try:

@@ -24,7 +24,9 @@ from brim.metrics.token_f1 import TokenF1
 from brim.metrics.topk import TopK
 from brim.metrics.vqa import VqaAccuracy, VqaAccuracySimple
 
-__all__ = ["ALIASES", "get_metric", "load_metric_file", "metric_names", "parse_metrics"]
+__all__ = [
+    "ALIASES", "add_metrics", "get_metric", "import_file", "load_metric_file", "metric_names", "parse_metrics",
+]  # fmt: skip
 
 _BUILT_IN: dict[str, Metric] = {
     metric.name: metric
@@ -102,15 +104,28 @@ def load_metric_file(path: str | Path) -> list[str]:
     Gives the names. Loading a file again replaces what it added before; a name that is taken is a `RequestError`,
     and then nothing of the file is added.
     """
+    module = import_file(path)
+    names = add_metrics(module)
+    if not names:
+        raise RequestError(
+            f"metric file {module.__file__}: it defines no metric; derive a class from brim.metrics.base.Metric"
+        )
+    return names
+
+
+def import_file(path: str | Path) -> ModuleType:
+    """A Python file as a module; what is wrong with it is a `RequestError`."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise RequestError(f"metric file {file}: there is no such file")
-    file = file.resolve()
-    metrics = list(_defined_in(_import_file(file), file))
-    if not metrics:
-        raise RequestError(f"metric file {file}: it defines no metric; derive a class from brim.metrics.base.Metric")
+    return _import_file(file.resolve())
+
+
+def add_metrics(module: ModuleType) -> list[str]:
+    """Add the metrics that a module defines, if any; gives their names."""
+    file = Path(str(module.__file__))
     found: dict[str, Metric] = {}
-    for metric in metrics:
+    for metric in _defined_in(module, file):
         _check_name(metric, file, found)
         found[metric.name] = metric
     for name in [name for name, (origin, _) in _added.items() if origin == file]:

@@ -22,9 +22,12 @@ from brim.workloads.base import Mode
 from brim.workloads.knobs import Knob
 from brim.workloads.random_tensors import random_floats, random_integers
 
-__all__ = ["build_parts", "model_knobs", "natural_mode"]
+__all__ = [
+    "Kind", "build_parts", "files_identity", "kind_of", "load_config", "load_weights", "model_knobs", "natural_mode",
+    "own_dtype", "position_limit", "transformers_library", "unreadable", "where",
+]  # fmt: skip
 
-Kind = Literal["causal", "seq2seq", "masked", "sequence", "token", "encoder", "image"]
+Kind = Literal["causal", "seq2seq", "masked", "sequence", "token", "encoder", "image", "vision_language"]
 
 _AUTO_CLASSES: dict[Kind, str] = {
     "causal": "AutoModelForCausalLM",
@@ -34,6 +37,7 @@ _AUTO_CLASSES: dict[Kind, str] = {
     "token": "AutoModelForTokenClassification",
     "encoder": "AutoModel",
     "image": "AutoModelForImageClassification",
+    "vision_language": "AutoModelForImageTextToText",
 }
 _ARCHITECTURE_ENDINGS: dict[str, Kind] = {
     "ForCausalLM": "causal",
@@ -57,15 +61,15 @@ _OFFSET_POSITIONS = (
 
 def natural_mode(name: str, *, trust_remote_code: bool = False) -> Mode:
     """Generation for a model that generates, else a forward."""
-    return "generate" if _generates(_kind(name, _load_config(name, trust_remote_code))) else "forward"
+    return "generate" if _generates(_batched_kind(name, load_config(name, trust_remote_code))) else "forward"
 
 
 def model_knobs(name: str, *, trust_remote_code: bool = False) -> tuple[Knob, ...]:
     """`tokens` and, for a model that generates, `max_new_tokens`; `size` for an image classifier."""
-    config = _load_config(name, trust_remote_code)
-    kind = _kind(name, config)
+    config = load_config(name, trust_remote_code)
+    kind = _batched_kind(name, config)
     if kind != "image":
-        return token_knobs(_position_limit(config), generates=_generates(kind), shared=kind == "causal")
+        return token_knobs(position_limit(config), generates=_generates(kind), shared=kind == "causal")
     size = getattr(config, "image_size", None)
     if isinstance(size, int):  # position embeddings: the size is part of the model
         return (Knob(name="size", default=size, help="fixed by config.json", minimum=size, maximum=size),)
@@ -74,14 +78,14 @@ def model_knobs(name: str, *, trust_remote_code: bool = False) -> tuple[Knob, ..
 
 def build_parts(request: PartsRequest) -> ModelParts:
     """The model with its weights, or random ones for a folder that has none, and worst-case batches."""
-    config = _load_config(request.name, request.trust_remote_code)
-    kind = _kind(request.name, config)
+    config = load_config(request.name, request.trust_remote_code)
+    kind = _batched_kind(request.name, config)
     if request.mode == "generate" and not _generates(kind):
         raise RequestError(f"--mode generate: hf:{request.name} does not generate; use --mode forward or train")
     if kind == "causal" and request.mode == "generate":
-        _check_total_length(request, _position_limit(config))
-    dtype = request.dtype or _own_dtype(config)
-    model, notes = _load_model(request, config, kind, dtype)
+        _check_total_length(request, position_limit(config))
+    dtype = request.dtype or own_dtype(config)
+    model, notes = load_weights(request.name, config, kind, dtype, trust_remote_code=request.trust_remote_code)
     if request.mode != "generate":
         _turn_cache_off(model)
         if kind == "causal":
@@ -94,7 +98,7 @@ def build_parts(request: PartsRequest) -> ModelParts:
         make_train_batch=make_train_batch,
         loss=_hidden_state_loss if kind == "encoder" else _own_loss,
         max_new_tokens=request.knobs["max_new_tokens"] if _generates(kind) else None,
-        identity=_files_identity(request.name, config),
+        identity=files_identity(request.name, config),
         notes=notes,
     )
 
@@ -108,7 +112,7 @@ def _turn_cache_off(model: nn.Module) -> None:
 
 
 def _unused_knob(request: PartsRequest, config: Any) -> tuple[str, ...]:
-    *_, new_tokens = token_knobs(_position_limit(config), generates=True)
+    *_, new_tokens = token_knobs(position_limit(config), generates=True)
     if request.knobs["max_new_tokens"] == new_tokens.default:
         return ()
     return (f"max_new_tokens={request.knobs['max_new_tokens']} has no effect in mode {request.mode}",)
@@ -165,47 +169,68 @@ def _hidden_state_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     return hidden.float().square().mean()
 
 
-def _load_config(name: str, trust_remote_code: bool) -> Any:
-    folder = Path(name).expanduser()
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        other = f"; for the model of that name write torchvision:{name} or timm:{name}" if folder.name == name else ""
-        raise RequestError(f"MODEL {name}: the folder has no config.json, so it is not a transformers model{other}")
-    where = str(folder) if folder.is_dir() else name
+def where(name: str) -> tuple[str, dict[str, str]]:
+    """The folder or id that transformers loads from, and the options that name a single GGUF file in it."""
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return str(path.parent), {"gguf_file": path.name}
+    if not path.is_dir():
+        return name, {}
+    if (path / "config.json").is_file():
+        return str(path), {}
+    single = sorted(path.glob("*.gguf"))
+    if len(single) == 1:
+        return str(path), {"gguf_file": single[0].name}
+    other = f"; for the model of that name write torchvision:{name} or timm:{name}" if path.name == name else ""
+    raise RequestError(f"MODEL {name}: the folder has no config.json, so it is not a transformers model{other}")
+
+
+def load_config(name: str, trust_remote_code: bool) -> Any:
+    """The configuration of a folder or id; what cannot be read is a `RequestError`."""
+    place, options = where(name)
     try:
-        return _transformers().AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise _unreadable(name, error) from error
+        auto = transformers_library().AutoConfig
+        return auto.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise unreadable(name, error) from error
 
 
-def _load_model(request: PartsRequest, config: Any, kind: Kind, dtype: torch.dtype) -> tuple[Any, tuple[str, ...]]:
-    transformers = _transformers()
+def load_weights(
+    name: str, config: Any, kind: Kind, dtype: torch.dtype, *, trust_remote_code: bool = False
+) -> tuple[Any, tuple[str, ...]]:
+    """The model with its weights, or random ones for a folder that holds none, and what to say about that."""
+    transformers = transformers_library()
     auto_class = getattr(transformers, _AUTO_CLASSES[kind])
-    folder = Path(request.name).expanduser()
-    options: dict[str, Any] = {"trust_remote_code": request.trust_remote_code}
+    place, options_of_file = where(name)
+    folder = Path(place)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     options[_dtype_argument()] = dtype
     if kind == "sequence" and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0  # without one, a decoder with a classification head takes single samples only
     try:
         with _quiet_progress(transformers):
+            if options_of_file:
+                return auto_class.from_pretrained(place, **options_of_file, **options), ()
             if folder.is_dir() and not _weight_files(folder):
                 model = auto_class.from_config(config, **options)
-                return model, (f"random weights: {request.name} holds no weights beside config.json",)
+                return model, (f"random weights: {name} holds no weights beside config.json",)
             if folder.is_dir() and any(file.suffix == ".safetensors" for file in _weight_files(folder)):
                 options["use_safetensors"] = True
-            where = str(folder) if folder.is_dir() else request.name
-            return auto_class.from_pretrained(where, config=config, **options), ()
+            return auto_class.from_pretrained(place, config=config, **options), ()
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise _unreadable(request.name, error) from error
+        raise unreadable(name, error) from error
 
 
-def _unreadable(name: str, error: Exception) -> RequestError:
+def unreadable(name: str, error: Exception) -> RequestError:
+    """A model that cannot be loaded, with the first line of the reason."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if "trust_remote_code" in str(error):
         reason += " (its code is run only with --trust-remote-code)"
     return RequestError(f"MODEL hf:{name} cannot be loaded: {reason}")
 
 
-def _kind(name: str, config: Any) -> Kind:
+def kind_of(name: str, config: Any) -> Kind:
+    """What a configuration is for."""
     from transformers.models.auto import modeling_auto as auto
 
     architecture = (getattr(config, "architectures", None) or [""])[0]
@@ -214,10 +239,7 @@ def _kind(name: str, config: Any) -> Kind:
     if by_ending is None and (
         hasattr(config, "vision_config") or model_type in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     ):
-        raise RequestError(
-            f"MODEL hf:{name}: {model_type} is a vision-language model, whose batches depend on its processor; "
-            "give its batches with py:FILE:FACTORY for now"
-        )
+        return "vision_language"
     remote = getattr(config, "auto_map", None) or {}
     if _encoder_decoder(config) and model_type in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
         return "seq2seq"
@@ -241,6 +263,17 @@ def _kind(name: str, config: Any) -> Kind:
     raise _unknown_batches(name, architecture or model_type)
 
 
+def _batched_kind(name: str, config: Any) -> Kind:
+    """The kind of a model whose worst-case batches can be made from its configuration alone."""
+    kind = kind_of(name, config)
+    if kind == "vision_language":
+        raise RequestError(
+            f"MODEL hf:{name}: {config.model_type} is a vision-language model, whose batches depend on its processor; "
+            "give data with -d, or its batches with py:FILE:FACTORY"
+        )
+    return kind
+
+
 def _unknown_batches(name: str, what: str) -> RequestError:
     return RequestError(
         f"MODEL hf:{name}: brim knows no batches for {what} (it knows language models, text encoders and image "
@@ -248,7 +281,8 @@ def _unknown_batches(name: str, what: str) -> RequestError:
     )
 
 
-def _position_limit(config: Any) -> int | None:
+def position_limit(config: Any) -> int | None:
+    """How many tokens the model has positions for, or None where it does not say."""
     text = config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit < 1:
@@ -272,7 +306,7 @@ def _id_range(config: Any) -> tuple[int, int]:
     return plain_token_range(vocabulary, special_token_ids(config.to_dict()))
 
 
-def _own_dtype(config: Any) -> torch.dtype:
+def own_dtype(config: Any) -> torch.dtype:
     """The dtype that config.json names, else float32."""
     attribute = _dtype_argument()
     for holder in (config, config.get_text_config()):
@@ -285,22 +319,23 @@ def _own_dtype(config: Any) -> torch.dtype:
 
 def _dtype_argument() -> str:
     """What transformers calls the dtype: its name changed with version 5."""
-    return "dtype" if int(_transformers().__version__.split(".")[0]) >= 5 else "torch_dtype"
+    return "dtype" if int(transformers_library().__version__.split(".")[0]) >= 5 else "torch_dtype"
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    return sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
+    return sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin"), *folder.glob("*.gguf")])
 
 
-def _files_identity(name: str, config: Any) -> dict[str, Any]:
+def files_identity(name: str, config: Any) -> dict[str, Any]:
     """What tells two versions of the weights apart without reading them."""
-    folder = Path(name).expanduser()
+    folder = Path(where(name)[0])
     if not folder.is_dir():
         return {"commit": getattr(config, "_commit_hash", None)}
     files = [(file.name, file.stat()) for file in _weight_files(folder)]
+    described = folder / "config.json"
     return {
         "folder": str(folder.resolve()),
-        "config": hashlib.sha256((folder / "config.json").read_bytes()).hexdigest(),
+        "config": hashlib.sha256(described.read_bytes()).hexdigest() if described.is_file() else None,
         "weights": [[file, stat.st_size, stat.st_mtime_ns] for file, stat in files],
     }
 
@@ -319,7 +354,8 @@ def _quiet_progress(transformers: Any) -> Iterator[None]:
         logging.enable_progress_bar()
 
 
-def _transformers() -> Any:
+def transformers_library() -> Any:
+    """transformers, or how to install it."""
     try:
         import transformers
     except ImportError as error:

@@ -1,7 +1,7 @@
 """What a MODEL argument means. Pure: the names that exist are handed in, nothing is imported to read them.
 
 1. A prefix decides: `torchvision:NAME`, `timm:NAME`, `hf:FOLDER_OR_ID`, `py:FILE_OR_MODULE:FACTORY`.
-2. An existing folder is `hf`.
+2. An existing folder, or GGUF file, is `hf`.
 3. A name exactly as torchvision spells it, then as timm spells it, case and punctuation aside (`ResNet-50`).
 4. A friendly alias from the table below (`vit_base`).
 5. The beginning of exactly one name, up to an underscore: `r3d` is `r3d_18`; torchvision's first, then timm's.
@@ -74,7 +74,8 @@ def split_prefix(text: str) -> ModelName | None:
         if not name:
             raise RequestError(f"MODEL {text!r}: nothing after the prefix {prefix}:")
         return ModelName(prefix, name)  # type: ignore[arg-type]  # it is one of them
-    if Path(text).expanduser().is_dir():
+    path = Path(text).expanduser()
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return ModelName("hf", text)
     if colon and Path(prefix).suffix == ".py":
         raise RequestError(f"MODEL {text!r}: for a factory in a Python file write py:{text}")

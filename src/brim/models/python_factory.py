@@ -38,6 +38,7 @@ __all__ = [
     "factory_knobs",
     "factory_source_digest",
     "lacks_default",
+    "load_function",
     "takes_argument",
 ]
 
@@ -60,6 +61,24 @@ def call_factory(
 
     `device` is that of a result that tells of none: neither a model nor a device among its arguments.
     """
+    result = _call(name, knobs, arguments)
+    given = arguments.get("device") if takes_argument(name, "device") else None
+    return _as_workload(name, result, given, device)
+
+
+def load_function(name: str, *, device: torch.device, dtype: torch.dtype | None) -> Callable[[list[Any]], Any]:
+    """The function that a factory makes for an evaluation: a list of samples in, one answer for each out."""
+    result = _call(name, {}, {"device": device, "dtype": dtype})
+    if not callable(result):
+        raise RequestError(
+            f"py:{name}: the factory returned {type(result).__name__}; for an evaluation it must return a function "
+            "that takes a list of samples and gives an answer for each"
+        )
+    function: Callable[[list[Any]], Any] = result
+    return function
+
+
+def _call(name: str, knobs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
     module, factory = _load(name)
     parameters = _parameters(name)
     taken = {key: value for key, value in arguments.items() if key in parameters}
@@ -72,12 +91,11 @@ def call_factory(
         raise RequestError(f"py:{name}: the factory wants {', '.join(missing)}; give them defaults to make them knobs")
     try:
         with _importable(_folder_of(module)):
-            result = factory(**knobs, **taken)
+            return factory(**knobs, **taken)
     except BrimError:
         raise
     except Exception as error:
         raise RequestError(f"py:{name}: factory raised {_described(error)}") from error
-    return _as_workload(name, result, taken.get("device"), device)
 
 
 def takes_argument(name: str, argument: str) -> bool:

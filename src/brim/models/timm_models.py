@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+import torch
 from torch import nn
 
 from brim.errors import RequestError, nearest_names
 from brim.models.classification import classifier_parts
+from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.parts import ModelParts, PartsRequest
 from brim.workloads.knobs import Knob
 
-__all__ = ["build_parts", "model_knobs", "model_names"]
+__all__ = ["build_parts", "load", "model_knobs", "model_names"]
 
 
 def model_names() -> tuple[str, ...]:
@@ -41,6 +43,31 @@ def build_parts(request: PartsRequest) -> ModelParts:
         return model
 
     return classifier_parts(build, (channels, size, size), request, owner=f"timm:{request.name}")
+
+
+def load(name: str, request: LoadRequest) -> LoadedModel:
+    """The model for evaluation, with timm's published weights unless others are asked for."""
+    timm = _timm()
+    pretrained = request.weights == "auto"
+    try:
+        module = timm.create_model(name, pretrained=pretrained)
+    except (OSError, RuntimeError, ValueError) as error:  # no network, no published weights
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RequestError(
+            f"timm:{name}: its published weights cannot be had ({reason}); give a file with --weights FILE, or "
+            "--weights none for random ones"
+        ) from error
+    settings = timm.data.resolve_data_config({}, model=module)
+    return LoadedModel(
+        name=f"timm:{name}",
+        kind="image_classifier",
+        module=module,
+        device=request.device,
+        dtype=request.dtype or torch.float32,
+        transform=timm.data.create_transform(**settings, is_training=False),
+        identity={"weights": "published" if pretrained else "random"},
+        notes=() if pretrained else (f"random weights: timm:{name}",),
+    )
 
 
 def _configuration(name: str) -> Any:

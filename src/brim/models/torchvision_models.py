@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+import torch
 from torch import nn
 
 from brim.errors import RequestError, nearest_names
 from brim.models.classification import classifier_parts
+from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.parts import ModelParts, PartsRequest
 from brim.workloads.knobs import Knob
 
-__all__ = ["build_parts", "model_knobs", "model_names"]
+__all__ = ["build_parts", "load", "model_knobs", "model_names"]
 
 _SMALL_VIDEO = ("mc3_18", "r2plus1d_18", "r3d_18")  # trained at 112
 _MAXVIT_STEP = 224  # 7 windows × 32 strides: every stage must divide into whole windows
@@ -58,6 +60,48 @@ def build_parts(request: PartsRequest) -> ModelParts:
 
     shape = (3, request.knobs["frames"], size, size) if _is_video(name) else (3, size, size)
     return classifier_parts(build, shape, request, owner=f"torchvision:{name}")
+
+
+def load(name: str, request: LoadRequest) -> LoadedModel:
+    """The model for evaluation, with torchvision's published weights unless others are asked for."""
+    models = _models()
+    published = _published(name) if request.weights == "auto" else None
+    size, frames = request.knobs["size"], request.knobs.get("frames")
+    try:
+        module = models.get_model(name, weights=published, **({} if published else _options(name, size)))
+    except (OSError, RuntimeError, ValueError) as error:  # no network, a proxy, a broken download
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RequestError(
+            f"torchvision:{name}: its published weights cannot be had ({reason}); give a file with --weights FILE, or "
+            "--weights none for random ones"
+        ) from error
+    if published is None and name.startswith("mvit_") and frames is not None:
+        _set_clip_size(module, frames, size)
+    return LoadedModel(
+        name=f"torchvision:{name}",
+        kind="video_classifier" if _is_video(name) else "image_classifier",
+        module=module,
+        device=request.device,
+        dtype=request.dtype or torch.float32,
+        transform=published.transforms() if published is not None else _plain_transform(name, size),
+        class_names=tuple(published.meta.get("categories", ())) if published is not None else (),
+        frames=frames,
+        identity={"weights": str(published) if published is not None else "random"},
+        notes=() if published is not None else (f"random weights: torchvision:{name}",),
+    )
+
+
+def _published(name: str) -> Any:
+    """The weights that torchvision recommends, or None where it has none."""
+    return getattr(_models().get_model_weights(name), "DEFAULT", None)
+
+
+def _plain_transform(name: str, size: int) -> Any:
+    from torchvision.transforms._presets import ImageClassification, VideoClassification
+
+    if _is_video(name):
+        return VideoClassification(crop_size=(size, size), resize_size=(size, round(size * 4 / 3)))
+    return ImageClassification(crop_size=size, resize_size=round(size / 0.875))
 
 
 def _options(name: str, size: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What the host still has to give: memory that a process can take, and what this one holds.
+"""What the host still has to give, memory that a process can take, and what this one holds; how busy its cores are.
 
-Unlike `psutil.virtual_memory().available`, the figure also respects the limit of the container or batch job the
+Unlike `psutil.virtual_memory().available`, the memory also respects the limit of the container or batch job the
 process runs in (Linux control groups, both versions). It knows nothing of devices.
 """
 
@@ -12,19 +12,59 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
-__all__ = ["available_host_bytes", "process_resident_bytes"]
+__all__ = ["CpuMeter", "MemoryMeter", "available_host_bytes", "process_resident_bytes"]
 
 
 def available_host_bytes(
     cgroup_root: Path = Path("/sys/fs/cgroup"), process_cgroups: Path = Path("/proc/self/cgroup")
 ) -> int:
     """The bytes this process can still take before the host, or its control group, runs out."""
-    return min([int(psutil.virtual_memory().available), *_cgroup_rooms(cgroup_root, process_cgroups)])
+    return MemoryMeter(cgroup_root, process_cgroups).available_bytes()
 
 
 def process_resident_bytes() -> int:
     """The host memory this process holds now."""
     return int(psutil.Process().memory_info().rss)
+
+
+class MemoryMeter:
+    """As `available_host_bytes`, but for many readings: the groups that set a limit are looked for once."""
+
+    def __init__(
+        self, cgroup_root: Path = Path("/sys/fs/cgroup"), process_cgroups: Path = Path("/proc/self/cgroup")
+    ) -> None:
+        groups = _own_groups(cgroup_root, process_cgroups)
+        self._limited = [(folder, layout) for folder, layout in groups if _limit(folder, layout) is not None]
+
+    def available_bytes(self) -> int:
+        """The bytes this process can still take now."""
+        available = int(psutil.virtual_memory().available)
+        for folder, layout in self._limited:
+            available = min(available, _room(folder, layout, enough_bytes=available))
+        return available
+
+
+class CpuMeter:
+    """The busy share of all cores between one reading and the next.
+
+    As `psutil.cpu_percent(interval=None)`, but each meter has a past of its own (psutil's is shared in the thread,
+    in older versions in the process), and the first reading is None rather than a meaningless 0.
+    """
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float] | None = None  # busy and total seconds over all cores, since the host started
+
+    def fraction(self) -> float | None:
+        """From 0 to 1; None at first, and where the host's clock has not ticked since (it does every 10 ms)."""
+        times = psutil.cpu_times()
+        # Linux counts the time of guests in `user` and `nice` too.
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        busy = total - times.idle - getattr(times, "iowait", 0.0)
+        busy_before, total_before = self._before or (busy, total)
+        self._before = (busy, total)
+        if total <= total_before:
+            return None
+        return min(1.0, max(0.0, (busy - busy_before) / (total - total_before)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +78,8 @@ class _Layout:
     reclaimable: str  # in memory.stat: file cache that the kernel drops before it kills anyone
 
 
+_NO_LIMIT = 2**62
+
 _LAYOUTS = (
     _Layout(controller="", mount="", limit="memory.max", usage="memory.current", reclaimable="inactive_file"),
     _Layout(
@@ -50,16 +92,14 @@ _LAYOUTS = (
 )
 
 
-def _cgroup_rooms(root: Path, process_cgroups: Path) -> Iterator[int]:
-    """The room left under every limit that applies: a group is bound by its own and by those of all above it."""
+def _own_groups(root: Path, process_cgroups: Path) -> Iterator[tuple[Path, _Layout]]:
+    """Every group whose limit applies: a group is bound by its own and by those of all above it."""
     for layout in _LAYOUTS:
         mount = root / layout.mount
         group = _own_group(process_cgroups, layout.controller)
         # Inside a container the path may be the host's and not exist here; its own group is then the mount itself.
         for folder in (mount / group, *(mount / parent for parent in group.parents)):
-            room = _room(folder, layout)
-            if room is not None:
-                yield room
+            yield folder, layout
 
 
 def _own_group(process_cgroups: Path, controller: str) -> PurePosixPath:
@@ -72,10 +112,17 @@ def _own_group(process_cgroups: Path, controller: str) -> PurePosixPath:
     return PurePosixPath()
 
 
-def _room(folder: Path, layout: _Layout) -> int | None:
-    limit, usage = _number(_read(folder / layout.limit)), _number(_read(folder / layout.usage))
-    if limit is None or usage is None:  # the word "max", or no such control group
-        return None
+def _limit(folder: Path, layout: _Layout) -> int | None:
+    """None for no limit: the word "max", its number in version 1 (the top of 63 bits), or no such control group."""
+    limit = _number(_read(folder / layout.limit))
+    return limit if limit is not None and limit < _NO_LIMIT else None
+
+
+def _room(folder: Path, layout: _Layout, *, enough_bytes: int) -> int:
+    """The room left under a limit; where there is enough without the file cache, what it would give is not read."""
+    limit, usage = _limit(folder, layout), _number(_read(folder / layout.usage))
+    if limit is None or usage is None or limit - usage >= enough_bytes:
+        return enough_bytes
     reclaimable = 0
     for line in _read(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")

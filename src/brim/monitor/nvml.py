@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says about a card: how much of its memory is in use, and by whom.
+"""What the NVIDIA driver says about a card: whose memory is in use, how busy, hot and fast it is, what slows it.
 
 The only file that imports pynvml, and only inside a call: importing this starts nothing. It does not know torch,
 so callers name a card by its uuid, which `CUDA_VISIBLE_DEVICES` does not renumber. A machine without a
@@ -13,9 +13,22 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["DeviceMemory", "device_memory", "driver_version"]
+__all__ = ["CardFigures", "DeviceMemory", "OpenCard", "device_memory", "driver_version", "open_card"]
 
 _Answer = TypeVar("_Answer")
+
+# Bits of the driver's mask of what holds the clocks down.
+_THROTTLE_REASONS = {
+    0x001: "gpu_idle",
+    0x002: "applications_clocks",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal",
+    0x040: "hw_thermal",
+    0x080: "hw_power_brake",
+    0x100: "display_clocks",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +39,80 @@ class DeviceMemory:
     used_bytes: int  # by processes; the driver's own reserve is left out where the driver tells it apart
     used_by_this_process_bytes: int | None  # with its CUDA context; None: the driver does not say (containers)
     used_by_others_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CardFigures:
+    """One card at one moment; None is what the driver did not say."""
+
+    utilisation: float | None = None  # fraction of the driver's last sample period in which a kernel ran
+    memory_used_bytes: int | None = None  # by all processes
+    memory_process_bytes: int | None = None
+    memory_others_bytes: int | None = None  # unlike `DeviceMemory`: None where this process's own share is unknown
+    power_watts: float | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    throttle_reasons: tuple[str, ...] | None = None  # (): the clocks are held down by nothing
+
+
+class OpenCard:
+    """One card with NVML kept open, to be read again and again; `open_card` makes it, `close` ends it.
+
+    Every field is asked for on its own: an error in one leaves the others. A field that the card or its driver does
+    not have is not asked for again; one that failed otherwise (a lost card, a time-out) is.
+    """
+
+    def __init__(self, nvml: Any, device: Any) -> None:
+        self._nvml = nvml
+        self._device = device
+        self._absent: set[Callable[[Any, Any], Any]] = set()
+        # AttributeError: the binding is older than the field.
+        self._means_absent = (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, AttributeError)
+
+    def read(self) -> CardFigures:
+        """Ask for everything once; never raises an NVML error."""
+        memory = self._ask_for(_memory_info)
+        used = None if memory is None else int(memory.used)
+        own = _own_bytes(self._ask_for(_compute_processes) or [], None if memory is None else int(memory.total))
+        return CardFigures(
+            utilisation=self._ask_for(_utilisation),
+            memory_used_bytes=used,
+            memory_process_bytes=own,
+            memory_others_bytes=None if used is None or own is None else max(0, used - own),
+            power_watts=self._ask_for(_power_watts),
+            sm_clock_mhz=self._ask_for(_sm_clock_mhz),
+            memory_clock_mhz=self._ask_for(_memory_clock_mhz),
+            temperature_c=self._ask_for(_temperature_c),
+            throttle_reasons=self._ask_for(_throttle_reasons),
+        )
+
+    def close(self) -> None:
+        """Shut this user's NVML down; other users in the process keep theirs."""
+        _shut_down(self._nvml)
+
+    def _ask_for(self, field: Callable[[Any, Any], _Answer]) -> _Answer | None:
+        if field in self._absent:
+            return None
+        try:
+            return field(self._nvml, self._device)
+        except self._means_absent:
+            self._absent.add(field)
+        except self._nvml.NVMLError:
+            pass
+        return None
+
+
+def open_card(device_uuid: str | None = None, index: int = 0) -> OpenCard | None:
+    """As `device_memory`, but keeps NVML and the card open for many readings; None where there is no such card."""
+    nvml = _start()
+    if nvml is None:
+        return None
+    try:
+        return OpenCard(nvml, _find_device(nvml, device_uuid, index))
+    except nvml.NVMLError:
+        _shut_down(nvml)
+        return None
 
 
 def device_memory(
@@ -48,6 +135,19 @@ def driver_version() -> str | None:
 
 def _ask(question: Callable[[Any], _Answer]) -> _Answer | None:
     """Start NVML, ask, and shut it down again (NVML counts its users, so others in the process are not cut off)."""
+    nvml = _start()
+    if nvml is None:
+        return None
+    try:
+        return question(nvml)
+    except nvml.NVMLError:
+        return None
+    finally:
+        _shut_down(nvml)
+
+
+def _start() -> Any | None:
+    """The library, started; None where it, the driver or a card is missing."""
     try:
         import pynvml
     except ImportError:
@@ -56,13 +156,12 @@ def _ask(question: Callable[[Any], _Answer]) -> _Answer | None:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return None
-    try:
-        return question(pynvml)
-    except pynvml.NVMLError:
-        return None
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+    return pynvml
+
+
+def _shut_down(nvml: Any) -> None:
+    with contextlib.suppress(nvml.NVMLError):
+        nvml.nvmlShutdown()
 
 
 def _find_device(nvml: Any, device_uuid: str | None, index: int) -> Any:
@@ -99,13 +198,58 @@ def _memory_info(nvml: Any, device: Any) -> Any:
 
 def _own_process_bytes(nvml: Any, device: Any, total_bytes: int) -> int | None:
     try:
-        processes = nvml.nvmlDeviceGetComputeRunningProcesses(device)
+        processes = _compute_processes(nvml, device)
     except nvml.NVMLError:
         return None
+    return _own_bytes(processes, total_bytes)
+
+
+def _compute_processes(nvml: Any, device: Any) -> list[Any]:
+    return list(nvml.nvmlDeviceGetComputeRunningProcesses(device))
+
+
+def _own_bytes(processes: list[Any], total_bytes: int | None) -> int | None:
+    """What this process holds on the card, or None where the driver lists it without a figure or not at all."""
+    most = total_bytes if total_bytes is not None else 2**63 - 1
     figures = [process.usedGpuMemory for process in processes if process.pid == os.getpid()]
     # "Not available" is None, or all bits set where the binding does not translate it.
-    usable = [int(figure) for figure in figures if figure is not None and 0 <= figure <= total_bytes]
+    usable = [int(figure) for figure in figures if figure is not None and 0 <= figure <= most]
     return sum(usable) if usable and len(usable) == len(figures) else None
+
+
+def _utilisation(nvml: Any, device: Any) -> float:
+    return int(nvml.nvmlDeviceGetUtilizationRates(device).gpu) / 100  # from percent; a MIG slice has none
+
+
+def _power_watts(nvml: Any, device: Any) -> float:
+    return int(nvml.nvmlDeviceGetPowerUsage(device)) / 1000  # from milliwatts
+
+
+def _sm_clock_mhz(nvml: Any, device: Any) -> int:
+    return int(nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM))
+
+
+def _memory_clock_mhz(nvml: Any, device: Any) -> int:
+    return int(nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM))
+
+
+def _temperature_c(nvml: Any, device: Any) -> int:
+    return int(nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU))
+
+
+def _throttle_reasons(nvml: Any, device: Any) -> tuple[str, ...]:
+    mask = _throttle_mask(nvml, device)
+    bits = (1 << place for place in range(mask.bit_length()) if mask >> place & 1)
+    return tuple(_THROTTLE_REASONS.get(bit, f"{bit:#x}") for bit in bits)  # a bit of a later driver is named by itself
+
+
+def _throttle_mask(nvml: Any, device: Any) -> int:
+    renamed = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+    if renamed is not None:
+        # A driver before 535 knows only the old name, whatever the binding knows.
+        with contextlib.suppress(nvml.NVMLError_FunctionNotFound):
+            return int(renamed(device))
+    return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))
 
 
 def _text(value: str | bytes) -> str:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from brim.errors import RequestError
+from brim.storage.files import read_json, write_json
 
 __all__ = ["JOURNAL_SCHEMA", "Journal"]
 
@@ -30,11 +31,13 @@ class Journal:
             done = journal.entries            # what an earlier run finished
             journal.append([{"item": 7, "result": "yes"}])
 
-    Without `resume`, a journal that holds entries already is a `RequestError`: nothing is overwritten.
+    Without `resume`, a journal that holds entries already is a `RequestError`: nothing is overwritten. With `label`,
+    what the journal is of stands in that file instead of its first line, so that every line is an entry.
     """
 
-    def __init__(self, path: Path, *, fingerprint: str, resume: bool = False) -> None:
+    def __init__(self, path: Path, *, fingerprint: str, resume: bool = False, label: Path | None = None) -> None:
         self.path = path
+        self.label = label
         self.fingerprint = fingerprint
         self.entries: list[dict[str, Any]] = []
         self._resume = resume
@@ -84,12 +87,12 @@ class Journal:
         complete = content[: content.rfind(b"\n") + 1]
         if len(complete) < len(content):
             os.ftruncate(self._file, len(complete))
-        lines = complete.decode("utf-8", errors="replace").splitlines()
+        lines = complete.decode("utf-8", errors="replace").split("\n")[:-1]
         if not lines:
-            header = {"schema": JOURNAL_SCHEMA, "fingerprint": self.fingerprint}
-            _write_all(self._file, (json.dumps(header) + "\n").encode())
+            self._write_header({"schema": JOURNAL_SCHEMA, "fingerprint": self.fingerprint})
             return
-        header, *entries = (self._parse(line, number) for number, line in enumerate(lines, start=1))
+        entries = [self._parse(line, number) for number, line in enumerate(lines, start=1)]
+        header: Any = (read_json(self.label) or {}) if self.label is not None else entries.pop(0)
         if header.get("schema") != JOURNAL_SCHEMA:
             raise RequestError(f"{self.path} is not a journal of brim; give another path")
         if entries and not self._resume:
@@ -102,6 +105,12 @@ class Journal:
                 f"{self.fingerprint}); resume with what it was started with, or give another path"
             )
         self.entries = entries
+
+    def _write_header(self, header: dict[str, Any]) -> None:
+        if self.label is not None:
+            write_json(self.label, header)
+        else:
+            _write_all(self._file, (json.dumps(header) + "\n").encode())
 
     def _parse(self, line: str, number: int) -> dict[str, Any]:
         try:

@@ -1,0 +1,155 @@
+"""What `brim eval` draws: a bar while it runs, a short table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from brim.config.sizes import format_bytes
+from brim.evaluate.listener import EvalListener
+from brim.evaluate.run import EvalResult
+from brim.execute.executor import ExecutionFigures
+
+__all__ = ["EvalProgress", "comparison_table", "print_result"]
+
+
+class EvalProgress(EvalListener):
+    """The bar: samples done, samples/s, time left, batch size, memory in use, OOM count. Notes come as lines."""
+
+    def __init__(self, console: Console, *, quiet: bool = False, lines: bool = True) -> None:
+        self._console = console
+        self._quiet = quiet
+        self._lines = lines or console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.completed}/{task.total}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[state]}"),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+            expand=True,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def opened(self, subject: Any) -> None:
+        """Say what is evaluated."""
+        fields = ", ".join(f"{name} from {column}" for name, column in subject.data.fields.items())
+        line = f"{subject.task.name}: {len(subject.data.samples):,} samples of {subject.data.name}"
+        self._say(line + (f" ({fields})" if fields else "") + f" on {subject.device}")
+        if subject.data.bad:
+            first = subject.data.bad[0]
+            self._say(f"note: {len(subject.data.bad)} records left out; the first is {first.place}: {first.reason}")
+
+    def started(self, total: int, done: int) -> None:
+        """Set the bar up."""
+        self._task = self._progress.add_task("", total=total, completed=done, rate="", state="")
+        if done:
+            self._say(f"resumed: {done:,} of {total:,} samples were done already")
+
+    def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
+        """Move the bar on."""
+        del cap
+        if self._task is None:
+            return
+        rate = figures.items / figures.seconds if figures.seconds else 0.0
+        state = [f"batch {figures.batch_counts[-1]}" if figures.batch_counts else ""]
+        state += [format_bytes(reserved_bytes)] if reserved_bytes else []
+        state += [f"{figures.oom_events} OOM"]
+        task = self._progress.tasks[self._task]
+        start = task.fields.setdefault("start", task.completed)
+        self._progress.update(
+            self._task, completed=start + figures.items, rate=f"{rate:,.1f}/s", state=" ".join(filter(None, state))
+        )
+
+    def note(self, line: str) -> None:
+        """One line above the bar."""
+        self._say(f"note: {line}")
+
+    def _say(self, line: str) -> None:
+        if not self._quiet and self._lines:
+            self._progress.console.print(line, markup=False, highlight=False)
+
+
+def print_result(console: Console, result: EvalResult, *, examples: int = 0) -> None:
+    """Metrics, throughput, batch sizes, and where the rest is."""
+    summary = result.summary
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for name, figure in summary["metrics"].items():
+        table.add_row(name, f"{figure['value']:.4f} ± {figure['ci95']:.4f}")
+    for label, value in _figures(summary):
+        table.add_row(label, value)
+    console.print(table)
+    for entry in result.samples[:examples]:
+        console.print(f"{entry['id']}: {entry['prediction']!r} (reference {entry['reference']!r})", markup=False)
+    _print_failures(console, result.samples)
+    console.print(f"in {result.folder}", markup=False, highlight=False)
+
+
+def _figures(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [("samples", f"{summary['num_samples']:,}")]
+    if summary["num_failed"]:
+        rows.append(("failed", f"{summary['num_failed']:,}"))
+    if summary["samples_per_second"]:
+        rows.append(("samples/s", f"{summary['samples_per_second']:,.1f}"))
+    sizes = summary["batch_sizes"]
+    if sizes:
+        spread = f" ({sizes['smallest']} to {sizes['largest']})" if sizes["smallest"] != sizes["largest"] else ""
+        rows.append(("batch size", f"{summary['batch_size_used']}{spread}"))
+    rows.append(("out of memory", f"{summary['oom_events']} times"))
+    rows.append(("padding", f"{summary['padding_fraction']:.1%}"))
+    if summary["gpu_wait_fraction"] is not None:
+        rows.append(("waited for data", f"{summary['gpu_wait_fraction']:.1%}"))
+    if summary["peak_reserved_bytes"]:
+        rows.append(("peak memory", format_bytes(summary["peak_reserved_bytes"])))
+    lengths = summary["answer_tokens"]
+    if lengths:
+        cut = f", {lengths['truncated_fraction']:.1%} cut off" if lengths["truncated_fraction"] else ""
+        rows.append(("answer tokens", f"P95 {lengths['p95']}, max {lengths['max']}{cut}"))
+    return rows
+
+
+def _print_failures(console: Console, samples: Sequence[Mapping[str, Any]]) -> None:
+    failed = [entry for entry in samples if entry["error"] is not None]
+    for entry in failed[:3]:
+        message = entry["error"]["message"].splitlines()[0][:200]
+        console.print(f"failed: {entry['id']}: {message}", markup=False, highlight=False)
+    if len(failed) > 3:
+        console.print(f"… and {len(failed) - 3:,} more: see `error` in samples.jsonl", markup=False, highlight=False)
+
+
+def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The sizes of --compare-batch side by side."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("batch", "seconds", "samples/s", "speed-up", "GPU use", "peak memory", "OOM"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        used = row["gpu_utilisation_mean"]
+        peak = row["peak_reserved_bytes"]
+        table.add_row(
+            str(row["batch_size"]),
+            f"{row['seconds']:.2f}",
+            f"{row['samples_per_second']:,.1f}",
+            f"{row['speed_up']:.2f}×",
+            "—" if used is None else f"{used:.0%}",
+            "—" if peak is None else format_bytes(peak),
+            str(row["oom_events"]),
+        )
+    return table

@@ -1,0 +1,75 @@
+"""Images from files and bytes: the only place that imports Pillow, on use."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO
+
+from brim.data.base import DataError, ImageFile
+from brim.errors import RequestError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["image_size", "load_image"]
+
+_ORIENTATION = 0x0112  # the EXIF tag
+_ON_ITS_SIDE = (5, 6, 7, 8)
+
+
+def load_image(image: ImageFile) -> Image:
+    """The image in RGB, turned as its EXIF orientation says; one that cannot be decoded is a `DataError`."""
+    with _opened(image) as found:
+        from PIL import ImageOps
+
+        upright = ImageOps.exif_transpose(found)
+        if upright.mode.startswith("I"):  # 16 bits of grey: without this, all above 255 turns white
+            upright = upright.point(lambda value: value / 256).convert("L")
+        if upright.mode == "P":
+            upright = upright.convert("RGBA" if "transparency" in upright.info else "RGB")
+        return upright.convert("RGB")
+
+
+def image_size(image: ImageFile) -> tuple[int, int]:
+    """Width and height that `load_image` would give; only the header is read."""
+    with _opened(image) as found:
+        width, height = found.size
+        return (height, width) if _is_turned(found) else (width, height)
+
+
+def _is_turned(found: Image) -> bool:
+    """Whether `load_image` will swap the sides; asking must not decode the image."""
+    if found.format == "TIFF" or (found.format == "PNG" and "exif" not in found.info):
+        return False  # a TIFF is opened with its sides as they will be; a PNG would look for EXIF behind its pixels
+    return found.getexif().get(_ORIENTATION) in _ON_ITS_SIDE
+
+
+@contextlib.contextmanager
+def _opened(image: ImageFile) -> Iterator[Image]:
+    try:
+        import PIL.Image
+    except ImportError as error:
+        raise RequestError(f"images need Pillow ({error}): pip install pillow") from error
+    try:
+        with _encoded(image) as file, PIL.Image.open(file) as found:
+            yield found
+    except (DataError, MemoryError):
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"image {image} does not exist") from error
+    except PIL.UnidentifiedImageError as error:
+        raise DataError(f"image {image} cannot be read: it is in no format that Pillow knows") from error
+    except Exception as error:  # each decoder has its own kinds
+        raise DataError(f"image {image} cannot be read: {error or type(error).__name__}") from error
+
+
+def _encoded(image: ImageFile) -> BinaryIO:
+    if image.data is not None:
+        return io.BytesIO(image.data)
+    if image.read is not None:
+        return io.BytesIO(image.read())
+    if image.path is None:
+        raise DataError("the sample's image has neither a path nor bytes")
+    return image.path.open("rb")

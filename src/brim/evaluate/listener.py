@@ -1,0 +1,25 @@
+"""What an evaluation tells whoever watches it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from brim.execute.executor import ExecutionFigures
+
+__all__ = ["EvalListener"]
+
+
+class EvalListener:
+    """Told of the run as it goes; does nothing by itself."""
+
+    def opened(self, subject: Any) -> None:
+        """Model and data are there."""
+
+    def started(self, total: int, done: int) -> None:
+        """So many samples, of which so many were done by an earlier run."""
+
+    def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
+        """A batch was recorded."""
+
+    def note(self, line: str) -> None:
+        """Something that the user should know, in one line."""

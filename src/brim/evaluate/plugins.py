@@ -1,0 +1,26 @@
+"""Python files that add tasks or metrics of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from brim.errors import RequestError
+from brim.evaluate.tasks.registry import add_tasks
+from brim.metrics.registry import add_metrics, import_file
+
+__all__ = ["load_plugins"]
+
+
+def load_plugins(paths: Sequence[str]) -> list[str]:
+    """Import the files and add what they define; a file that defines neither task nor metric is a `RequestError`."""
+    added: list[str] = []
+    for path in paths:
+        module = import_file(path)
+        found = [*add_metrics(module), *add_tasks(module)]
+        if not found:
+            raise RequestError(
+                f"--plugin {path}: it defines neither a metric nor a task; derive a class from "
+                "brim.metrics.base.Metric or brim.evaluate.tasks.base.Task"
+            )
+        added += found
+    return added

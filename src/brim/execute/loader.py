@@ -1,0 +1,177 @@
+"""The loader: items prepared ahead of need, in worker processes, in the order in which they will be asked for.
+
+It hands out single items, not batches: a batch that is split or made smaller after an out-of-memory error is put
+together again from what is here already. What one item's preparation raises is that item's failure. Processes are
+torch's own (`DataLoader`); with no workers an item is prepared when it is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["Loader", "LoaderSettings", "NotPrepared", "suggest_workers"]
+
+CHEAP_SECONDS = 0.002  # an item prepared in less is not worth a process
+MOST_WORKERS = 16
+ITEMS_PER_SECOND = 400.0  # what a fast device may ask for, if the machine has the cores
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoaderSettings:
+    """How items are prepared; None: chosen by a short measurement."""
+
+    num_workers: int | None = None
+    pin_memory: bool = True
+    prefetch_factor: int = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class NotPrepared:
+    """Why an item could not be prepared, in the words of its error."""
+
+    message: str
+
+
+def suggest_workers(prepare: Callable[[int], Any], items: Sequence[int], *, cores: int | None = None) -> int:
+    """Prepare a few items here and say how many processes would keep up: 0 where that takes next to no time."""
+    if cores is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    trial = list(items)[:3]
+    if not trial or cores < 2:
+        return 0
+    started = time.perf_counter()
+    for item in trial:
+        _prepared(prepare, item)
+    seconds = (time.perf_counter() - started) / len(trial)
+    if seconds < CHEAP_SECONDS or seconds * len(items) < 2.0:  # the processes take as long to start
+        return 0
+    return max(min(math.ceil(seconds * ITEMS_PER_SECOND), cores - 1, MOST_WORKERS, len(items)), 1)
+
+
+class Loader:
+    """Prepared items by number.
+
+        with Loader(prepare, order, LoaderSettings(), pin=True) as loader:
+            ready = loader.take([4, 9])      # in the order asked for; a NotPrepared where that failed
+            loader.done([4, 9])              # they will not be asked for again
+
+    `wait_seconds` is how long `take` had to wait.
+    """
+
+    def __init__(
+        self, prepare: Callable[[int], Any], order: Sequence[int], settings: LoaderSettings, *, pin: bool = False
+    ) -> None:
+        self._prepare = prepare
+        self._order = list(order)
+        self._settings = settings
+        self._pin = pin and settings.pin_memory
+        self.workers = settings.num_workers
+        self.wait_seconds = 0.0
+        self.notes: list[str] = []
+        self._ready: dict[int, Any] = {}
+        self._coming: Iterator[tuple[int, Any]] | None = None
+
+    def __enter__(self) -> Self:
+        if self.workers is None:
+            self.workers = suggest_workers(self._prepare, self._order)
+        if self.workers > 0 and self._order:
+            self._coming = self._start(self.workers)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._coming = None  # the processes end with their iterator
+        self._ready.clear()
+
+    def take(self, items: Sequence[int]) -> list[Any]:
+        """The prepared items; waits for those that are not here yet."""
+        started = time.perf_counter()
+        missing = {item for item in items if item not in self._ready}
+        while missing and self._coming is not None:
+            try:
+                item, prepared = next(self._coming)
+            except StopIteration:
+                self._coming = None
+            except RuntimeError as error:  # a worker was killed, or ran out of shared memory
+                self._coming = None
+                first = str(error).strip().splitlines()[0]
+                self.notes.append(f"a loading process was lost ({first}); items are prepared in this one from here on")
+            else:
+                self._ready[item] = prepared
+                missing.discard(item)
+        for item in missing:
+            self._ready[item] = _prepared(self._prepare, item)
+        self.wait_seconds += time.perf_counter() - started
+        return [self._ready[item] for item in items]
+
+    def done(self, items: Sequence[int]) -> None:
+        """Forget items that will not be asked for again."""
+        for item in items:
+            self._ready.pop(item, None)
+
+    def _start(self, workers: int) -> Iterator[tuple[int, Any]]:
+        from torch.utils.data import DataLoader
+
+        loader: Any = DataLoader(
+            _Items(self._prepare),  # type: ignore[arg-type]  # a map of item numbers, as torch asks for
+            batch_size=None,
+            sampler=self._order,
+            num_workers=workers,
+            prefetch_factor=self._settings.prefetch_factor,
+            pin_memory=self._pin,
+            worker_init_fn=_start_worker,
+        )
+        for item, prepared in loader:
+            # Out of shared memory at once: its file descriptors are few.
+            yield item, prepared if self._pin else _cloned(prepared)
+
+
+class _Items:
+    """Items as a DataLoader's dataset: every item gives something, if only the reason why not."""
+
+    def __init__(self, prepare: Callable[[int], Any]) -> None:
+        self._prepare = prepare
+
+    def __getitem__(self, item: int) -> tuple[int, Any]:
+        return item, _prepared(self._prepare, item)
+
+
+def _prepared(prepare: Callable[[int], Any], item: int) -> Any:
+    try:
+        return prepare(item)
+    except MemoryError:
+        raise
+    except Exception as error:
+        return NotPrepared(f"{type(error).__name__}: {error}")
+
+
+def _start_worker(worker: int) -> None:
+    """One thread each: the processes are the parallelism. An interrupt is the main process's to handle."""
+    import signal
+
+    import torch
+
+    del worker
+    torch.set_num_threads(1)
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _cloned(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _cloned(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cloned(part) for part in value)
+    return value

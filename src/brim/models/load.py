@@ -1,0 +1,69 @@
+"""From a MODEL argument to a model that can be evaluated."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brim.errors import RequestError
+from brim.models import hf_loading, python_factory, timm_models, torchvision_models
+from brim.models.build import model_knobs, resolve_model
+from brim.models.loaded import LoadedModel, LoadRequest
+from brim.models.names import ModelName
+from brim.workloads.knobs import check_knobs
+
+__all__ = ["load_model"]
+
+
+def load_model(request: LoadRequest) -> LoadedModel:
+    """The model asked for, with its weights, on its device and in evaluation mode."""
+    name = resolve_model(request.model)
+    if name.source == "py":
+        function = python_factory.load_function(name.name, device=request.device, dtype=request.dtype)
+        return LoadedModel(
+            name=str(name),
+            kind="function",
+            module=function,
+            device=request.device,
+            dtype=request.dtype or torch.float32,
+            identity={"source": python_factory.factory_source_digest(name.name)},
+        )
+    if name.source == "hf":
+        return hf_loading.load(name.name, request)
+    return _classifier(name, request)
+
+
+def _classifier(name: ModelName, request: LoadRequest) -> LoadedModel:
+    knobs = check_knobs(request.knobs, model_knobs(str(name)), owner=str(name))
+    request = dataclasses.replace(request, knobs=knobs)
+    loaders = {"torchvision": torchvision_models.load, "timm": timm_models.load}
+    loaded = loaders[name.source](name.name, request)
+    if request.weights not in ("auto", "none"):
+        digest = _load_file(loaded.module, request.weights)
+        loaded = dataclasses.replace(loaded, identity={**loaded.identity, "weights": digest}, notes=())
+    module = loaded.module.to(device=request.device, dtype=loaded.dtype).eval()
+    return dataclasses.replace(loaded, module=module)
+
+
+def _load_file(module: torch.nn.Module, path: str) -> str:
+    """Weights from a safetensors file, or a torch file read without running code; returns the file's digest."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise RequestError(f"--weights {path}: there is no such file; give auto, none or a file of weights")
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state: Any = load_file(file)
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+            state = state.get("state_dict", state) if isinstance(state, dict) else state
+        module.load_state_dict(state)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RequestError(f"--weights {path}: it does not fit this model ({reason})") from error
+    return hashlib.sha256(file.read_bytes()).hexdigest()
