@@ -5,8 +5,8 @@
     python benchmarks/find.py --contenders brim --workloads vit       # a part of it
 
 The curves (every size worth knowing, measured over several steps) live in benchmarks/data/curves-<gpu>.json; a
-size that is there is not measured again. The chosen rate is judged against the best rate on the curve; where a
-curve is missing, against the best rate that any contender reached.
+size that is there is not measured again. The chosen rate is judged against the best rate on the curve at a size that
+fits (no allocator retry); where a curve is missing, against the best rate that any contender reached.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def table(rows: list[dict[str, Any]], curves: Curves) -> str:
     ]
     for row in rows:
         seen = [r["rate"] for r in rows if r["workload"] == row["workload"] and r.get("rate")]
-        best = max([*seen, *curves.rates(row["workload"])], default=None)
+        best = max(curves.rates(row["workload"]) or seen, default=None)
         share = f"{row['rate'] / best:.3f}" if row.get("rate") and best else "—"
         cells = [row["workload"], row["contender"], row.get("size"), _number(row.get("rate")), share]
         cells += [row.get("tries"), row.get("ooms"), _number(row.get("seconds")), row.get("later_ooms")]
@@ -109,7 +109,7 @@ class Curves:
         rates: list[float] = []
         for path in DATA.glob("curves-*.json"):
             points = self.points(json.loads(path.read_text()), workload)
-            rates += [point["rate"] for point in points.values() if point.get("rate")]
+            rates += [point["rate"] for point in points.values() if point["verdict"] == "fits"]
         return rates
 
 

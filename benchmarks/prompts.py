@@ -1,4 +1,4 @@
-"""The prompts and the language model of the generation benchmarks: random tokens, lengths as people's prompts have them."""
+"""The prompts and the language model of the generation benchmarks: random tokens, lengths as prompts have them."""
 
 from __future__ import annotations
 

@@ -37,9 +37,9 @@ def test_a_temperature_near_zero_is_greedy() -> None:
 
 
 def test_top_p_cuts_the_tail_and_keeps_the_rest_in_proportion() -> None:
-    kept = torch.tensor([True, False, False, True, False, False, True, False])  # 0.44 + 0.27 + 0.16 ≥ 0.8
+    kept = torch.tensor([True, False, False, True, False, False, True, False])  # 0.39 + 0.14 + 0.24 ≥ 0.7
     expected = LOGITS.masked_fill(~kept, -torch.inf).softmax(dim=0)
-    drawn = frequencies(temperature=1.0, top_p=0.8)
+    drawn = frequencies(temperature=1.0, top_p=0.7)
     assert (drawn[~kept] == 0).all()
     torch.testing.assert_close(drawn, expected, atol=0.015, rtol=0)
 
@@ -56,10 +56,10 @@ def test_the_models_own_top_k_holds_for_a_draw_and_not_for_a_greedy_choice() -> 
 
 @pytest.mark.parametrize("number", [1e-7, 0.5, 1 - 1e-7])
 def test_a_token_of_no_probability_is_never_drawn(number: float) -> None:
-    logits = torch.full((1, 50), -torch.inf)
-    logits[0, 20:30] = 0
+    logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(455)) * 3  # add up to less than 1 - 1e-7
+    logits = torch.nn.functional.pad(logits, (20, 20), value=-torch.inf)
     drawn = chooser(temperature=1.0).choose(logits, tokens=None, uniform=torch.tensor([number]))
-    assert 20 <= int(drawn) < 30
+    assert 20 <= int(drawn) < 3020
 
 
 def test_a_number_is_a_function_of_seed_sample_and_step_alone() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from tiny_models import (
     answers_of,
     bart,
     batch_of,
+    ends_met_at_different_times,
     gpt2,
     llama,
     make_prompts,
@@ -34,16 +34,6 @@ from brim.decode.settings import TokenIds
 from brim.decode.state import DecodeState
 
 TOKENS = 19
-
-
-def ends_met_at_different_times(answers: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Two tokens by which some answers end within the first segment, some in the second, and some never."""
-    seen = sorted({token for answer in answers for token in answer})
-    for pair in itertools.combinations(seen, 2):
-        lengths = [min((answer.index(end) for end in pair if end in answer), default=TOKENS) for answer in answers]
-        if min(lengths) < 4 and any(4 <= length < 12 for length in lengths) and lengths.count(TOKENS) >= 2:
-            return pair
-    raise AssertionError("no such pair of tokens")
 
 
 @pytest.fixture
@@ -75,6 +65,7 @@ def test_a_batch_answers_as_each_prompt_does_alone(family: str, states_made: lis
     answers = decoder.generate(batch_of(decoder, prompts))
     assert answers.token_lists() == expected
     assert answers.ended() == [len(answer) < TOKENS for answer in expected]
+    assert [len(state.cache.layers) for state in states_made] == [2, 2, 2]
     rows = [state.rows for state in states_made]  # of each segment
     assert len(rows) == 3
     assert rows[0] == len(prompts) > rows[1] > rows[2], "rows that have ended leave between segments"
@@ -120,7 +111,12 @@ def test_the_loop_stops_when_all_answers_have_ended(
     assert isinstance(loop, DecodeLoop)
     taken = []
     usual = loop.decode_one_token
-    monkeypatch.setattr(loop, "decode_one_token", lambda state: taken.append(1) or usual(state))
+
+    def counted(state: DecodeState) -> torch.Tensor:
+        taken.append(1)
+        return usual(state)
+
+    monkeypatch.setattr(loop, "decode_one_token", counted)
     assert answers_of(loop, prompts) == expected
     assert len(taken) == steps
 
@@ -186,13 +182,25 @@ def test_bfloat16_gives_a_batch_of_answers() -> None:
 def test_a_sampled_answer_belongs_to_its_sample_and_not_to_its_batch(make: Any, penalty: float | None) -> None:
     model, prompts = make(), make_prompts()
     model.generation_config.repetition_penalty = penalty
-    decoder = make_decoder(model, settings(TOKENS, temperature=2.0, seed=3), TokenIds(ends=tuple(range(90, 97)), pad=PAD))
+    decoder = make_decoder(
+        model, settings(TOKENS, temperature=2.0, seed=3), TokenIds(ends=tuple(range(90, 97)), pad=PAD)
+    )
     together = answers_of(decoder, prompts)
     alone = [answers_of(decoder, [prompt], keys=[key])[0] for key, prompt in enumerate(prompts)]
     assert alone == together
     order = [4, 2, 0, 5, 1, 3]
     assert answers_of(decoder, [prompts[key] for key in order], keys=order) == [together[key] for key in order]
     assert len({len(answer) for answer in together}) > 2, "they end at different times"
+
+
+@pytest.mark.parametrize("make", [llama, bart], ids=["loop", "seq2seq"])
+def test_a_sampled_answer_does_not_depend_on_where_segments_begin(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompts = make(), make_prompts()
+    decoder = make_decoder(model, settings(TOKENS, temperature=2.0), NO_ENDS)
+    whole = answers_of(decoder, prompts)
+    monkeypatch.setattr("brim.decode.loop.FIRST_SEGMENT", 4)
+    decoder.release()
+    assert answers_of(decoder, prompts) == whole
 
 
 @pytest.mark.parametrize("make", [llama, bart, mamba], ids=["loop", "seq2seq", "fallback"])

@@ -35,7 +35,7 @@ def make(kind: str, tokens: TokenIds, model: Any) -> Any:
         {"no_repeat_ngram_size": 2},
         {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
         {"suppress_tokens": list(range(40, 80))},
-        {"begin_suppress_tokens": list(range(50, 101))},
+        {"begin_suppress_tokens": list(range(40, 101))},
         {"bad_words_ids": [[token] for token in range(30, 60)]},
         {"forced_eos_token_id": 4},
     ],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import transformers
 
+from brim.decode.answers import Answers
 from brim.decode.loop import PromptBatch
 from brim.decode.select import padded_batch
 from brim.decode.settings import GenerationSettings, TokenIds
@@ -141,7 +143,8 @@ def batch_of(decoder: Any, prompts: Sequence[torch.Tensor], keys: Sequence[int] 
 
 
 def answers_of(decoder: Any, prompts: Sequence[torch.Tensor], keys: Sequence[int] | None = None) -> list[list[int]]:
-    return decoder.generate(batch_of(decoder, prompts, keys)).token_lists()
+    answers: Answers = decoder.generate(batch_of(decoder, prompts, keys))
+    return answers.token_lists()
 
 
 def own_answers(
@@ -167,6 +170,16 @@ def own_answers(
         answers.append(new[:first])
     model.generation_config.eos_token_id = usual
     return answers
+
+
+def ends_met_at_different_times(answers: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Two tokens by which some answers end within four tokens, some within twelve, and at least two never."""
+    seen, never = sorted({token for answer in answers for token in answer}), len(answers[0])
+    for pair in itertools.combinations(seen, 2):
+        lengths = [min((answer.index(end) for end in pair if end in answer), default=never) for answer in answers]
+        if min(lengths) < 4 and any(4 <= length < 12 for length in lengths) and lengths.count(never) >= 2:
+            return pair
+    raise AssertionError("no such pair of tokens")
 
 
 def settings(max_new_tokens: int = 12, **options: Any) -> GenerationSettings:

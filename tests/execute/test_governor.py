@@ -22,9 +22,22 @@ def test_it_doubles_while_the_rate_rises_and_settles_at_the_knee() -> None:
     caps = feed(governor, 60)
     assert caps[0] == 2
     assert governor.settled
-    # at 128 a doubling brings 3.8 %, which is less than the 5 % that make it worthwhile
-    assert governor.cap == 128
-    assert max(caps) == 256
+    # at 64 a doubling brings 7.2 %, which is less than the 8 % that make it worthwhile
+    assert governor.cap == 64
+    assert max(caps) == 128
+
+
+def test_it_leaps_while_a_batch_takes_as_long_as_a_smaller_one() -> None:
+    governor = Governor(first=2)
+    caps = feed(governor, 5, overhead=1.0, per_unit=1e-6)
+    assert caps == [2, 4, 16, 64, 256]  # two small ones first
+
+
+def test_it_does_not_leap_when_time_rises_with_size() -> None:
+    governor = Governor(first=2)
+    caps = feed(governor, 12, overhead=0.01, per_unit=0.01)
+    assert caps[:3] == [2, 4, 4]  # twice the size brought 1.2 times the rate: a second batch is asked, then a doubling
+    assert max(b / a for a, b in zip(caps, caps[1:], strict=False)) <= 2
 
 
 def test_a_flat_rate_keeps_the_first_cap() -> None:

@@ -110,7 +110,7 @@ class DecodeLoop:
             if history is not None:
                 history = torch.cat([history, state.produced[: alive.shape[0], :count]], dim=1)
                 history = history.index_select(0, going_on)
-            state = self._next_segment(state, going_on)
+            state = self._next_segment(state, going_on, self.settings.max_new_tokens - done)
             alive = alive.index_select(0, going_on)
             self._load_noise(state, None if noise is None else noise[alive.cpu()], done)
             self._step(state, chooser, history, 0)
@@ -230,9 +230,9 @@ class DecodeLoop:
         self._kept = self._make_state(batch.rows, capacity, segment)
         return self._kept
 
-    def _next_segment(self, state: DecodeState, going_on: torch.Tensor) -> DecodeState:
-        """The rows that go on, in a new state with room for twice as many tokens."""
-        segment = 2 * state.segment
+    def _next_segment(self, state: DecodeState, going_on: torch.Tensor, left: int) -> DecodeState:
+        """The rows that go on, in a new state with room for twice as many tokens, or for those that are left."""
+        segment = min(2 * state.segment, left)
         grown = self._make_state(going_on.shape[0], round_up(state.capacity + segment), segment)
         state.graph = None
         state.carry_over(grown, going_on)
@@ -241,7 +241,7 @@ class DecodeLoop:
 
     def _make_state(self, rows: int, capacity: int, segment: int) -> DecodeState:
         return DecodeState.make(
-            layers=_cache_layers(self._text_config),
+            layers=_cache_layers(self.model.config, self._text_config),
             rows=rows,
             capacity=capacity,
             segment=segment,
@@ -296,9 +296,12 @@ class _EndWatch:
         return bool(before[0])
 
 
-def _cache_layers(config: Any) -> int:
-    for name in ("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer"):
-        layers = getattr(config, name, None)
-        if isinstance(layers, int):
-            return layers
+def _cache_layers(config: Any, text_config: Any) -> int:
+    """As many as the decoder has; of `decoder_layers` beside an encoder's, the text's configuration knows nothing."""
+    decoder = ("num_decoder_layers", "decoder_layers")
+    for source, names in ((config, decoder), (text_config, (*decoder, "num_hidden_layers", "n_layer"))):
+        for name in names:
+            layers = getattr(source, name, None)
+            if isinstance(layers, int):
+                return layers
     raise AttributeError("the configuration does not say how many layers the model has")

@@ -66,8 +66,8 @@ class Seq2SeqLoop(DecodeLoop):
         self._kept = None  # a graph holds the encoder's output of its own batch
         return super()._state_for(batch, segment)
 
-    def _next_segment(self, state: DecodeState, going_on: torch.Tensor) -> DecodeState:
-        grown = super()._next_segment(state, going_on)
+    def _next_segment(self, state: DecodeState, going_on: torch.Tensor, left: int) -> DecodeState:
+        grown = super()._next_segment(state, going_on, left)
         encoded = self._encoded["encoder_outputs"]
         encoded.last_hidden_state = encoded.last_hidden_state.index_select(0, going_on)
         mask = self._encoded["attention_mask"]

@@ -14,7 +14,7 @@ from brim.forecast.byte_model import ByteModel
 
 __all__ = ["Governor"]
 
-WORTHWHILE = 1.05  # a doubling that brings less than this is not worth its memory
+WORTHWHILE = 1.08  # a doubling that brings less than this is not worth its memory
 LEAP = 4  # how far to grow while time hardly rises with size
 LINEAR = 0.75  # of the growth in size: a rate that rises by more than this says that time hardly rises
 CLEARLY = 1.3  # one that brings this much is believed at once; otherwise a second batch is asked
@@ -44,10 +44,13 @@ class Governor:
         self._rates: list[float] = []  # at the current cap
         self._best_cap, self._best_rate = self.cap, 0.0
         self._small = 2  # batches to be made small before the first leap
+        self._before_trouble: tuple[int, float, float, bool] | None = None
+        self._blamed = False  # an item was, and nothing has succeeded since
 
     def succeeded(self, cost: int, seconds: float, peak_bytes: int | None = None) -> None:
         """A batch of this padded cost ran. One far below the cap (the last, the cheapest) says nothing about it."""
         self._quiet += 1
+        self._before_trouble, self._blamed = None, False
         if peak_bytes is not None:
             self.model.observe(cost, peak_bytes)
         if self._recover() or self.settled or cost <= 0.5 * self.cap:
@@ -59,11 +62,22 @@ class Governor:
 
     def ran_out(self, cost: int) -> None:
         """A batch of this padded cost ran out of memory: half of it from here on, and never straight back."""
+        if self._before_trouble is None:
+            self._before_trouble = (self.cap, self._wanted, self._failed, self.settled)
         self._failed = min(self._failed, cost)
         self.cap = max(min(self.cap, cost) // 2, 1)
         self._wanted = max(min(self._wanted, cost - 1), 1)
         self._quiet = 0
         self.settled = True
+
+    def blame_item(self) -> None:
+        """One item does not fit even alone, under a cap that counts items: that says nothing about how many others fit.
+
+        What was learnt from the batches that it was in is forgotten, unless the item before it ended in the same way.
+        """
+        if self._before_trouble is not None and not self._blamed:
+            self.cap, self._wanted, self._failed, self.settled = self._before_trouble
+        self._before_trouble, self._blamed = None, True
 
     def _judge(self, rate: float) -> None:
         """Go on doubling while it pays; else go back to the best cap and stay."""

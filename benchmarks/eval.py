@@ -1,0 +1,267 @@
+"""brim and what people use today on the same prompts: samples per second, side by side in one run.
+
+    python benchmarks/eval.py --json results.json          # generation, needs a GPU
+    python benchmarks/eval.py --part repeat                 # the prompts 16 times: auto against the best fixed cap
+    python benchmarks/eval.py --part overhead               # the executor against a bare loop, on any machine
+
+4,096 prompts (mean about 204 tokens, longest 1,500), 16 new tokens each, a 0.27 B model with random weights in
+bfloat16. The slow contenders run on every n-th of their batches (`--share`), over the whole range of lengths; the
+column says on how many samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+CAPS = (64, 128, 192, 256, 384, 512, 1024)  # Ki tokens a batch
+LIKELY_CAPS = (128, 192, 256, 384, 512)  # those near the best of a single pass
+REPEATS = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", default="all", choices=("all", "single", "repeat", "overhead"))
+    parser.add_argument("--share", type=int, default=4, help="slow contenders run on every n-th batch")
+    parser.add_argument("--json", help="also write the rows to this file")
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+
+    def add(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if arguments.json:
+            Path(arguments.json).write_text(json.dumps({"environment": _environment(), "rows": rows}, indent=1))
+
+    if arguments.part in ("all", "overhead"):
+        _overhead(add)
+    if arguments.part in ("all", "single", "repeat"):
+        bench = Generation(add, share=arguments.share)
+        if arguments.part != "repeat":
+            bench.single_pass()
+        if arguments.part != "single":
+            bench.repeated()
+    print(table(rows))
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as Markdown; the last column is over the sorted fixed batch of 64."""
+    base = next((row["rate"] for row in rows if row.get("base")), None)
+    lines = ["| way | samples | seconds | samples/s | × sorted 64 | notes |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        times = f"{row['rate'] / base:.1f}" if base and row.get("rate") else "—"
+        rate = f"{row['rate']:,.0f}" if row.get("rate") else "—"
+        seconds = f"{row['seconds']:.2f}" if row.get("seconds") else "—"
+        lines.append(f"| {row['way']} | {row['samples']:,} | {seconds} | {rate} | {times} | {row.get('notes', '')} |")
+    return "\n".join(lines)
+
+
+class Generation:
+    """The model, the prompts, and every way of answering them."""
+
+    def __init__(self, add: Callable[[dict[str, Any]], None], *, share: int) -> None:
+        from benchmarks.prompts import NEW_TOKENS, build_model, prompts
+
+        self.add = add
+        self.share = share
+        self.new_tokens = NEW_TOKENS
+        self.model = build_model()
+        self.prompts = prompts()
+        self.sorted = sorted(self.prompts, key=len, reverse=True)
+
+    def single_pass(self) -> None:
+        """4,096 prompts once."""
+        self._plain("transformers generate, sorted, 64", _chunks(self.sorted, 64), share=self.share, base=True)
+        for cap in (256, 512):
+            self._plain(f"transformers generate, sorted, {cap} Ki tokens", _capped(self.sorted, cap * 1024))
+        self._try("transformers continuous batching", self._continuous)
+        self._try("transformers pipeline, sorted, 64", self._pipeline)
+        self._try("transformers generate, static cache, compiled", self._static)
+        self.brim("brim, auto, first run in the process", self.prompts)
+        self.brim("brim, auto, again", self.prompts)
+        for cap in CAPS:
+            self.brim(f"brim, {cap} Ki tokens", self.prompts, cost_cap=cap * 1024)
+
+    def repeated(self) -> None:
+        """The prompts 16 times: what finding the size costs against knowing it."""
+        many = self.prompts * REPEATS
+        few = self.prompts * 2
+        self.brim("brim, auto, ×2, warming up", few)
+        rates = {cap: self.brim(f"brim, {cap} Ki tokens, ×2", few, cost_cap=cap * 1024) for cap in LIKELY_CAPS}
+        first, second = sorted(rates, key=rates.__getitem__)[:-3:-1]
+        self.brim(f"brim, {first} Ki tokens, ×{REPEATS}", many, cost_cap=first * 1024)
+        self.brim(f"brim, auto, ×{REPEATS}", many)
+        self.brim(f"brim, {second} Ki tokens, ×{REPEATS}", many, cost_cap=second * 1024)
+
+    def brim(self, way: str, prompts: Sequence[list[int]], cost_cap: int | None = None) -> float:
+        """Through the evaluation itself: loader, executor, journal, scoring."""
+        from benchmarks.prompt_subject import prompt_subject
+
+        from brim.evaluate.listener import EvalListener
+        from brim.evaluate.request import EvalRequest
+        from brim.evaluate.run import run_subject
+
+        subject = prompt_subject(self.model, prompts, self.new_tokens)
+        request = EvalRequest(model="benchmark", data="prompts", cost_cap=cost_cap, use_cache=False)
+        notes: list[str] = []
+
+        class Notes(EvalListener):
+            def note(self, line: str) -> None:
+                notes.append(line)
+
+        with tempfile.TemporaryDirectory() as folder:
+            self._settle()
+            started = time.perf_counter()
+            summary = run_subject(request, subject, Path(folder), Notes())
+            seconds = time.perf_counter() - started
+        told = f"batch {summary['batch_size_used']}, {summary['oom_events']} OOM"
+        told += f", padding {summary['padding_fraction']:.0%}"
+        wait = summary["gpu_wait_fraction"]
+        told += f", GPU waited {wait:.1%}" if wait is not None else ""
+        told += f", {summary['peak_reserved_bytes'] / 2**30:.0f} GiB" if summary["peak_reserved_bytes"] else ""
+        self._row(way, len(prompts), seconds, notes="; ".join([told, *notes]))
+        return len(prompts) / seconds
+
+    def _plain(self, way: str, batches: Sequence[list[list[int]]], share: int = 1, base: bool = False) -> None:
+        chosen = batches[::share]
+        self._generate(chosen[-1][:2])  # warm up
+        self._settle()
+        started = time.perf_counter()
+        for batch in chosen:
+            self._generate(batch)
+        self._row(way, sum(map(len, chosen)), time.perf_counter() - started, base=base)
+
+    def _generate(self, batch: Sequence[list[int]], **more: Any) -> list[list[int]]:
+        import torch
+
+        longest = max(map(len, batch))
+        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in batch]).cuda()
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch]).cuda()
+        with torch.inference_mode():
+            out = self.model.generate(
+                input_ids=ids, attention_mask=mask, max_new_tokens=self.new_tokens, do_sample=False, **more
+            )
+        answers: list[list[int]] = out[:, longest:].tolist()
+        return answers
+
+    def _continuous(self, way: str) -> None:
+        from transformers import GenerationConfig
+
+        some = self.sorted[::8]
+        config = GenerationConfig(max_new_tokens=self.new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        started = time.perf_counter()
+        self.model.generate_batch(inputs=some, generation_config=config, progress_bar=False)
+        self._row(way, len(some), time.perf_counter() - started)
+
+    def _pipeline(self, way: str) -> None:
+        from benchmarks.prompt_subject import number_tokenizer
+        from transformers import pipeline
+
+        chosen = [prompt for batch in _chunks(self.sorted, 64)[:: 2 * self.share] for prompt in batch]
+        generator = pipeline("text-generation", model=self.model, tokenizer=number_tokenizer(), batch_size=64)
+        texts = [" ".join(map(str, prompt)) for prompt in chosen]
+        generator(texts[-2:], max_new_tokens=2, do_sample=False)
+        started = time.perf_counter()
+        generator(texts, max_new_tokens=self.new_tokens, do_sample=False, return_full_text=False)
+        self._row(way, len(chosen), time.perf_counter() - started)
+
+    def _static(self, way: str) -> None:
+        batches = _chunks(self.sorted, 64)[32:36]
+        started = time.perf_counter()
+        for batch in batches:
+            self._generate(batch, cache_implementation="static")
+        self._row(way, 64 * len(batches), time.perf_counter() - started, notes="start-up (compilation) counted")
+
+    def _try(self, way: str, run: Callable[[str], None]) -> None:
+        """A contender that fails is a row that says so."""
+        self._settle()
+        try:
+            run(way)
+        except Exception as error:
+            first = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+            self.add({"way": way, "samples": 0, "seconds": None, "rate": None, "notes": f"failed: {first}"})
+
+    def _row(self, way: str, samples: int, seconds: float, *, notes: str = "", base: bool = False) -> None:
+        row: dict[str, Any] = {"way": way, "samples": samples, "seconds": seconds, "rate": samples / seconds}
+        self.add({**row, "notes": notes, **({"base": True} if base else {})})
+
+    def _settle(self) -> None:
+        import gc
+
+        import torch
+
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+
+
+def _overhead(add: Callable[[dict[str, Any]], None]) -> None:
+    """The executor against a bare loop: batches of 20 ms each, both reading their results."""
+    import brim
+
+    items = list(range(100 * 8))
+
+    def work(batch: list[int]) -> list[int]:
+        until = time.perf_counter() + 0.02
+        while time.perf_counter() < until:
+            pass
+        return [item * 2 for item in batch]
+
+    def bare() -> list[int]:
+        results: list[int] = []
+        for start in range(0, len(items), 8):
+            results += work(items[start : start + 8])
+        return results
+
+    for _ in range(3):
+        started = time.perf_counter()
+        expected = bare()
+        middle = time.perf_counter()
+        found = list(brim.map(work, items, batch_size=8))
+        ended = time.perf_counter()
+        assert found == expected
+        plain, ours = middle - started, ended - middle
+        add({"way": "bare loop, 20 ms a batch", "samples": len(items), "seconds": plain, "rate": len(items) / plain})
+        note = f"{ours / plain - 1:+.2%} over the bare loop"
+        add({"way": "brim.map", "samples": len(items), "seconds": ours, "rate": len(items) / ours, "notes": note})
+
+
+def _chunks(prompts: Sequence[list[int]], size: int) -> list[list[list[int]]]:
+    return [list(prompts[start : start + size]) for start in range(0, len(prompts), size)]
+
+
+def _capped(prompts: Sequence[list[int]], cap: int) -> list[list[list[int]]]:
+    def cut() -> Iterator[list[list[int]]]:
+        start = 0
+        while start < len(prompts):
+            count = max(cap // len(prompts[start]), 1)
+            yield list(prompts[start : start + count])
+            start += count
+
+    return list(cut())
+
+
+def _environment() -> dict[str, Any]:
+    import torch
+
+    packages = {}
+    for name in ("torch", "transformers", "accelerate"):
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"gpu": gpu, "python": platform.python_version(), "packages": packages, "cuda": torch.version.cuda}
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    main()
