@@ -25,7 +25,7 @@ QUARANTINE = {
     "torch.distributed": ("ranks/",),
     "transformers": ("models/hf_", "decode/"),
 }
-ONE_FILE_EACH = ("torchvision", "timm", "sacrebleu", "rouge_score")
+ONE_FILE_EACH = ("torchvision", "timm", "sacrebleu", "rouge_score", "ray")
 WITHOUT_TORCH = (
     "config/", "storage/", "execute/", "metrics/", "records.py", "errors.py", "forecast/byte_model.py", "__init__.py",
     "memory/failures.py",

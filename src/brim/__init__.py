@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from brim.config.search_settings import SearchSettings
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
+    from brim.evaluate.api import evaluate
+    from brim.evaluate.run import EvalResult
     from brim.execute.executor import ItemFailure
     from brim.execute.mapping import MapResult, map
     from brim.records import MemoryFigures, Plan, Probe
@@ -22,6 +24,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "BrimError": "brim.errors",
     "DoesNotFitError": "brim.errors",
+    "EvalResult": "brim.evaluate.run",
     "ItemFailure": "brim.execute.executor",
     "LostError": "brim.errors",
     "MapResult": "brim.execute.mapping",
@@ -41,6 +44,7 @@ _HOMES = {
 __all__ = [
     "BrimError",
     "DoesNotFitError",
+    "EvalResult",
     "ItemFailure",
     "LostError",
     "MapResult",
@@ -53,6 +57,7 @@ __all__ = [
     "SearchSettings",
     "Workload",
     "__version__",
+    "evaluate",
     "find_batch_size",
     "find_plan",
     "map",
@@ -60,6 +65,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "evaluate":
+        return importlib.import_module("brim.evaluate")  # the package, which can be called
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'brim' has no attribute {name!r}")

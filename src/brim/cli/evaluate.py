@@ -43,6 +43,7 @@ def evaluate(
     weights: options.Weights = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
     batch_size: options.BatchSize = "auto",
+    cost_cap: options.CostCap = None,
     no_auto_batch_size: options.NoAutoBatchSize = False,
     fail_on_oom: options.FailOnOom = False,
     memory_limit: options.MemoryLimit = None,
@@ -56,6 +57,8 @@ def evaluate(
     pin_memory: options.PinMemory = True,
     prefetch_factor: options.PrefetchFactor = 4,
     on: options.Launcher = None,
+    workers: options.Workers = None,
+    gpus_per_worker: options.GpusPerWorker = None,
     fail_fast: options.FailFast = False,
     resume: options.Resume = False,
     output: options.RunFolder = None,
@@ -94,6 +97,7 @@ def evaluate(
         weights=weights,
         trust_remote_code=trust_remote_code,
         batch_size=options.parse_batch_size(batch_size),
+        cost_cap=cost_cap,
         fixed=no_auto_batch_size,
         fail_on_oom=fail_on_oom,
         memory_limit=memory_limit,
@@ -108,10 +112,13 @@ def evaluate(
         fail_fast=fail_fast,
         resume=resume,
     )
+    on_cluster = _cluster_settings(on, workers, gpus_per_worker)
     if compare_batch is not None:
+        if on_cluster is not None:
+            raise RequestError("--compare-batch: sizes are compared on one device; leave --on out")
         _compare(request, compare_batch, json_output=json_output)
         return
-    result = _run(request, output, on=on, quiet=json_output)
+    result = _run(request, output, on_cluster=on_cluster, quiet=json_output)
     _show(result, json_output=json_output, verbose=verbose)
     if result.summary.get("num_failed"):
         raise typer.Exit(SOME_FAILED)
@@ -129,19 +136,27 @@ def _given(data: str | None) -> str:
     return data
 
 
-def _run(request: EvalRequest, output: Any, *, on: str | None, quiet: bool) -> EvalResult:
+def _cluster_settings(on: str | None, workers: int | None, gpus_per_worker: float | None) -> dict[str, Any] | None:
+    """What `--on ray` takes beside the request; None: this process, or torchrun's, do the work themselves."""
+    if on is not None and on != "ray":
+        raise RequestError(f"--on {on}: only ray can be asked for; for ranks on this machine use torchrun")
+    for flag, value in (("--workers", workers), ("--gpus-per-worker", gpus_per_worker)):
+        if value is not None and on is None:
+            raise RequestError(f"{flag} {value:g}: it goes with --on ray; for ranks use torchrun --nproc-per-node")
+    return None if on is None else {"workers": workers, "gpus_per_worker": gpus_per_worker}
+
+
+def _run(request: EvalRequest, output: Any, *, on_cluster: dict[str, Any] | None, quiet: bool) -> EvalResult:
     from brim.cli.evaluate_progress import EvalProgress
     from brim.evaluate.run import evaluate as run_evaluation
     from brim.ranks.world import current_world
 
-    if on is not None and on != "ray":
-        raise RequestError(f"--on {on}: only ray can be asked for; for ranks on this machine use torchrun")
     with EvalProgress(error_console(), quiet=current_world().rank > 0, lines=not quiet) as progress:
         try:
-            if on == "ray":
+            if on_cluster is not None:
                 from brim.evaluate.on_ray import evaluate_on_ray
 
-                return evaluate_on_ray(request, output=output, listener=progress)
+                return evaluate_on_ray(request, output=output, listener=progress, **on_cluster)
             return run_evaluation(request, output=output, listener=progress)
         except (BrimError, KeyboardInterrupt):
             raise
@@ -154,7 +169,10 @@ def _run(request: EvalRequest, output: Any, *, on: str | None, quiet: bool) -> E
 def _compare(request: EvalRequest, sizes: str, *, json_output: bool) -> None:
     from brim.cli.evaluate_progress import comparison_table
     from brim.evaluate.compare import compare_batch_sizes, parse_sizes
+    from brim.ranks.world import current_world
 
+    if current_world().size > 1:
+        raise RequestError("--compare-batch: sizes are compared on one device; start it without torchrun")
     rows = compare_batch_sizes(request, parse_sizes(sizes))
     if json_output:
         print(json.dumps({"schema": "brim.compare/1", "rows": rows}, indent=2))

@@ -13,6 +13,7 @@ from rich.table import Table
 from brim.config.sizes import format_bytes
 from brim.evaluate.listener import EvalListener
 from brim.evaluate.run import EvalResult
+from brim.evaluate.subject import SubjectFacts
 from brim.execute.executor import ExecutionFigures
 
 __all__ = ["EvalProgress", "comparison_table", "print_result"]
@@ -47,14 +48,14 @@ class EvalProgress(EvalListener):
     ) -> None:
         self._progress.stop()
 
-    def opened(self, subject: Any) -> None:
+    def opened(self, facts: SubjectFacts) -> None:
         """Say what is evaluated."""
-        fields = ", ".join(f"{name} from {column}" for name, column in subject.data.fields.items())
-        line = f"{subject.task.name}: {len(subject.data.samples):,} samples of {subject.data.name}"
-        self._say(line + (f" ({fields})" if fields else "") + f" on {subject.device}")
-        if subject.data.bad:
-            first = subject.data.bad[0]
-            self._say(f"note: {len(subject.data.bad)} records left out; the first is {first.place}: {first.reason}")
+        fields = ", ".join(f"{name} from {column}" for name, column in facts.fields.items())
+        line = f"{facts.task}: {facts.num_samples:,} samples of {facts.data}"
+        self._say(line + (f" ({fields})" if fields else "") + f" on {facts.device}")
+        if facts.bad:
+            first = facts.bad[0]
+            self._say(f"note: {len(facts.bad)} records left out; the first is {first.place}: {first.reason}")
 
     def started(self, total: int, done: int) -> None:
         """Set the bar up."""

@@ -14,6 +14,7 @@ from brim.errors import BrimError, RequestError
 from brim.storage.run_folder import check_folder, write_run
 
 if TYPE_CHECKING:
+    from brim.evaluate.request import EvalRequest
     from brim.models.build import WorkloadRequest
     from brim.records import Plan
     from brim.search.probe import Prober
@@ -23,6 +24,12 @@ __all__ = ["find"]
 
 def find(
     model: options.ModelName,
+    data: options.Data = None,
+    split: options.Split = None,
+    limit: options.Limit = None,
+    field: options.Fields = None,
+    images: options.Images = None,
+    task: options.Task = None,
     mode: options.Mode = None,
     knob: options.Knobs = None,
     max_tokens: options.MaxTokens = None,
@@ -50,6 +57,8 @@ def find(
     json_output: options.JsonOutput = False,
 ) -> None:
     """Find the fastest batch size that fits, in a handful of probes.
+
+    With -d the search runs on the data's own worst case: its dearest sample, in batches of every size.
 
     Example: brim find swin3d_t --mode train --knob frames=16 --knob size=224 --dtype bfloat16
     """
@@ -82,16 +91,21 @@ def find(
         gradient_checkpointing=gradient_checkpointing,
         trust_remote_code=trust_remote_code,
     )
+    evaluation = None
+    if data is not None:
+        evaluation = _data_request(request, data, split=split, limit=limit, field=field, images=images, task=task)
+    elif any(value is not None for value in (split, limit, field, images, task)):
+        raise RequestError("--split, --limit, --map, --images and --task go with -d DATA")
     if output is not None:
         check_folder(output)
     started_at = datetime.datetime.now(datetime.UTC)
-    plan, environment = _search(request, settings, isolate=isolate, quiet=json_output)
+    plan, environment = _search(request, evaluation, settings, isolate=isolate, quiet=json_output)
     _show(plan, json_output=json_output)  # before anything is written: a full disk must not lose the answer
     if output is not None:
         write_run(
             output,
             kind="find",
-            request={**request.to_json(), "command": "find"},
+            request={**request.to_json(), "data": data, "command": "find"},
             environment=environment,
             plan=plan.to_json(),
             summary={"batch_size_used": plan.size, "batch_size_max": plan.batch_size_max},
@@ -99,8 +113,34 @@ def find(
         )
 
 
+def _data_request(
+    request: WorkloadRequest, data: str, *, split: str | None, limit: int | None, field: list[str] | None,
+    images: str | None, task: str | None,
+) -> EvalRequest:  # fmt: skip
+    """The same model, to be tried on real data."""
+    from brim.data.open import parse_mapping
+    from brim.evaluate.request import EvalRequest
+
+    if request.mode == "train":
+        raise RequestError("--mode train: a search on data runs a task, which does not train; leave -d or --mode out")
+    return EvalRequest(
+        model=request.model,
+        data=data,
+        split=split,
+        limit=limit,
+        mapping=parse_mapping(field or []),
+        images=images,
+        task=task,
+        knobs=request.knobs,
+        device=request.device,
+        dtype=request.dtype,
+        trust_remote_code=request.trust_remote_code,
+        weights="none",
+    )
+
+
 def _search(
-    request: WorkloadRequest, settings: SearchSettings, *, isolate: bool, quiet: bool
+    request: WorkloadRequest, evaluation: EvalRequest | None, settings: SearchSettings, *, isolate: bool, quiet: bool
 ) -> tuple[Plan, dict[str, Any]]:
     from brim.cli.probe_table import ProbeTable
     from brim.ranks.world import current_world
@@ -110,7 +150,7 @@ def _search(
     hidden = current_world().rank > 0 or (quiet and not console.is_terminal)
     table = ProbeTable(console, quiet=hidden)
     try:
-        prober = _prober(request, settings, isolate=isolate)
+        prober = _prober(request, evaluation, settings, isolate=isolate)
         return find_with(prober, settings, listener=table), prober.scene.environment
     except (BrimError, KeyboardInterrupt):
         raise
@@ -120,14 +160,30 @@ def _search(
         table.close()
 
 
-def _prober(request: WorkloadRequest, settings: SearchSettings, *, isolate: bool) -> Prober:
+def _prober(
+    request: WorkloadRequest, evaluation: EvalRequest | None, settings: SearchSettings, *, isolate: bool
+) -> Prober:
     from brim.models.build import build_workload
     from brim.search.find import probe_settings
     from brim.search.isolate import IsolatedProber
     from brim.search.probe import DeviceProber
 
     if isolate:
-        return IsolatedProber("brim.models.build:build_from_json", request.to_json(), probe_settings(settings))
+        factory = (
+            "brim.models.build:build_from_json" if evaluation is None else "brim.evaluate.workload:build_from_json"
+        )
+        asked = request if evaluation is None else evaluation
+        return IsolatedProber(factory, asked.to_json(), probe_settings(settings))
+    if evaluation is not None:
+        from brim.evaluate.subject import open_subject
+        from brim.evaluate.workload import DataWorkload
+
+        on_data = DataWorkload(open_subject(evaluation))
+        if request.mode is not None and request.mode != on_data.mode:
+            raise RequestError(
+                f"--mode {request.mode}: the task {on_data.task.name} is a {on_data.mode}; leave --mode out"
+            )
+        return DeviceProber(on_data, probe_settings(settings), preserve_state=False)
     workload, _ = build_workload(request)
     return DeviceProber(workload, probe_settings(settings), preserve_state=False)  # nothing outlives the command
 

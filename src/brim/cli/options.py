@@ -10,13 +10,13 @@ import typer
 from brim.errors import RequestError
 
 __all__ = [
-    "BatchSize", "Chat", "CompareBatch", "Data", "Device", "Dtype", "FailFast", "FailOnOom", "Fields",
-    "GradientCheckpointing", "Images", "Isolate", "JsonOutput", "Knobs", "Launcher", "Limit", "Margin",
+    "BatchSize", "Chat", "CompareBatch", "CostCap", "Data", "Device", "Dtype", "FailFast", "FailOnOom", "Fields",
+    "GpusPerWorker", "GradientCheckpointing", "Images", "Isolate", "JsonOutput", "Knobs", "Launcher", "Limit", "Margin",
     "MaxBatchSize", "MaxProbes", "MaxTokens", "MemoryLimit", "Metrics", "Mode", "ModelArgument", "ModelFlag",
     "ModelName", "MultipleOf", "NoAutoBatchSize", "NoCache", "NumWorkers", "Objective", "Offload", "Optimizer",
-    "Output", "PerRank", "PinMemory", "Plugins", "PowerOfTwo", "PrefetchFactor", "ProbeTimeout", "Resume",
-    "RunFolder", "SavePredictions", "Seed", "SkipBad", "Split", "StopStrings", "SystemPrompt", "Task", "Temperature",
-    "Tolerance", "TopP", "TrustRemoteCode", "Verbose", "Weights", "collect_knobs", "parse_batch_size",
+    "Output", "PerRank", "PinMemory", "Plugins", "PowerOfTwo", "PrefetchFactor", "ProbeTimeout", "Resume", "RunFolder",
+    "SavePredictions", "Seed", "SkipBad", "Split", "StopStrings", "SystemPrompt", "Task", "Temperature", "Tolerance",
+    "TopP", "TrustRemoteCode", "Verbose", "Weights", "Workers", "collect_knobs", "parse_batch_size",
 ]  # fmt: skip
 
 _BATCH, _WHERE, _OUT = "Batch size", "Device and precision", "Output"
@@ -171,6 +171,11 @@ Offload = Annotated[
     _flag("--offload", text="cpu: if a sample does not fit even alone, weights go to host memory.", panel=_BATCH,
           metavar="cpu"),
 ]  # fmt: skip
+CostCap = Annotated[
+    int | None,
+    _flag("--cost-cap", text="At most so many tokens (padding included) in a batch, instead of a number of samples.",
+          panel=_BATCH, metavar="N"),
+]  # fmt: skip
 CompareBatch = Annotated[
     str | None,
     _flag("--compare-batch", text="Time these sizes on a part of the data instead: 1,2,4,8,16.", panel=_BATCH,
@@ -180,7 +185,18 @@ FailFast = Annotated[bool, _flag("--fail-fast", text="Stop at the first sample t
 Resume = Annotated[
     bool, _flag("--resume", text="Go on with the run in -o: samples that are done are not done again.", panel=_OUT)
 ]
-Launcher = Annotated[str | None, _flag("--on", text="ray: run as Ray actors, one GPU each.", metavar="ray")]
+Launcher = Annotated[
+    str | None, _flag("--on", text="ray: by the workers of a Ray cluster, one GPU each.", panel=_WHERE, metavar="ray")
+]
+Workers = Annotated[
+    int | None,
+    _flag("--workers", text="With --on ray: how many; by default one for each GPU.", panel=_WHERE, metavar="N", min=1),
+]
+GpusPerWorker = Annotated[
+    float | None,
+    _flag("--gpus-per-worker", text="With --on ray: the part of a GPU that each has (1).", panel=_WHERE,
+          metavar="FRACTION"),
+]  # fmt: skip
 RunFolder = Annotated[
     Path | None,
     _flag("-o", "--output", text="The run's folder (default runs/<command>-<time>).", panel=_OUT, metavar="DIR"),

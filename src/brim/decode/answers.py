@@ -30,6 +30,10 @@ class Answers:
         """Put the tokens of a segment in their place."""
         self._produced[rows, at : at + produced.shape[1]] = produced
 
+    def said(self, rows: torch.Tensor, steps: int) -> torch.Tensor:
+        """The first tokens of some rows, as written so far."""
+        return self._produced[rows, :steps]
+
     def send(self, steps: int) -> None:
         """Start the way back to the host, without waiting."""
         self._steps = steps

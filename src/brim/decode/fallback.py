@@ -9,7 +9,7 @@ import torch
 
 from brim.decode.answers import Answers
 from brim.decode.choose import PADDING, WARPERS, TokenChooser, generation_config_for, uniforms
-from brim.decode.loop import Padding, PromptBatch
+from brim.decode.loop import CHECK_STEPS, Padding, PromptBatch, Stopped
 from brim.decode.settings import GenerationSettings, TokenIds
 
 __all__ = ["GenerateFallback"]
@@ -24,6 +24,7 @@ class GenerateFallback:
         self.tokens = tokens
         self.padding: Padding = "right" if model.config.is_encoder_decoder else "left"
         self.device = next(model.parameters()).device
+        self.stopped: Stopped | None = None
         self.notes = [f"generation runs through transformers' own generate, which is slower: {why}"]
 
     @torch.inference_mode()
@@ -38,13 +39,16 @@ class GenerateFallback:
             noise = uniforms(settings.seed, batch.keys, settings.max_new_tokens) if settings.samples else None
             mask = None if model.config.is_encoder_decoder else batch.inputs.get("attention_mask")
             processors.append(_Choose(chooser, noise=None if noise is None else noise.to(self.device), mask=mask))
+        start = 1 if model.config.is_encoder_decoder else int(batch.inputs["input_ids"].shape[1])
+        criteria = [] if self.stopped is None else [_StopCriterion(self.stopped, start)]
         usual = model.generation_config
         model.generation_config = theirs  # generate() fills what is unset from here, and warns about it
         try:
-            ids = model.generate(**batch.inputs, generation_config=theirs, logits_processor=processors)
+            ids = model.generate(
+                **batch.inputs, generation_config=theirs, logits_processor=processors, stopping_criteria=criteria
+            )
         finally:
             model.generation_config = usual
-        start = 1 if model.config.is_encoder_decoder else batch.inputs["input_ids"].shape[1]
         produced = ids[:, start:]
         answers = Answers.empty(batch.rows, settings.max_new_tokens, self.tokens, self.device)
         answers.write(torch.arange(batch.rows, device=self.device), produced, at=0)
@@ -72,6 +76,22 @@ class _Choose:
         chosen = self._chooser.choose(scores, tokens=tokens, uniform=uniform)
         self._step += 1
         return torch.full_like(scores, -torch.inf).scatter_(1, chosen.unsqueeze(1), 0.0)
+
+
+class _StopCriterion:
+    """A stopping criterion of transformers that asks now and then which answers have come to their end."""
+
+    def __init__(self, stopped: Stopped, start: int) -> None:
+        self._stopped = stopped
+        self._start = start
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        del scores, kwargs
+        new = input_ids[:, self._start :]
+        ended = [False] * len(new)
+        if new.shape[1] % CHECK_STEPS == 0:
+            ended = self._stopped(new.tolist())
+        return torch.tensor(ended, dtype=torch.bool, device=input_ids.device)
 
 
 def _shared_out(config: Any) -> tuple[Any, Any]:

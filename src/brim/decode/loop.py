@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,9 +23,10 @@ from brim.decode.graphs import CaptureFailedError, capture, graphs_work_on
 from brim.decode.settings import GenerationSettings, TokenIds
 from brim.decode.state import DecodeState, round_up
 
-__all__ = ["DecodeLoop", "Padding", "PromptBatch"]
+__all__ = ["DecodeLoop", "Padding", "PromptBatch", "Stopped"]
 
 Padding = Literal["right", "left"]
+Stopped = Callable[[list[list[int]]], list[bool]]  # the tokens of every answer so far: which have come to their end
 
 FIRST_SEGMENT = 128  # tokens of room beside the prompt at first; every later segment has twice as much
 CHECK_STEPS = 16  # steps between two looks at whether all answers have ended
@@ -67,6 +68,7 @@ class DecodeLoop:
         self.tokens = tokens
         self.padding: Padding = padding
         self.notes: list[str] = []
+        self.stopped: Stopped | None = None  # asked now and then which answers need no further token
         self.device = next(model.parameters()).device
         self._config = generation_config_for(model, settings, tokens)
         self._text_config = model.config.get_text_config(decoder=True)
@@ -99,7 +101,8 @@ class DecodeLoop:
         alive = torch.arange(rows, device=self.device)
         done = 0
         while True:
-            count = self._run_segment(state, chooser, history, min(state.segment, self.settings.max_new_tokens - done))
+            steps = min(state.segment, self.settings.max_new_tokens - done)
+            count = self._run_segment(state, chooser, history, steps, answers.said(alive, done))
             answers.write(alive, state.produced[: alive.shape[0], :count], at=done)
             done += count
             if done >= self.settings.max_new_tokens:
@@ -172,11 +175,17 @@ class DecodeLoop:
         source = torch.arange(length, device=ids.device).unsqueeze(0) - (length - batch.lengths).unsqueeze(1)
         return ids.gather(1, source.clamp_min(0)).masked_fill(source < 0, PADDING)
 
-    def _run_segment(self, state: DecodeState, chooser: TokenChooser, history: torch.Tensor | None, steps: int) -> int:
+    def _run_segment(
+        self, state: DecodeState, chooser: TokenChooser, history: torch.Tensor | None, steps: int, said: torch.Tensor
+    ) -> int:
         """Fill the segment up to `steps` tokens (the first is there already); the number made, fewer if all ended."""
         watch = _EndWatch(state)
         made = 1
         while made < steps:
+            if self.stopped is not None and made % CHECK_STEPS == 0:
+                tokens = torch.cat([said, state.produced[: said.shape[0], :made]], dim=1)
+                ended = torch.tensor(self.stopped(tokens.tolist()), device=self.device)
+                state.finished[: said.shape[0]].logical_or_(ended)
             if watch.due(made) and watch.all_ended():
                 break
             if state.graph is None and self._captures and made > 1 and steps - made >= WORTH_CAPTURING:

@@ -14,7 +14,7 @@ import torch
 
 from brim.decode.answers import Answers
 from brim.decode.fallback import GenerateFallback
-from brim.decode.loop import DecodeLoop, Padding, PromptBatch
+from brim.decode.loop import DecodeLoop, Padding, PromptBatch, Stopped
 from brim.decode.seq2seq import Seq2SeqLoop
 from brim.decode.settings import GenerationSettings, TokenIds
 from brim.memory.failures import FailureKind, classify
@@ -37,6 +37,7 @@ class Decoder(Protocol):
 
     padding: Padding
     notes: list[str]
+    stopped: Stopped | None
 
     def generate(self, batch: PromptBatch) -> Answers:
         """The answers to a batch."""

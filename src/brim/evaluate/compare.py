@@ -12,6 +12,7 @@ from brim.evaluate.listener import EvalListener
 from brim.evaluate.request import EvalRequest
 from brim.evaluate.run import run_subject
 from brim.evaluate.subject import open_subject
+from brim.memory.devices import memory_of
 
 __all__ = ["compare_batch_sizes", "parse_sizes"]
 
@@ -32,15 +33,15 @@ def compare_batch_sizes(
 ) -> list[dict[str, Any]]:
     """One row per size, in the order given; the speed-up is over the first. The samples are the same for all."""
     limit = request.limit or max(SAMPLES, BATCHES * max(sizes))
-    subject = open_subject(dataclasses.replace(request, limit=None))
-    if len(subject.data.samples) > limit:
-        subject = open_subject(dataclasses.replace(request, limit=limit))
+    subject = open_subject(dataclasses.replace(request, limit=limit))
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for size in [sizes[0], *sizes]:  # the first one twice: it warms up what every later one finds warm
             fixed = dataclasses.replace(request, batch_size=size, fixed=True, resume=False, fail_on_oom=False)
             place = Path(folder) / f"{len(rows)}-{size}"
             rows.append({"batch_size": size, **run_subject(fixed, subject, place, listener or EvalListener())})
+            subject.task.release()
+            memory_of(subject.device).release()
     del rows[0]
     for row in rows:
         row["speed_up"] = row["samples_per_second"] / rows[0]["samples_per_second"]

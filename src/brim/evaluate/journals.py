@@ -1,4 +1,9 @@
-"""The journals of a run: `samples.jsonl`, and one more for every further rank until the run is merged."""
+"""The journals of a run: `samples.jsonl`, and one more for every further rank until the run is merged.
+
+Three steps, and all ranks must have made one before any makes the next: rank 0 gathers what earlier starts have left
+(`gather_earlier`), every rank writes its own file (`with`), rank 0 merges them (`merged`, `finalise`). So no file is
+read while another rank writes it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
-from brim.errors import RequestError
-from brim.ranks.world import World
+from brim.errors import LostError, RequestError
 from brim.storage.files import write_atomic
 from brim.storage.journal import Journal
 
@@ -20,21 +24,34 @@ LABEL = "journal.json"
 
 
 class Journals:
-    """Opens this rank's journal and reads what every rank of an earlier start has left."""
+    """The files of one run folder, as one rank of them all uses them."""
 
-    def __init__(self, folder: Path, world: World, *, fingerprint: str, resume: bool) -> None:
+    def __init__(self, folder: Path, *, fingerprint: str, rank: int = 0, ranks: int = 1) -> None:
         self.folder = folder
-        self.path = folder / (NAME if world.rank == 0 else f"samples.rank-{world.rank}.jsonl")
-        label = folder / (LABEL if world.rank == 0 else f"journal.rank-{world.rank}.json")
-        self._journal = Journal(self.path, fingerprint=fingerprint, resume=resume, label=label)
-        self._resume = resume
+        self._fingerprint = fingerprint
+        self._ranks = ranks
+        # Whatever may be there has been gathered before this is opened: a further rank finds no file of its own.
+        self._journal = self._open(self._path(rank), resume=rank == 0)
 
-    def __enter__(self) -> list[dict[str, Any]]:
-        if self._resume and not any(self.folder.glob("samples*.jsonl")):
-            raise RequestError(f"--resume: {self.folder} holds no samples.jsonl to go on from; leave --resume out")
-        others = self._others() if self._resume else []
+    def gather_earlier(self, *, resume: bool) -> list[dict[str, Any]]:
+        """The lines of earlier starts, of however many ranks, in `samples.jsonl` alone from here on.
+
+        For rank 0, while no rank has its journal open. Without `resume` there must be none.
+        """
+        if resume and not self._leftovers():
+            raise RequestError(f"--resume: {self.folder} holds no {NAME} to go on from; leave --resume out")
+        lines: dict[str, dict[str, Any]] = {}
+        for path in [self._path(0), *(path for path in self._leftovers() if path != self._path(0))]:
+            with self._open(path, resume=resume) as journal:
+                for entry in journal.entries:
+                    lines.setdefault(str(entry.get("id")), entry)
+        if len(self._leftovers()) > 1:
+            self.finalise(list(lines.values()))
+        return list(lines.values())
+
+    def __enter__(self) -> Self:
         self._journal.__enter__()
-        return [*others, *self._journal.entries]
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -46,23 +63,34 @@ class Journals:
         self._journal.append(entries)
 
     def merged(self) -> list[dict[str, Any]]:
-        """Every rank's lines; an unfinished last line is no line."""
-        return [entry for path in sorted(self.folder.glob("samples*.jsonl")) for entry in _lines(path)]
+        """Every rank's lines, once all ranks have closed their files."""
+        return [entry for rank in range(self._ranks) for entry in self._lines(rank)]
 
     def finalise(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """One samples.jsonl in the data's order; the other ranks' files have served."""
+        """These lines as `samples.jsonl`; the other ranks' files have served."""
         text = "".join(json.dumps(entry, ensure_ascii=False, separators=(",", ":")) + "\n" for entry in entries)
         write_atomic(self.folder / NAME, text)
         for leftover in [*self.folder.glob("samples.rank-*.jsonl"), *self.folder.glob("journal.rank-*.json")]:
             leftover.unlink(missing_ok=True)
 
-    def _others(self) -> list[dict[str, Any]]:
-        return [
-            entry for path in sorted(self.folder.glob("samples*.jsonl")) if path != self.path for entry in _lines(path)
-        ]
+    def _leftovers(self) -> list[Path]:
+        main = [self._path(0)] if self._path(0).exists() else []
+        return main + sorted(self.folder.glob("samples.rank-*.jsonl"))
 
+    def _lines(self, rank: int) -> list[dict[str, Any]]:
+        path = self._path(rank)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError as error:
+            raise LostError(
+                f"rank 0 does not see {path}, which rank {rank} has written: -o must be a folder that all machines "
+                "share. Copy the file there and start again with --resume"
+            ) from error
+        return [json.loads(line) for line in content.decode().split("\n") if line]
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    content = path.read_bytes()
-    complete = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
-    return [json.loads(line) for line in complete.split("\n") if line]
+    def _path(self, rank: int) -> Path:
+        return self.folder / (NAME if rank == 0 else f"samples.rank-{rank}.jsonl")
+
+    def _open(self, path: Path, *, resume: bool) -> Journal:
+        label = LABEL if path.name == NAME else path.name.replace("samples", "journal").replace(".jsonl", ".json")
+        return Journal(path, fingerprint=self._fingerprint, resume=resume, label=path.with_name(label))

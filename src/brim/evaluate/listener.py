@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from brim.evaluate.subject import SubjectFacts
 from brim.execute.executor import ExecutionFigures
 
 __all__ = ["EvalListener"]
@@ -12,11 +11,11 @@ __all__ = ["EvalListener"]
 class EvalListener:
     """Told of the run as it goes; does nothing by itself."""
 
-    def opened(self, subject: Any) -> None:
+    def opened(self, facts: SubjectFacts) -> None:
         """Model and data are there."""
 
     def started(self, total: int, done: int) -> None:
-        """So many samples, of which so many were done by an earlier run."""
+        """So many samples are this process's to do, of which so many were done by an earlier run."""
 
     def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
         """A batch was recorded."""

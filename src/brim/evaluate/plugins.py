@@ -15,8 +15,11 @@ def load_plugins(paths: Sequence[str]) -> list[str]:
     """Import the files and add what they define; a file that defines neither task nor metric is a `RequestError`."""
     added: list[str] = []
     for path in paths:
-        module = import_file(path)
-        found = [*add_metrics(module), *add_tasks(module)]
+        try:
+            module = import_file(path)
+            found = [*add_metrics(module), *add_tasks(module)]
+        except RequestError as error:
+            raise RequestError(f"--plugin {path}: {error}") from error
         if not found:
             raise RequestError(
                 f"--plugin {path}: it defines neither a metric nor a task; derive a class from "

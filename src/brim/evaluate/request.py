@@ -37,6 +37,7 @@ class EvalRequest:
     weights: str = "auto"
     trust_remote_code: bool = False
     batch_size: int | None = None  # None: auto
+    cost_cap: int | None = None  # a batch's padded cost at most, in the task's unit; None: found as the run goes
     fixed: bool = False
     fail_on_oom: bool = False
     memory_limit: int | str | None = None
@@ -55,6 +56,8 @@ class EvalRequest:
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise RequestError(f"--batch-size {self.batch_size}: give auto or a whole number from 1")
+        if self.cost_cap is not None and (self.cost_cap < 1 or self.batch_size is not None):
+            raise RequestError(f"--cost-cap {self.cost_cap}: give a whole number from 1, and not together with -b N")
         if self.fixed and self.batch_size is None:
             raise RequestError("--no-auto-batch-size needs a size: add -b N")
         if self.fail_on_oom and not self.fixed:

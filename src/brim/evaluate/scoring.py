@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from brim.errors import BrimError, RequestError
 from brim.evaluate.tasks.base import Answer, Task
 from brim.execute.executor import Done
 from brim.metrics.base import Metric
@@ -53,16 +54,22 @@ class Scorer:
         if not references:
             return {}
         facts = self.task.metric_facts(item)
-        return {metric.name: metric.score(prediction, references, facts) for metric in self.metrics}
+        return {metric.name: _score(metric, prediction, references, facts) for metric in self.metrics}
 
     def item_of(self, entry: Mapping[str, Any]) -> int | None:
         """Which sample a line is of; None for a stranger."""
         return self._place.get(str(entry.get("id")))
 
     def ordered(self, entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Lines in the data's order, one per sample."""
-        by_item = {item: dict(entry) for entry in entries if (item := self.item_of(entry)) is not None}
-        return [by_item[item] for item in sorted(by_item)]
+        """Lines in the data's order, one per sample, all scored by the metrics asked for now."""
+        by_item = {item: entry for entry in entries if (item := self.item_of(entry)) is not None}
+        return [self._scored_anew(item, by_item[item]) for item in sorted(by_item)]
+
+    def _scored_anew(self, item: int, entry: Mapping[str, Any]) -> dict[str, Any]:
+        if list(entry["scores"]) == [metric.name for metric in self.metrics]:
+            return dict(entry)
+        scores = self.scores(item, entry["prediction"])
+        return {**entry, "score": next(iter(scores.values()), None), "scores": scores}
 
     def aggregate(self, entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
         """Every metric over all lines; predictions are scored anew, since the metrics asked for may have changed."""
@@ -77,6 +84,17 @@ class Scorer:
             metric.name: metric.aggregate([row[metric.name] for row in rows], predictions, references)
             for metric in self.metrics
         }
+
+
+def _score(metric: Metric, prediction: Any, references: Sequence[Any], facts: Mapping[str, Any]) -> float:
+    try:
+        return metric.score(prediction, references, facts)
+    except BrimError:
+        raise
+    except Exception as error:  # a metric of the user's own
+        raise RequestError(
+            f"metric {metric.name}: sample {facts.get('id')} raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def answer_lengths(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:

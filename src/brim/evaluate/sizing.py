@@ -19,6 +19,7 @@ from brim.storage.fingerprint import fingerprint
 __all__ = ["Sizing"]
 
 FIRST_ITEMS = 2  # how many of the dearest samples the first batch holds
+FEWEST_BATCHES = 4  # a size that would leave fewer batches than this is not looked for
 SMALLER_LIMIT = 0.9  # a cached plan was made for another card if less than this of its limit is left
 
 
@@ -41,20 +42,27 @@ class Sizing:
         size = self.request.batch_size
         if size is not None:
             return Governor(first=size, ceiling=size, grows=False, limit_bytes=self.limit_bytes), None
+        cap = self.request.cost_cap
+        if cap is not None:
+            return Governor(first=cap, ceiling=cap, grows=False, limit_bytes=self.limit_bytes), None
         plan = self._cached()
         if plan is not None:
-            return Governor(first=plan.size, grows=False, limit_bytes=self.limit_bytes), plan
-        dearest = max((self.subject.costs[item] for item in items), default=1)
-        return Governor(first=FIRST_ITEMS * dearest, limit_bytes=self.limit_bytes), None
+            return Governor(first=plan.size, cap_known=True, limit_bytes=self.limit_bytes), plan
+        costs = [self.subject.costs[item] for item in items]
+        first = FIRST_ITEMS * max(costs, default=1)
+        # With few batches left to make, a larger one has no time to pay for what finding it costs.
+        ceiling = max(sum(costs) // FEWEST_BATCHES, first)
+        return Governor(first=first, ceiling=ceiling, limit_bytes=self.limit_bytes), None
 
     def plan(self, governor: Governor, largest_cost: int, peak_reserved_bytes: int | None, cached: bool) -> Plan:
         """What the run settled at, to start the next one there."""
         unit = "samples" if self.by_count else self.subject.task.unit
-        reason = "the ceiling asked for" if self.by_count else "grown on the run's own batches while that paid"
+        asked = self.by_count or self.request.cost_cap is not None
+        reason = "the size asked for" if asked else "grown on the run's own batches while that paid"
         headroom = None if peak_reserved_bytes is None else self.limit_bytes - peak_reserved_bytes
         return Plan(
             unit=unit,
-            size=max(governor.cap, 1),
+            size=max(governor.kept, 1),
             batch_size_max=max(largest_cost, 1),
             batch_size_max_estimate=governor.model.largest_within(self.limit_bytes),
             objective="fastest",
@@ -66,9 +74,10 @@ class Sizing:
             fingerprint=fingerprint(self._identity()),
         )
 
-    def remember(self, plan: Plan) -> None:
-        """File the plan, unless the user said otherwise or gave the size."""
-        if self.request.use_cache and not self.by_count:
+    def remember(self, plan: Plan, governor: Governor) -> None:
+        """File the plan, unless the user said otherwise, gave the size, or there was too little data to find one."""
+        found = governor.overlaps and governor.kept < governor.ceiling
+        if found and self.request.use_cache and not self.by_count and self.request.cost_cap is None:
             PlanCache().save(plan, self._identity(), environment_facts(self.memory.device))
 
     def device_name(self) -> str:

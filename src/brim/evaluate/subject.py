@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from brim.data.base import SampleSet
+from brim.data.base import BadRecord, SampleSet
 from brim.data.open import DataRequest, open_data
 from brim.decode.settings import GenerationSettings
 from brim.errors import RequestError
@@ -20,11 +22,26 @@ from brim.metrics.registry import parse_metrics
 from brim.models.load import load_model
 from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.placement import resolve_device, resolve_precision
-from brim.storage.fingerprint import fingerprint
+from brim.records import Unit
+from brim.search.environment import environment_facts
+from brim.storage.fingerprint import combined_fingerprint
 
-__all__ = ["Subject", "open_subject"]
+__all__ = ["Subject", "SubjectFacts", "open_subject"]
 
-_CLASSIFIER_KNOBS = ("size", "frames")
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SubjectFacts:
+    """What is evaluated, in plain values: for those who watch, for the record, and for other processes."""
+
+    task: str
+    unit: Unit
+    data: str
+    num_samples: int
+    fields: Mapping[str, str]
+    bad: tuple[BadRecord, ...]
+    device: str
+    environment: Mapping[str, Any]
+    fingerprint: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +61,22 @@ class Subject:
 
     def fingerprint(self) -> str:
         """What a run must share with another to go on with its answers; neither batch size nor metrics belong to it."""
-        return fingerprint({**self.identity(), "data": dict(self.data.facts), **dict(self.task.identity())})
+        parts = {"model": self.identity(), "data": self.data.facts, "settings": self.task.identity()}
+        return combined_fingerprint(parts)
+
+    def facts(self) -> SubjectFacts:
+        """What the record and whoever watches want to know."""
+        return SubjectFacts(
+            task=self.task.name,
+            unit=self.task.unit,
+            data=self.data.name,
+            num_samples=len(self.data.samples),
+            fields=dict(self.data.fields),
+            bad=self.data.bad,
+            device=str(self.device),
+            environment=environment_facts(self.device),
+            fingerprint=self.fingerprint(),
+        )
 
     def identity(self) -> dict[str, Any]:
         """The model and its precision."""
@@ -74,7 +106,7 @@ def open_subject(request: EvalRequest) -> Subject:
             model=request.model,
             device=resolve_device(request.device),
             dtype=resolve_precision(request.dtype, "forward").weights,
-            knobs={name: value for name, value in request.knobs.items() if name in _CLASSIFIER_KNOBS},
+            knobs=_model_knobs(request),
             weights=request.weights,
             trust_remote_code=request.trust_remote_code,
         )
@@ -103,11 +135,23 @@ def _task_settings(request: EvalRequest) -> TaskSettings:
         stop_strings=request.stop,
         graphs=request.graphs,
     )
-    rest = {k: v for k, v in request.knobs.items() if k not in ("max_new_tokens", *_CLASSIFIER_KNOBS)}
     return TaskSettings(
         generation=generation,
         max_new_tokens=None if new_tokens is None else int(new_tokens),
         chat=request.chat,
         system=request.system,
-        processor_options=rest,
+        processor_options={name: _plain_value(value) for name, value in _model_knobs(request).items()},
     )
+
+
+def _model_knobs(request: EvalRequest) -> dict[str, Any]:
+    """The knobs that are the model's own or its processor's; the model that was loaded knows which."""
+    return {name: value for name, value in request.knobs.items() if name != "max_new_tokens"}
+
+
+def _plain_value(text: Any) -> Any:
+    """`3`, `0.5` and `true` of the command line as what they say; any other text as it is."""
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return text

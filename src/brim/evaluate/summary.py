@@ -11,23 +11,57 @@ from brim.execute.executor import ExecutionFigures
 from brim.monitor.sampler import MonitorSummary
 from brim.records import BatchSizes, Plan
 
-__all__ = ["RankFigures", "summarise"]
+__all__ = ["RankFigures", "merge_plans", "plans_to_keep", "summarise"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankFigures:
-    """What one rank counted and measured."""
+    """What one rank, or one worker of a cluster, counted and measured."""
 
     figures: ExecutionFigures
     seconds: float
-    resumed: int
-    plan: Plan
-    wait_fraction: float | None
-    loader_wait_seconds: float
-    workers: int
-    monitor: MonitorSummary
-    measured: bool
+    plan: Plan | None = None  # None: lost before it had one
+    wait_fraction: float | None = None
+    loader_wait_seconds: float = 0.0
+    workers: int = 0
+    monitor: MonitorSummary = dataclasses.field(default_factory=MonitorSummary)
+    measured: bool = False
     notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as plain JSON values, for the way to another rank."""
+        plan = None if self.plan is None else self.plan.to_json()
+        return {**dataclasses.asdict(self), "plan": plan, "monitor": self.monitor.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RankFigures:
+        """Read another rank's figures."""
+        monitor = {**data["monitor"], "throttle_reasons": tuple(data["monitor"]["throttle_reasons"])}
+        more = {
+            "figures": ExecutionFigures(**data["figures"]),
+            "plan": None if data["plan"] is None else Plan.from_json(data["plan"]),
+            "monitor": MonitorSummary(**monitor),
+            "notes": tuple(data["notes"]),
+        }
+        return cls(**{**data, **more})
+
+
+def merge_plans(ranks: Sequence[RankFigures]) -> Plan | None:
+    """The plan of the first rank that has one; with several, every rank's size beside it."""
+    plans = [rank.plan for rank in ranks]
+    first = next((plan for plan in plans if plan is not None), None)
+    if first is None or len(ranks) == 1:
+        return first
+    return dataclasses.replace(first, batch_sizes_per_rank=tuple(plan.size if plan else 0 for plan in plans))
+
+
+def plans_to_keep(ranks: Sequence[RankFigures]) -> list[int]:
+    """The ranks that file their plan: for each kind of card the first that made several batches, and no other."""
+    kept: dict[str | None, int] = {}
+    for rank, outcome in enumerate(ranks):
+        if outcome.plan is not None and outcome.figures.batches > 1:
+            kept.setdefault(outcome.plan.fingerprint, rank)
+    return list(kept.values())
 
 
 def summarise(

@@ -114,8 +114,9 @@ class Executor:
     batch's memory is given back before the next try, and, if `metered`, every batch's peak is taken. Where the
     function gives a `Pending`, the next batch is started before the last one is read, once the size has settled.
 
-    With `by_count` the cap counts items, whatever they cost. `tell` is given a line for every step taken to survive.
-    When an item does not fit even alone, `last_resort` may change something and have it tried again.
+    With `by_count` the cap counts items, whatever they cost. With `fixed` it never moves: a batch that does not fit is
+    halved until it does, and the next one has the full size again. `tell` is given a line for every step taken to
+    survive. When an item does not fit even alone, `last_resort` may change something and have it tried again.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class Executor:
         fail_fast: bool = False,
         fail_on_oom: bool = False,
         by_count: bool = False,
+        fixed: bool = False,
         tell: Callable[[str], None] | None = None,
         last_resort: Callable[[], bool] | None = None,
     ) -> None:
@@ -143,6 +145,7 @@ class Executor:
         self._fail_fast = fail_fast
         self._fail_on_oom = fail_on_oom
         self._by_count = by_count
+        self._fixed = fixed
         self._tell = tell if tell is not None else _say_nothing
         self._last_resort = last_resort
         self._landed_at = 0.0
@@ -156,8 +159,8 @@ class Executor:
             if flight is not None:
                 self._land(queue, flight)
             flight = following
-            if flight is not None and not (self.governor.settled and isinstance(flight.results, Pending)):
-                self._land(queue, flight)  # while the size is being found, one batch at a time
+            if flight is not None and not (self.governor.overlaps and isinstance(flight.results, Pending)):
+                self._land(queue, flight)
                 flight = None
 
     def _take_off(self, queue: WorkQueue) -> _Flight | None:
@@ -176,7 +179,7 @@ class Executor:
         if flight is None:
             assert failure is not None
             # The except block has ended: nothing pins the failed batch's tensors any more.
-            self._release()
+            self._release(failure)
             self._after_failure(queue, batch, failure, error)
         return flight
 
@@ -191,7 +194,7 @@ class Executor:
             failure, error = self._told_apart(problem, batch)
         if failure is not None:
             del flight, results
-            self._release()
+            self._release(failure)
             self._after_failure(queue, batch, failure, error)
             return
         assert not isinstance(results, Pending)
@@ -225,7 +228,10 @@ class Executor:
             self.figures.oom_events += failure.kind is FailureKind.OUT_OF_MEMORY
             if self._fail_on_oom and failure.kind is not FailureKind.AMBIGUOUS:
                 raise DoesNotFitError(f"a batch of {len(batch)} does not fit: {failure.reason} (fail on OOM was asked)")
-            self.governor.ran_out(cost)
+            if self._by_count and len(batch) == 1:
+                self.governor.blame_item()
+            elif not self._fixed:
+                self.governor.ran_out(cost)
             if len(batch) > 1:
                 self._tell(f"a batch of {len(batch)} failed ({failure.reason}): its samples run again in smaller ones")
         if len(batch) == 1:
@@ -233,7 +239,7 @@ class Executor:
                 queue.put_back(batch)
                 return
             self._give_up_on(batch[0], failure, error)
-        elif failure.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT):
+        elif failure.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT) and not self._fixed:
             queue.put_back(batch)
         else:
             queue.split(batch)
@@ -269,7 +275,7 @@ class Executor:
             peak = reading.peak_reserved_bytes
             figures.peak_allocated_bytes = max(figures.peak_allocated_bytes, reading.peak_allocated_bytes)
             figures.peak_reserved_bytes = max(figures.peak_reserved_bytes, reading.peak_reserved_bytes)
-        self.governor.succeeded(flight.cost, seconds, peak)
+        self.governor.succeeded(flight.cost, seconds, peak, max(self._costs[item] for item in batch))
 
     def _weight(self, batch: list[int]) -> int:
         """What a batch comes to in the unit of the cap."""
@@ -283,8 +289,9 @@ class Executor:
         with self._memory.metered() as reading:
             yield reading
 
-    def _release(self) -> None:
-        if self._memory is not None:
+    def _release(self, failure: Failure) -> None:
+        """Give a failed batch's memory back. That takes a third of a second: an error of other kinds can do without."""
+        if self._memory is not None and failure.kind is not FailureKind.OTHER:
             self._memory.release()
 
 

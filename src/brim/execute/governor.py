@@ -1,74 +1,118 @@
 """The governor: how large the next batch may be, learnt from the batches of the run itself.
 
-It starts small, grows while padded cost per second rises (fourfold while a batch's time hardly depends on its size,
-else twofold), and settles at the knee. An out-of-memory error halves the
-cap and marks the size that failed; the cap grows back towards the mark, never straight to it, and the mark itself
-moves up only after a long quiet stretch. Pure: it is told what happened, and asked for a cap.
+It climbs: two small batches, then fourfold while a batch's time hardly depends on its size, else twofold, one batch
+at a time. When a step up no longer brings much it compares: batches overlap as they will for the rest of the run, and
+twice the size is tried between two batches of this one (dearest come first, so that the rate drifts by itself); it is
+kept if it brings a few per cent. Then it is settled, until the items have become much cheaper: the best cap for long
+items is not that for short ones. An out-of-memory error halves the cap and marks the size that failed; the cap grows
+back towards the mark, never straight to it, and the mark itself moves up only after a long quiet stretch. Pure: it is
+told what happened, and asked for a cap.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from brim.forecast.byte_model import ByteModel
 
 __all__ = ["Governor"]
 
-WORTHWHILE = 1.08  # a doubling that brings less than this is not worth its memory
+WORTHWHILE = 1.03  # a doubling that brings less than this is not worth its memory
 LEAP = 4  # how far to grow while time hardly rises with size
 LINEAR = 0.75  # of the growth in size: a rate that rises by more than this says that time hardly rises
-CLEARLY = 1.3  # one that brings this much is believed at once; otherwise a second batch is asked
+CLEARLY = 1.3  # a step up that brings this much is believed at once; with less the climb ends
+TRIALS = 2  # batches at twice the size while comparing; the better one counts, since the first also allocates
+CHEAPER = 0.6  # of the dearest item when it settled: from here on the comparison is made again
 QUIET_BATCHES = 8  # batches without trouble before the cap may grow again after an OOM
 FORGIVING_BATCHES = 64  # batches without trouble before a failed size may be approached again
 USABLE = 0.97  # of the memory limit, when the byte model says how far a doubling may go
+
+Phase = Literal["climbing", "comparing", "settled"]
 
 
 class Governor:
     """Chooses the cap, in padded cost, batch by batch.
 
     `first` is where it starts and `ceiling` where it ends. `grows=False` keeps the size that the user gave: only an
-    out-of-memory error lowers it, and quiet batches bring it back.
+    out-of-memory error lowers it, and quiet batches bring it back. `cap_known` starts at a size found before.
     """
 
     def __init__(
-        self, *, first: int, ceiling: int | None = None, grows: bool = True, limit_bytes: int | None = None
+        self,
+        *,
+        first: int,
+        ceiling: int | None = None,
+        grows: bool = True,
+        cap_known: bool = False,
+        limit_bytes: int | None = None,
     ) -> None:
         self.ceiling: float = math.inf if ceiling is None else max(ceiling, 1)
         self.cap = int(min(max(first, 1), self.ceiling))
-        self.settled = not grows
+        self.phase: Phase = "settled" if not grows or cap_known else "climbing"
         self.model = ByteModel(noise=0.01)
+        self._grows = grows
         self._limit_bytes = limit_bytes
         self._wanted: float = self.cap  # where the cap goes back to after trouble
         self._failed: float = math.inf  # the smallest padded cost known to fail
         self._quiet = 0  # batches since the last trouble or growth
-        self._rates: list[float] = []  # at the current cap
-        self._best_cap, self._best_rate = self.cap, 0.0
+        self._best_cap, self._best_rate = self.cap, 0.0  # while climbing
+        self._before: float | None = None  # while comparing: the rate at this size, then those at twice the size
+        self._trials: list[float] = []
+        self._larger = self.cap
         self._small = 2  # batches to be made small before the first leap
-        self._before_trouble: tuple[int, float, float, bool] | None = None
+        self._dearest: float = math.inf if not cap_known else 0  # item when it settled; 0: not known yet
+        self._before_trouble: tuple[int, float, float, Phase] | None = None
         self._blamed = False  # an item was, and nothing has succeeded since
 
-    def succeeded(self, cost: int, seconds: float, peak_bytes: int | None = None) -> None:
-        """A batch of this padded cost ran. One far below the cap (the last, the cheapest) says nothing about it."""
+    @property
+    def overlaps(self) -> bool:
+        """Whether the next batch may start before the last one is read: while climbing, a batch's time is its own."""
+        return self.phase != "climbing"
+
+    @property
+    def kept(self) -> int:
+        """The cap that has proved itself so far; `cap` may be one on trial."""
+        return self._best_cap if self.phase == "comparing" else self.cap
+
+    @property
+    def settled(self) -> bool:
+        """Whether the size is found."""
+        return self.phase == "settled"
+
+    def succeeded(self, cost: int, seconds: float, peak_bytes: int | None = None, dearest: int | None = None) -> None:
+        """A batch of this padded cost ran, the dearest of its items costing `dearest`.
+
+        One far below the cap (the last, one started before the cap grew) says nothing about it.
+        """
         self._quiet += 1
         self._before_trouble, self._blamed = None, False
         if peak_bytes is not None:
             self.model.observe(cost, peak_bytes)
-        if self._recover() or self.settled or cost <= 0.5 * self.cap:
+        if self._recover():
             return
-        self._rates.append(cost / max(seconds, 1e-9))
-        rate = max(self._rates)
-        if rate >= CLEARLY * self._best_rate or len(self._rates) >= 2:
-            self._judge(rate)
+        if self.phase == "settled":
+            self._look_again(dearest)
+            return
+        if not 0.5 * self.cap < cost <= self.cap:
+            return
+        rate = cost / max(seconds, 1e-9)
+        if self.phase == "climbing":
+            self._climb(rate)
+        else:
+            self._compare(rate)
+        if self.settled and dearest is not None:
+            self._dearest = dearest
 
     def ran_out(self, cost: int) -> None:
         """A batch of this padded cost ran out of memory: half of it from here on, and never straight back."""
         if self._before_trouble is None:
-            self._before_trouble = (self.cap, self._wanted, self._failed, self.settled)
+            self._before_trouble = (self.cap, self._wanted, self._failed, self.phase)
         self._failed = min(self._failed, cost)
         self.cap = max(min(self.cap, cost) // 2, 1)
         self._wanted = max(min(self._wanted, cost - 1), 1)
         self._quiet = 0
-        self.settled = True
+        self.phase = "settled"
 
     def blame_item(self) -> None:
         """One item does not fit even alone, under a cap that counts items: that says nothing about how many others fit.
@@ -76,25 +120,67 @@ class Governor:
         What was learnt from the batches that it was in is forgotten, unless the item before it ended in the same way.
         """
         if self._before_trouble is not None and not self._blamed:
-            self.cap, self._wanted, self._failed, self.settled = self._before_trouble
+            self.cap, self._wanted, self._failed, self.phase = self._before_trouble
         self._before_trouble, self._blamed = None, True
 
-    def _judge(self, rate: float) -> None:
-        """Go on doubling while it pays; else go back to the best cap and stay."""
-        self._rates = []
+    def _climb(self, rate: float) -> None:
+        """On to a larger size while that clearly pays; then compare from here."""
         self._small -= 1
-        if rate >= WORTHWHILE * self._best_rate:
+        if rate >= CLEARLY * self._best_rate:
             linear = rate >= LINEAR * self._best_rate * self.cap / self._best_cap > 0
-            factor = LEAP if linear and self._small <= 0 else 2
             self._best_cap, self._best_rate = self.cap, rate
-            larger = math.floor(min(self.cap * factor, self.ceiling, self._failed - 1, self._fitting()))
-            if larger > self.cap:
-                self.cap = larger
-                self._wanted = larger
+            if self._grow(LEAP if linear and self._small <= 0 else 2):
                 return
-        self.settled = True
+        elif rate < WORTHWHILE * self._best_rate:
+            self.cap = self._best_cap
+        self._begin_comparing()
+
+    def _begin_comparing(self) -> None:
+        self.phase = "comparing"
+        self._best_cap = self.cap
+        self._before, self._trials = None, []
+
+    def _compare(self, rate: float) -> None:
+        """This size, twice the size, this size again: twice is kept if it beats the mean of both, else settle here."""
+        if self._before is None:
+            self._before = rate
+            if not self._grow(2):
+                self._settle()
+        elif len(self._trials) < TRIALS:
+            self._trials.append(rate)
+            if len(self._trials) == TRIALS:
+                self._larger, self.cap = self.cap, self._best_cap
+        else:
+            usual = (self._before + rate) / 2
+            if max(self._trials) < WORTHWHILE * usual:
+                self._settle()
+                return
+            self.cap = self._larger
+            self._begin_comparing()
+
+    def _settle(self) -> None:
+        self.phase = "settled"
         self.cap = self._best_cap
         self._wanted = self.cap
+
+    def _grow(self, factor: int) -> bool:
+        """Raise the cap as far as ceiling, failures and memory allow; whether that is any further."""
+        larger = math.floor(min(self.cap * factor, self.ceiling, self._failed - 1, self._fitting()))
+        if larger <= self.cap:
+            return False
+        self.cap = larger
+        self._wanted = larger
+        return True
+
+    def _look_again(self, dearest: int | None) -> None:
+        """Once the items are much cheaper than when it settled, compare anew."""
+        if dearest is None or not self._grows or self._failed != math.inf:
+            return
+        if self._dearest == 0:
+            self._dearest = dearest
+        elif dearest < CHEAPER * self._dearest:
+            self._dearest = dearest
+            self._begin_comparing()
 
     def _fitting(self) -> float:
         """The largest padded cost that the byte model expects to fit."""

@@ -12,9 +12,12 @@ import dataclasses
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
+
+from brim.errors import BrimError
 
 __all__ = ["Loader", "LoaderSettings", "NotPrepared", "suggest_workers"]
 
@@ -48,7 +51,8 @@ def suggest_workers(prepare: Callable[[int], Any], items: Sequence[int], *, core
         return 0
     started = time.perf_counter()
     for item in trial:
-        _prepared(prepare, item)
+        with contextlib.suppress(MemoryError):  # it will come again, in `take`, where it can be dealt with
+            _prepared(prepare, item)
     seconds = (time.perf_counter() - started) / len(trial)
     if seconds < CHEAP_SECONDS or seconds * len(items) < 2.0:  # the processes take as long to start
         return 0
@@ -110,7 +114,11 @@ class Loader:
         for item in missing:
             self._ready[item] = _prepared(self._prepare, item)
         self.wait_seconds += time.perf_counter() - started
-        return [self._ready[item] for item in items]
+        ready = [self._ready[item] for item in items]
+        for prepared in ready:
+            if isinstance(prepared, BrimError):  # a library is missing, say: not this item's own failure
+                raise prepared
+        return ready
 
     def done(self, items: Sequence[int]) -> None:
         """Forget items that will not be asked for again."""
@@ -129,9 +137,28 @@ class Loader:
             pin_memory=self._pin,
             worker_init_fn=_start_worker,
         )
-        for item, prepared in loader:
+        with warnings.catch_warnings():
+            # From Python 3.12 on, forking a process that has threads warns. The workers prepare items on the host and
+            # touch neither the device nor the locks of our threads, as DataLoader workers have always done.
+            warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+            coming = iter(loader)
+        _watch_no_more(coming)
+        for item, prepared in coming:
             # Out of shared memory at once: its file descriptors are few.
             yield item, prepared if self._pin else _cloned(prepared)
+
+
+def _watch_no_more(coming: Any) -> None:
+    """Have a lost worker noticed where its items are waited for, in `take`.
+
+    torch notices at once, and raises in the main thread wherever it happens to be: in the middle of a batch, which
+    would be taken for out of memory, or of a line of the journal.
+    """
+    from torch._C import _remove_worker_pids
+
+    if getattr(coming, "_worker_pids_set", False):
+        _remove_worker_pids(id(coming))
+        coming._worker_pids_set = False
 
 
 class _Items:
@@ -149,6 +176,8 @@ def _prepared(prepare: Callable[[int], Any], item: int) -> Any:
         return prepare(item)
     except MemoryError:
         raise
+    except BrimError as error:
+        return error
     except Exception as error:
         return NotPrepared(f"{type(error).__name__}: {error}")
 

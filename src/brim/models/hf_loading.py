@@ -12,6 +12,7 @@ from brim.errors import RequestError
 from brim.models import hf_models
 from brim.models.hf_models import Kind
 from brim.models.loaded import LoadedModel, LoadRequest, ModelKind
+from brim.workloads.knobs import Knob, check_knobs
 
 __all__ = ["load"]
 
@@ -33,6 +34,9 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
             f"MODEL hf:{name}: {config.model_type} is a model of the kind {kind!r}, which no task evaluates; brim "
             "evaluates language, vision-language and sequence-to-sequence models and classifiers"
         )
+    if kind != "vision_language":  # a processor has options of its own, and says itself which
+        writes = kind in ("causal", "seq2seq")
+        check_knobs(request.knobs, (Knob(name="max_new_tokens", default=0),) if writes else (), owner=f"hf:{name}")
     dtype = request.dtype or hf_models.own_dtype(config)
     tokenizer = processor = None
     if kind == "vision_language":

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from brim.errors import RequestError
+from brim.memory.failures import FailureKind, classify
 from brim.models.parts import ModelParts, PartsRequest
 from brim.models.token_batches import plain_token_range, special_token_ids, token_batch, token_knobs
 from brim.workloads.base import Mode
@@ -217,7 +218,9 @@ def load_weights(
             if folder.is_dir() and any(file.suffix == ".safetensors" for file in _weight_files(folder)):
                 options["use_safetensors"] = True
             return auto_class.from_pretrained(place, config=config, **options), ()
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # a file that was cut short, weights of other shapes, the model's own code
+        if classify(error).kind is FailureKind.OUT_OF_MEMORY:
+            raise
         raise unreadable(name, error) from error
 
 

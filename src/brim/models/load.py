@@ -22,26 +22,34 @@ __all__ = ["load_model"]
 def load_model(request: LoadRequest) -> LoadedModel:
     """The model asked for, with its weights, on its device and in evaluation mode."""
     name = resolve_model(request.model)
+    if name.source in ("py", "hf") and request.weights not in ("auto", "none"):
+        raise RequestError(f"--weights {request.weights}: {name} brings its own weights; leave it out")
     if name.source == "py":
-        function = python_factory.load_function(name.name, device=request.device, dtype=request.dtype)
-        return LoadedModel(
-            name=str(name),
-            kind="function",
-            module=function,
-            device=request.device,
-            dtype=request.dtype or torch.float32,
-            identity={"source": python_factory.factory_source_digest(name.name)},
-        )
-    if name.source == "hf":
-        return hf_loading.load(name.name, request)
-    return _classifier(name, request)
+        return _function(name, request)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # weights that are random are the same ones in every run: it can be resumed
+        return hf_loading.load(name.name, request) if name.source == "hf" else _classifier(name, request)
+
+
+def _function(name: ModelName, request: LoadRequest) -> LoadedModel:
+    knobs = check_knobs(request.knobs, python_factory.factory_knobs(name.name), owner=str(name))
+    function = python_factory.load_function(name.name, knobs=knobs, device=request.device, dtype=request.dtype)
+    return LoadedModel(
+        name=str(name),
+        kind="function",
+        module=function,
+        device=request.device,
+        dtype=request.dtype or torch.float32,
+        identity={"source": python_factory.factory_source_digest(name.name), "knobs": knobs},
+    )
 
 
 def _classifier(name: ModelName, request: LoadRequest) -> LoadedModel:
     knobs = check_knobs(request.knobs, model_knobs(str(name)), owner=str(name))
-    request = dataclasses.replace(request, knobs=knobs)
+    asked = {knob: knobs[knob] for knob in request.knobs}  # what is not asked for is as the weights were trained
     loaders = {"torchvision": torchvision_models.load, "timm": timm_models.load}
-    loaded = loaders[name.source](name.name, request)
+    loaded = loaders[name.source](name.name, dataclasses.replace(request, knobs=asked))
+    loaded = dataclasses.replace(loaded, identity={**loaded.identity, "knobs": asked})
     if request.weights not in ("auto", "none"):
         digest = _load_file(loaded.module, request.weights)
         loaded = dataclasses.replace(loaded, identity={**loaded.identity, "weights": digest}, notes=())
@@ -64,6 +72,7 @@ def _load_file(module: torch.nn.Module, path: str) -> str:
             state = state.get("state_dict", state) if isinstance(state, dict) else state
         module.load_state_dict(state)
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RequestError(f"--weights {path}: it does not fit this model ({reason})") from error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = " ".join(lines[:2]) or type(error).__name__  # the first line of load_state_dict's says nothing
+        raise RequestError(f"--weights {path}: it does not fit this model ({reason[:300]})") from error
     return hashlib.sha256(file.read_bytes()).hexdigest()

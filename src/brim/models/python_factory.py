@@ -66,9 +66,11 @@ def call_factory(
     return _as_workload(name, result, given, device)
 
 
-def load_function(name: str, *, device: torch.device, dtype: torch.dtype | None) -> Callable[[list[Any]], Any]:
+def load_function(
+    name: str, *, knobs: Mapping[str, Any], device: torch.device, dtype: torch.dtype | None
+) -> Callable[[list[Any]], Any]:
     """The function that a factory makes for an evaluation: a list of samples in, one answer for each out."""
-    result = _call(name, {}, {"device": device, "dtype": dtype})
+    result = _call(name, knobs, {"device": device, "dtype": dtype})
     if not callable(result):
         raise RequestError(
             f"py:{name}: the factory returned {type(result).__name__}; for an evaluation it must return a function "

@@ -48,16 +48,18 @@ def build_parts(request: PartsRequest) -> ModelParts:
 def load(name: str, request: LoadRequest) -> LoadedModel:
     """The model for evaluation, with timm's published weights unless others are asked for."""
     timm = _timm()
-    pretrained = request.weights == "auto"
+    pretrained, size = request.weights == "auto", request.knobs.get("size")
+    options = {"img_size": size} if size is not None and _configuration(name).fixed_input_size else {}
     try:
-        module = timm.create_model(name, pretrained=pretrained)
+        module = timm.create_model(name, pretrained=pretrained, **options)
     except (OSError, RuntimeError, ValueError) as error:  # no network, no published weights
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RequestError(
             f"timm:{name}: its published weights cannot be had ({reason}); give a file with --weights FILE, or "
             "--weights none for random ones"
         ) from error
-    settings = timm.data.resolve_data_config({}, model=module)
+    asked = {} if size is None else {"input_size": (_configuration(name).input_size[0], size, size)}
+    settings = timm.data.resolve_data_config(asked, model=module)
     return LoadedModel(
         name=f"timm:{name}",
         kind="image_classifier",

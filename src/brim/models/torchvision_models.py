@@ -17,6 +17,7 @@ from brim.workloads.knobs import Knob
 __all__ = ["build_parts", "load", "model_knobs", "model_names"]
 
 _SMALL_VIDEO = ("mc3_18", "r2plus1d_18", "r3d_18")  # trained at 112
+_FRAMES = 16  # in a clip
 _MAXVIT_STEP = 224  # 7 windows × 32 strides: every stage must divide into whole windows
 
 
@@ -42,7 +43,11 @@ def model_knobs(name: str) -> tuple[Knob, ...]:
     if not _is_video(name):
         return (size,)
     frames = Knob(
-        name="frames", default=16, help="frames in a clip", minimum=1, multiple_of=2 if name.startswith("mvit") else 1
+        name="frames",
+        default=_FRAMES,
+        help="frames in a clip",
+        minimum=1,
+        multiple_of=2 if name.startswith("mvit") else 1,
     )
     return frames, size
 
@@ -66,7 +71,9 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
     """The model for evaluation, with torchvision's published weights unless others are asked for."""
     models = _models()
     published = _published(name) if request.weights == "auto" else None
-    size, frames = request.knobs["size"], request.knobs.get("frames")
+    asked = request.knobs.get("size")
+    size = asked or _default_size(name)
+    frames = request.knobs.get("frames", _FRAMES) if _is_video(name) else None
     try:
         module = models.get_model(name, weights=published, **({} if published else _options(name, size)))
     except (OSError, RuntimeError, ValueError) as error:  # no network, a proxy, a broken download
@@ -83,7 +90,7 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
         module=module,
         device=request.device,
         dtype=request.dtype or torch.float32,
-        transform=published.transforms() if published is not None else _plain_transform(name, size),
+        transform=_transform(name, published, asked),
         class_names=tuple(published.meta.get("categories", ())) if published is not None else (),
         frames=frames,
         identity={"weights": str(published) if published is not None else "random"},
@@ -96,12 +103,18 @@ def _published(name: str) -> Any:
     return getattr(_models().get_model_weights(name), "DEFAULT", None)
 
 
-def _plain_transform(name: str, size: int) -> Any:
+def _transform(name: str, published: Any, size: int | None) -> Any:
+    """What the published weights were trained with, at the size asked for; without such weights, the usual."""
     from torchvision.transforms._presets import ImageClassification, VideoClassification
 
+    if published is not None and size is None:
+        return published.transforms()
+    size = size or _default_size(name)
+    preset = VideoClassification if _is_video(name) else ImageClassification
+    make = published.transforms if published is not None else preset
     if _is_video(name):
-        return VideoClassification(crop_size=(size, size), resize_size=(size, round(size * 4 / 3)))
-    return ImageClassification(crop_size=size, resize_size=round(size / 0.875))
+        return make(crop_size=(size, size), resize_size=(size, round(size * 4 / 3)))
+    return make(crop_size=size, resize_size=round(size / 0.875))
 
 
 def _options(name: str, size: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,11 +17,16 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from brim.errors import BrimError, RankError, RequestError
+from brim.ranks.presence import Presence, Trouble
 from brim.ranks.world import World, current_world
 
 __all__ = ["Agreement", "Outcome"]
 
 T = TypeVar("T")
+
+WAIT_SECONDS = 0.05  # between two looks at who has come
+LOOK_SECONDS = 1.0  # between two looks at who is gone, while waiting
+CHECK_SECONDS = 3.0  # the same while at work, where looking takes time: some messages for each rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +46,22 @@ class Agreement:
 
     Every rank must enter it, and make the same calls in the same order. Alone (one rank) nothing is started
     and errors pass through unchanged. A rank that does not come within `timeout_seconds` of another's call
-    is given up: choose more than the ranks may differ in how long they take.
+    is given up: choose more than the ranks may differ in how long they take. A `patient` one waits without end for
+    ranks that are alive, and for none that is gone; `check` between the calls tells early of a rank in trouble.
     """
 
-    def __init__(self, *, timeout_seconds: float = 600.0) -> None:
+    def __init__(self, *, timeout_seconds: float = 600.0, patient: bool = False) -> None:
         self.timeout_seconds = timeout_seconds
+        self.patient = patient
         self.world: World = World(0, 1, 0)
         self._group: Any = None
         self._store: Any = None  # where ranks leave word that they have come
         self._name = ""
         self._round = 0
         self._lost: str | None = None  # why no further vote is possible
+        self._presence: Presence | None = None
+        self._checked_at = 0.0
+        self._seen_trouble: RankError | None = None  # what `check` raised
 
     def __enter__(self) -> Agreement:
         self.world = current_world()
@@ -86,7 +97,11 @@ class Agreement:
                 raise outcome.error
             return [outcome.value]
         assert self._group is not None, "gather() outside the `with` block"
+        if outcome.error is not None and outcome.error is self._seen_trouble:
+            outcome = Outcome()  # another rank's error, which that rank has to tell itself
         vote, error = _encode(outcome)
+        if error is not None and self._presence is not None:
+            self._presence.tell_failure(**vote["error"])
         try:
             votes = [json.loads(text) for text in self._exchange(json.dumps(vote).encode())]
         except RankError as lost:
@@ -96,7 +111,26 @@ class Agreement:
         failed = [(rank, vote["error"]) for rank, vote in enumerate(votes) if "error" in vote]
         if failed:
             raise _rank_error(failed) from error
+        if self._seen_trouble is not None:
+            raise self._seen_trouble
         return [vote["value"] for vote in votes]
+
+    def check(self) -> None:
+        """Raise a `RankError` if another rank has failed or is gone; cheap enough for every batch.
+
+        Only a patient agreement knows. Whoever is told so should still come to the next `gather`, where all ranks
+        learn the same.
+        """
+        if self._presence is None or time.monotonic() - self._checked_at < CHECK_SECONDS:
+            return
+        self._checked_at = time.monotonic()
+        if (trouble := self.trouble()) is not None:
+            self._seen_trouble = trouble.error()
+            raise self._seen_trouble
+
+    def trouble(self) -> Trouble | None:
+        """Which other rank has failed or is gone, as far as a patient agreement knows."""
+        return None if self._presence is None else self._presence.failure() or self._presence.gone()
 
     def _connect(self) -> None:
         import torch.distributed as dist
@@ -108,6 +142,9 @@ class Agreement:
         self._name = f"brim/votes/{next(_agreements)}"
         try:
             self._store, self._group = _meeting_place(self.world, self.timeout_seconds)
+            if self.patient and self._store is not None:
+                self._presence = Presence(self._store, self.world, self._name)
+                self._presence.start()
         except ValueError as error:  # the environment lacks MASTER_ADDR or MASTER_PORT
             raise RequestError(f"cannot reach the other ranks: {error}; start with torchrun") from error
         except RuntimeError as error:
@@ -119,6 +156,8 @@ class Agreement:
     def _disconnect(self) -> None:
         """Leave; the group stays for the next agreement, unless it is broken."""
         self._group = None
+        if self._presence is not None:
+            self._presence.stop()
         if self._lost is not None:
             _kept_places.clear()
 
@@ -130,6 +169,7 @@ class Agreement:
             raise RankError(self._lost)
         self._round += 1
         self._announce()
+        self._await_all()
         try:
             lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.world.size)]
             self._group.allgather([lengths], [torch.tensor([len(payload)], device="cpu")]).wait()
@@ -148,7 +188,19 @@ class Agreement:
             with contextlib.suppress(RuntimeError):
                 self._store.set(self._key(self.world.rank), str(self._round))
 
-    def _describe_loss(self, error: RuntimeError) -> str:
+    def _await_all(self) -> None:
+        """In a patient agreement: until every rank has come to this round, or one of them is gone."""
+        looked_at = 0.0
+        while self._presence is not None and (self._missing() or looked_at == 0.0):
+            if time.monotonic() - looked_at >= LOOK_SECONDS:
+                looked_at = time.monotonic()
+                if (gone := self._presence.gone()) is not None:
+                    self._lost = str(gone.error())
+                    raise gone.error()
+            time.sleep(WAIT_SECONDS)
+
+    def _missing(self) -> list[int]:
+        """The ranks that have not come to this round, as far as the store knows."""
         missing: list[int] = []
         store = self._store
         with contextlib.suppress(RuntimeError):  # the store may have died with the rank that held it
@@ -156,6 +208,10 @@ class Agreement:
                 key = self._key(rank)
                 if store is not None and (not store.check([key]) or int(store.get(key)) < self._round):
                     missing.append(rank)
+        return missing
+
+    def _describe_loss(self, error: RuntimeError) -> str:
+        missing = self._missing()
         names = ", ".join(map(str, missing))
         who = f"rank{'s' if len(missing) > 1 else ''} {names} did not answer" if missing else "another rank was lost"
         return (

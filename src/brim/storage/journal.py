@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from brim.errors import RequestError
 from brim.storage.files import read_json, write_json
+from brim.storage.fingerprint import differing_parts
 
 __all__ = ["JOURNAL_SCHEMA", "Journal"]
 
@@ -100,9 +101,12 @@ class Journal:
                 f"{self.path} holds {len(entries)} results of an earlier run; resume it, or give another path"
             )
         if header.get("fingerprint") != self.fingerprint:
+            parts = differing_parts(str(header.get("fingerprint")), self.fingerprint)
+            others = f": {' and '.join(parts)} differ" if parts else ""
             raise RequestError(
-                f"{self.path} was written for other items or settings (fingerprint {header.get('fingerprint')}, now "
-                f"{self.fingerprint}); resume with what it was started with, or give another path"
+                f"{self.path} was written for other items or settings{others} (fingerprint "
+                f"{header.get('fingerprint')}, now {self.fingerprint}); resume with what it was started with, or give "
+                "another path"
             )
         self.entries = entries
 

@@ -13,11 +13,12 @@ __all__ = ["align_classes"]
 def align_classes(data: Sequence[str], model: Sequence[str], count: int) -> tuple[tuple[str, ...], str]:
     """The label of each of the model's `count` outputs in the data's words, and what to tell the user.
 
-    Names decide where the model knows them; otherwise places do, and that is said. More classes in the data than
-    outputs of the model is a `RequestError`.
+    Names decide where the model knows them; otherwise places do, and that is said. Data that numbers its classes is
+    answered in numbers: a model may give two classes one name. More classes in the data than outputs of the model is a
+    `RequestError`.
     """
     if not data:
-        return (tuple(model) if len(model) == count else tuple(str(place) for place in range(count))), ""
+        return tuple(str(place) for place in range(count)), ""
     known = {_plain(name): place for place, name in enumerate(model)}
     places = [known.get(_plain(name)) for name in data]
     if model and all(place is not None for place in places) and len(set(places)) == len(places):

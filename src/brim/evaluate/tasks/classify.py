@@ -110,15 +110,24 @@ class ClassifyTask(Task):
         return {"task": self.name, "frames": self.model.frames}
 
     def _read(self, classes: list[list[int]], scores: list[list[float]], count: int) -> list[Answer]:
-        if self._labels is None:
-            self._labels, note = align_classes(self.data.class_names, self.model.class_names, count)
-            if note:
-                self.notes.append(note)
-        labels = self._labels
+        labels = self._labels if self._labels is not None else self._aligned(count)
         return [
             Answer(prediction=[labels[place] for place in row], details={"confidence": round(best[0], 6)})
             for row, best in zip(classes, scores, strict=True)
         ]
+
+    def _aligned(self, count: int) -> tuple[str, ...]:
+        """The names of the model's outputs, once it is known how many there are."""
+        highest = max((r for sample in self.samples for r in sample.references if isinstance(r, int)), default=0)
+        if not self.data.class_names and highest >= count:
+            raise RequestError(
+                f"{self.data.name} has a class {highest}, and {self.model.name} the classes 0 to {count - 1}: it was "
+                "made for other ones"
+            )
+        self._labels, note = align_classes(self.data.class_names, self.model.class_names, count)
+        if note:
+            self.notes.append(note)
+        return self._labels
 
     def _text_batch(self, prepared: Sequence[Any]) -> dict[str, torch.Tensor]:
         tokenizer = self.model.tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -76,11 +77,12 @@ class GenerateTask(Task):
 
     def prepare(self, item: int) -> Any:
         """Token ids; for a vision-language model all that its processor gives."""
-        room = self.model.positions
-        if room is not None and self.model.kind != "seq2seq" and self.cost(item) > room:
+        length, new, room = self._lengths[item], self.generation.max_new_tokens, self.model.positions
+        if room is not None and self.model.kind == "seq2seq" and max(length, new) > room:  # prompt and answer apart
+            raise ValueError(f"the prompt has {length} tokens, the answer up to {new}; the model has {room} positions")
+        if room is not None and self.model.kind != "seq2seq" and length + new > room:
             raise ValueError(
-                f"the prompt has {self._lengths[item]} tokens; with {self.generation.max_new_tokens} new ones that is "
-                f"more than the model's {room} positions"
+                f"the prompt has {length} tokens; with {new} new ones that is more than the model's {room} positions"
             )
         if self._multimodal is not None:
             return self._multimodal.prepare(item)
@@ -97,6 +99,11 @@ class GenerateTask(Task):
         answers = decoder.generate(batch)
         return LaterAnswers(lambda: self._read(answers))
 
+    def never_end(self) -> None:
+        """From here on every answer takes all its tokens: the worst case, for a search."""
+        self._tokens = TokenIds(ends=(), pad=self._tokens.pad)
+        self._decoder = None
+
     def decoder(self) -> Decoder:
         """The decoder, chosen at the first batch."""
         if self._decoder is None:
@@ -104,6 +111,8 @@ class GenerateTask(Task):
             longest = max(self._lengths, default=0)
             settings = self.generation
             self._decoder = make_decoder(self.model.module, settings, self._tokens, images=images, longest=longest)
+            if settings.stop_strings:
+                self._decoder.stopped = self._stopped
             self.notes.extend(self._decoder.notes)
         return self._decoder
 
@@ -126,10 +135,28 @@ class GenerateTask(Task):
         return [self._answer(*one) for one in zip(texts, tokens, ended, strict=True)]
 
     def _answer(self, text: str, tokens: list[int], ended: bool) -> Answer:
-        cuts = [place for stop in self.generation.stop_strings if (place := text.find(stop)) >= 0]
-        if cuts:
-            text, ended = text[: min(cuts)], True
-        return Answer(prediction=text.strip(), tokens=len(tokens), truncated=not ended)
+        cut = self._stop_at(text)
+        if cut is None:
+            return Answer(prediction=text.strip(), tokens=len(tokens), truncated=not ended)
+        return Answer(prediction=text[:cut].strip(), tokens=self._tokens_to_stop(tokens))
+
+    def _stopped(self, answers: list[list[int]]) -> list[bool]:
+        """Which answers hold a stop string: what would come after it is cut off anyway."""
+        texts = self.model.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        return [self._stop_at(text) is not None for text in texts]
+
+    def _stop_at(self, text: str) -> int | None:
+        """Where the first stop string begins."""
+        return min((place for stop in self.generation.stop_strings if (place := text.find(stop)) >= 0), default=None)
+
+    def _tokens_to_stop(self, tokens: list[int]) -> int:
+        """With how many tokens a stop string was complete: what the answer would have taken if it had ended there."""
+
+        def stopped(count: int) -> bool:
+            text = self.model.tokenizer.decode(tokens[:count], skip_special_tokens=True)
+            return self._stop_at(text) is not None
+
+        return bisect.bisect_left(range(len(tokens)), True, key=stopped)
 
 
 def text_batch(ids: Sequence[Sequence[int]], keys: Sequence[int], decoder: Decoder, model: LoadedModel) -> PromptBatch:

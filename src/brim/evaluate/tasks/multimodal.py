@@ -2,8 +2,9 @@
 
 A processor batches for itself, but then a batch that is split after an out-of-memory error would have to be made again
 from the pictures. So samples are processed alone, in worker processes, and put together here: what is as long as the
-text is padded on the left, everything else is laid end to end. Not every processor's output may be put together so;
-the first batch is compared with the processor's own, and where they differ the processor is asked for whole batches.
+text is padded on the left, everything else is laid end to end. Not every processor's output may be put together so:
+the first batch of every make-up (some samples without pictures, pictures of several sizes) is compared with the
+processor's own, and where they differ the processor is asked for whole batches.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class MultimodalInputs:
         self._writer = writer
         self._options = dict(settings.processor_options)
         self._pad = model.tokenizer.pad_token_id or 0
-        self._checked = False
+        self._checked: set[frozenset[str]] = set()  # the make-ups that were compared
         self._whole = False  # ask the processor for whole batches
         tokenizer = model.tokenizer
         if tokenizer is not None:
@@ -41,7 +42,7 @@ class MultimodalInputs:
 
     def lengths(self) -> list[int]:
         """How many tokens each sample has: its text, and what its pictures come to."""
-        texts = self._writer.token_ids([sample.prompt or "" for sample in self._samples])
+        texts = self._writer.token_ids([self._writer.text(sample.prompt or "") for sample in self._samples])
         return [len(ids) + self._image_tokens(item) for item, ids in enumerate(texts)]
 
     def prepare(self, item: int) -> dict[str, Any]:
@@ -53,8 +54,9 @@ class MultimodalInputs:
         if self._whole:
             return self._process(items)
         batch = joined(prepared, pad=self._pad)
-        if not self._checked and len(items) > 1:
-            self._checked = True
+        uneven = _uneven(prepared)
+        if uneven not in self._checked and len(items) > 1:
+            self._checked.add(uneven)
             whole = self._process(items)
             if not _same(batch, whole):
                 self._whole = True
@@ -94,15 +96,26 @@ class MultimodalInputs:
 def joined(prepared: Sequence[Mapping[str, Any]], *, pad: int) -> dict[str, Any]:
     """Inputs of single samples as one batch: text padded on the left, pictures laid end to end."""
     batch: dict[str, Any] = {}
-    for name, first in prepared[0].items():
-        parts = [one[name] for one in prepared if name in one]
-        if not isinstance(first, torch.Tensor):
+    for name in dict.fromkeys(name for one in prepared for name in one):  # some samples may be without pictures
+        holders = [one for one in prepared if name in one]
+        parts = [one[name] for one in holders]
+        if not isinstance(parts[0], torch.Tensor):
             batch[name] = [entry for part in parts for entry in (part if isinstance(part, list) else [part])]
-        elif first.dim() == 2 and first.shape == prepared[0]["input_ids"].shape:
+        elif all(one[name].shape == one["input_ids"].shape for one in holders):
             batch[name] = _left_padded(parts, pad if name == "input_ids" else 0)
         else:
             batch[name] = _end_to_end(parts)
     return batch
+
+
+def _uneven(prepared: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """What some samples lack, or have in other shapes than the rest."""
+    names = {name for one in prepared for name in one}
+    return frozenset(name for name in names if len({_shape(one.get(name)) for one in prepared}) > 1)
+
+
+def _shape(value: Any) -> Any:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value)
 
 
 def _left_padded(parts: Sequence[torch.Tensor], fill: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from brim.errors import RequestError
 from brim.evaluate.tasks.base import TaskSettings
 
 __all__ = ["PromptWriter"]
@@ -19,18 +20,25 @@ class PromptWriter:
         holder = processor if processor is not None else tokenizer
         has_template = getattr(holder, "chat_template", None) is not None
         self.chat = has_template if settings.chat is None else settings.chat
+        if self.chat and not has_template:
+            raise RequestError("--chat: the model has no chat template; leave it out, and prompts are read as they are")
 
     def text(self, prompt: str, *, images: int = 0) -> str:
         """The prompt as the model reads it, with a place for every image."""
         if self.chat:
-            holder = self._processor if self._processor is not None else self._tokenizer
-            written: str = holder.apply_chat_template(
-                self._messages(prompt, images), tokenize=False, add_generation_prompt=True
-            )
-            return written
+            return self._templated(self._messages(prompt, images))
         if self._settings.system:
             prompt = f"{self._settings.system}\n\n{prompt}"
         return self._image_places(images) + prompt
+
+    def _templated(self, messages: list[dict[str, Any]]) -> str:
+        holder = self._processor if self._processor is not None else self._tokenizer
+        try:
+            written: str = holder.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates are programs, and some refuse a system prompt
+            asked = "--system: " if self._settings.system else ""
+            raise RequestError(f"{asked}the model's chat template refuses ({error}); --no-chat does without") from error
+        return written
 
     def _messages(self, prompt: str, images: int) -> list[dict[str, Any]]:
         content: Any = prompt

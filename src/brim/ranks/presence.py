@@ -1,0 +1,164 @@
+"""Which ranks are still there: each leaves its process id and, every few seconds, a sign of life in the shared store.
+
+So a rank can wait for slower ones as long as they live, and no longer. A process that has ended on this machine is
+noticed at once, one on another machine when its signs of life stay away. Knows nothing of what the ranks do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from brim.errors import RankError
+from brim.ranks.world import World
+
+__all__ = ["Presence", "Trouble"]
+
+BEAT_SECONDS = 5.0
+SILENT_SECONDS = 120.0  # without a sign of life; a library that loads may keep every thread waiting for a while
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """A rank that failed or is gone."""
+
+    rank: int
+    message: str
+    exit_code: int = RankError.exit_code
+
+    def error(self, also: str = "") -> RankError:
+        """The trouble as the error that every other rank raises.
+
+        Rank 0 says it for all; where the trouble is rank 0's, which cannot, the error has a cause: everyone says it.
+        """
+        error = RankError(f"rank {self.rank}: {self.message}{also}", exit_code=self.exit_code)
+        if self.rank == 0:
+            error.__cause__ = ConnectionError("rank 0 is lost")
+        return error
+
+
+class Presence:
+    """This rank's signs of life, and what is known of the others'."""
+
+    def __init__(self, store: Any, world: World, name: str) -> None:
+        self._store = store
+        self._world = world
+        self._name = name
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="brim-presence", daemon=True)
+        self._facts: dict[int, dict[str, Any]] = {}  # of the others, as they left them
+        self._seen: dict[int, tuple[int, float]] = {}  # the last beat, and when it was first seen
+
+    def start(self) -> None:
+        """Say who this is, and go on saying so."""
+        facts = {"machine": _machine(), "process": os.getpid(), "log": _torchrun_log()}
+        self._store.set(self._key("facts", self._world.rank), json.dumps(facts))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more signs of life: this rank leaves in order."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(BEAT_SECONDS)
+
+    def tell_failure(self, message: str, exit_code: int) -> None:
+        """Let the others know at once that this rank has failed."""
+        with contextlib.suppress(RuntimeError):
+            text = json.dumps({"message": message, "exit_code": exit_code})
+            self._store.set(self._key("failure", self._world.rank), text)
+
+    def failure(self) -> Trouble | None:
+        """The first other rank that said that it failed."""
+        return self._first(self._failure)
+
+    def gone(self) -> Trouble | None:
+        """The first other rank that is no longer there."""
+        return self._first(self._gone)
+
+    def _first(self, find: Callable[[int], Trouble | None]) -> Trouble | None:
+        others = (rank for rank in range(self._world.size) if rank != self._world.rank)
+        try:
+            return next((found for rank in others if (found := find(rank)) is not None), None)
+        except RuntimeError as error:
+            # Without torchrun rank 0 holds the store; with it, the agent does.
+            return Trouble(rank=0, message=f"the ranks' common store is gone ({_first_line(error)})")
+
+    def _failure(self, rank: int) -> Trouble | None:
+        told = self._read("failure", rank)
+        return None if told is None else Trouble(rank=rank, message=told["message"], exit_code=int(told["exit_code"]))
+
+    def _gone(self, rank: int) -> Trouble | None:
+        facts = self._facts.get(rank) or self._read("facts", rank)
+        if facts is not None:
+            self._facts[rank] = facts
+        if facts is not None and facts["machine"] == _machine() and not _process_lives(facts["process"]):
+            ended = f"its process {facts['process']} has ended without a word"
+            return Trouble(rank=rank, message=ended + self._log_of(rank))
+        beat = int(self._read("beat", rank) or 0)
+        last, since = self._seen.get(rank, (-1, 0.0))
+        if beat != last:
+            self._seen[rank] = (beat, time.monotonic())
+        elif time.monotonic() - since > SILENT_SECONDS:
+            return Trouble(rank=rank, message=f"no sign of life for {SILENT_SECONDS:g} s" + self._log_of(rank))
+        return None
+
+    def _log_of(self, rank: int) -> str:
+        log = self._facts.get(rank, {}).get("log")
+        return f" (its log: {log})" if log else " (see its own output)"
+
+    def _read(self, kind: str, rank: int) -> Any:
+        key = self._key(kind, rank)
+        return json.loads(self._store.get(key)) if self._store.check([key]) else None  # `get` alone would wait
+
+    def _beat(self) -> None:
+        count = 0
+        while True:
+            count += 1
+            try:
+                self._store.set(self._key("beat", self._world.rank), str(count))
+            except RuntimeError:
+                return  # nobody is left to read it
+            if self._stop.wait(BEAT_SECONDS):
+                return
+
+    def _key(self, kind: str, rank: int) -> str:
+        return f"{self._name}/{kind}/{rank}"
+
+
+def _machine() -> str:
+    """What must be the same for a process id to mean the same process: the host, and the container on it."""
+    try:
+        inside = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        inside = ""
+    return f"{socket.gethostname()} {inside}"
+
+
+def _process_lives(process: int) -> bool:
+    try:
+        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True  # it is there, but not for us to look at
+
+
+def _torchrun_log() -> str | None:
+    """Where torchrun keeps what this rank writes, if it does (`--redirects`, `--tee`)."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    log = Path(file).with_name("stderr.log") if file else None
+    return str(log) if log is not None and log.exists() else None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
