@@ -105,9 +105,9 @@ class Generation:
         """Through the evaluation itself: loader, executor, journal, scoring."""
         from benchmarks.prompt_subject import prompt_subject
 
-        from brim.evaluate.listener import EvalListener
-        from brim.evaluate.request import EvalRequest
-        from brim.evaluate.run import run_subject
+        from brim.evaluation.listener import EvalListener
+        from brim.evaluation.request import EvalRequest
+        from brim.evaluation.run import run_subject
 
         subject = prompt_subject(self.model, prompts, self.new_tokens)
         request = EvalRequest(model="benchmark", data="prompts", cost_cap=cost_cap, use_cache=False)

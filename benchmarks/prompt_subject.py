@@ -35,9 +35,9 @@ def prompt_subject(model: Any, prompts: Sequence[list[int]], new_tokens: int) ->
     import torch
 
     from brim.data.base import Sample, SampleSet
-    from brim.evaluate.subject import Subject
-    from brim.evaluate.tasks.base import TaskSettings
-    from brim.evaluate.tasks.generate import GenerateTask
+    from brim.evaluation.subject import Subject
+    from brim.evaluation.tasks.base import TaskSettings
+    from brim.evaluation.tasks.generate import GenerateTask
     from brim.metrics.registry import parse_metrics
     from brim.models.loaded import LoadedModel
 

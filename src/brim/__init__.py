@@ -1,6 +1,7 @@
 """brim: fill the GPU to the brim, never spill.
 
-Finds the fastest batch size that fits. Names are loaded on first use, so that `import brim` stays free of torch.
+Finds the fastest batch size that fits, and evaluates at it. Names are loaded on first use, so that `import brim` stays
+free of torch.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from brim.config.search_settings import SearchSettings
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
-    from brim.evaluate.api import evaluate
-    from brim.evaluate.run import EvalResult
+    from brim.evaluation.api import evaluate
+    from brim.evaluation.run import EvalResult
     from brim.execute.executor import ItemFailure
     from brim.execute.mapping import MapResult, map
     from brim.records import MemoryFigures, Plan, Probe
@@ -24,7 +25,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "BrimError": "brim.errors",
     "DoesNotFitError": "brim.errors",
-    "EvalResult": "brim.evaluate.run",
+    "EvalResult": "brim.evaluation.run",
     "ItemFailure": "brim.execute.executor",
     "LostError": "brim.errors",
     "MapResult": "brim.execute.mapping",
@@ -36,6 +37,7 @@ _HOMES = {
     "SearchListener": "brim.search.find",
     "SearchSettings": "brim.config.search_settings",
     "Workload": "brim.workloads.base",
+    "evaluate": "brim.evaluation.api",
     "find_batch_size": "brim.search.find",
     "find_plan": "brim.search.find",
     "map": "brim.execute.mapping",
@@ -65,8 +67,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "evaluate":
-        return importlib.import_module("brim.evaluate")  # the package, which can be called
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'brim' has no attribute {name!r}")

@@ -42,3 +42,10 @@ def test_halves_of_a_spoilt_batch_run_before_the_rest_and_as_they_are() -> None:
 def test_padded_cost_is_the_number_times_the_dearest() -> None:
     assert padded_cost([3, 7, 5]) == 21
     assert padded_cost([]) == 0
+
+
+def test_the_cheapest_item_can_be_brought_forward() -> None:
+    queue = WorkQueue([5, 9, 1, 7], range(4))
+    queue.bring_cheapest()
+    assert queue.take(100) == [2]
+    assert queue.take(100) == [1, 3, 0]

@@ -119,8 +119,8 @@ def test_half_precision_differs_from_single_samples_only_at_near_ties() -> None:
 
 
 def test_an_evaluation_survives_a_limit_that_its_first_sizes_break(tmp_path: Path) -> None:
-    from brim.evaluate.request import EvalRequest
-    from brim.evaluate.run import evaluate
+    from brim.evaluation.request import EvalRequest
+    from brim.evaluation.run import evaluate
 
     folder = tmp_path / "model"
     model = language_model()
@@ -131,12 +131,12 @@ def test_an_evaluation_survives_a_limit_that_its_first_sizes_break(tmp_path: Pat
     plain.pre_tokenizer = tokenizer.pre_tokenizers.Whitespace()
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="w0", eos_token="w7", unk_token="w0")
     fast.save_pretrained(folder)
-    rows = [{"prompt": " ".join(f"w{8 + (n * k) % 500}" for k in range(1, 300)), "response": "w9"} for n in range(600)]
+    rows = [{"prompt": " ".join(f"w{8 + (n * k) % 500}" for k in range(1, 300)), "response": "w9"} for n in range(200)]
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     request = EvalRequest(model=str(folder), data=str(data), max_new_tokens=8, device="cuda", use_cache=False)
     free = evaluate(request, output=tmp_path / "free")
-    limited = dataclasses.replace(request, batch_size=512, memory_limit="160MiB")
+    limited = dataclasses.replace(request, batch_size=200, memory_limit="160MiB")
     tight = evaluate(limited, output=tmp_path / "tight")
     assert tight.summary["oom_events"] > 0
     assert tight.summary["num_failed"] == 0

@@ -172,6 +172,20 @@ def test_weights_come_from_a_file(tmp_path: Path, suffix: str) -> None:
     assert len(model.identity["weights"]) == 64
 
 
+@pytest.mark.parametrize("name", ["torchvision:squeezenet1_1", "timm:mobilenetv3_small_050"])
+def test_a_file_with_a_head_of_its_own_brings_its_number_of_classes(name: str, tmp_path: Path) -> None:
+    plain = load(name, weights="none")
+    head = max((n for n, p in plain.module.named_parameters() if p.dim() > 1 and p.shape[0] == 1000), key=str)
+    state = plain.module.state_dict()
+    for part in (head, head.replace("weight", "bias")):
+        state[part] = torch.full((7, *state[part].shape[1:]), 0.5)
+    file = tmp_path / "tuned.pt"
+    torch.save(state, file)
+    tuned = load(name, weights=str(file))
+    assert tuned.module.state_dict()[head].shape[0] == 7
+    assert bool((tuned.module.state_dict()[head] == 0.5).all())
+
+
 def test_weights_of_another_model_are_told_by_what_is_missing(tmp_path: Path) -> None:
     file = tmp_path / "weights.pt"
     torch.save({"fc.weight": torch.zeros(2)}, file)

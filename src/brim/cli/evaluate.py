@@ -12,8 +12,8 @@ from brim.cli.console import error_console, output_console
 from brim.errors import BrimError, RequestError
 
 if TYPE_CHECKING:
-    from brim.evaluate.request import EvalRequest
-    from brim.evaluate.run import EvalResult
+    from brim.evaluation.request import EvalRequest
+    from brim.evaluation.run import EvalResult
 
 __all__ = ["evaluate"]
 
@@ -72,7 +72,7 @@ def evaluate(
     """
     del save_predictions
     from brim.data.open import parse_mapping
-    from brim.evaluate.request import EvalRequest
+    from brim.evaluation.request import EvalRequest
 
     if resume and output is None:
         raise RequestError("--resume: say which run with -o DIR")
@@ -148,13 +148,13 @@ def _cluster_settings(on: str | None, workers: int | None, gpus_per_worker: floa
 
 def _run(request: EvalRequest, output: Any, *, on_cluster: dict[str, Any] | None, quiet: bool) -> EvalResult:
     from brim.cli.evaluate_progress import EvalProgress
-    from brim.evaluate.run import evaluate as run_evaluation
+    from brim.evaluation.run import evaluate as run_evaluation
     from brim.ranks.world import current_world
 
     with EvalProgress(error_console(), quiet=current_world().rank > 0, lines=not quiet) as progress:
         try:
             if on_cluster is not None:
-                from brim.evaluate.on_ray import evaluate_on_ray
+                from brim.evaluation.on_ray import evaluate_on_ray
 
                 return evaluate_on_ray(request, output=output, listener=progress, **on_cluster)
             return run_evaluation(request, output=output, listener=progress)
@@ -168,7 +168,7 @@ def _run(request: EvalRequest, output: Any, *, on_cluster: dict[str, Any] | None
 
 def _compare(request: EvalRequest, sizes: str, *, json_output: bool) -> None:
     from brim.cli.evaluate_progress import comparison_table
-    from brim.evaluate.compare import compare_batch_sizes, parse_sizes
+    from brim.evaluation.compare import compare_batch_sizes, parse_sizes
     from brim.ranks.world import current_world
 
     if current_world().size > 1:

@@ -11,9 +11,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from brim.config.sizes import format_bytes
-from brim.evaluate.listener import EvalListener
-from brim.evaluate.run import EvalResult
-from brim.evaluate.subject import SubjectFacts
+from brim.evaluation.listener import EvalListener
+from brim.evaluation.run import EvalResult
+from brim.evaluation.subject import SubjectFacts
 from brim.execute.executor import ExecutionFigures
 
 __all__ = ["EvalProgress", "comparison_table", "print_result"]

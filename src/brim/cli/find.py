@@ -14,7 +14,7 @@ from brim.errors import BrimError, RequestError
 from brim.storage.run_folder import check_folder, write_run
 
 if TYPE_CHECKING:
-    from brim.evaluate.request import EvalRequest
+    from brim.evaluation.request import EvalRequest
     from brim.models.build import WorkloadRequest
     from brim.records import Plan
     from brim.search.probe import Prober
@@ -119,7 +119,7 @@ def _data_request(
 ) -> EvalRequest:  # fmt: skip
     """The same model, to be tried on real data."""
     from brim.data.open import parse_mapping
-    from brim.evaluate.request import EvalRequest
+    from brim.evaluation.request import EvalRequest
 
     if request.mode == "train":
         raise RequestError("--mode train: a search on data runs a task, which does not train; leave -d or --mode out")
@@ -170,13 +170,13 @@ def _prober(
 
     if isolate:
         factory = (
-            "brim.models.build:build_from_json" if evaluation is None else "brim.evaluate.workload:build_from_json"
+            "brim.models.build:build_from_json" if evaluation is None else "brim.evaluation.workload:build_from_json"
         )
         asked = request if evaluation is None else evaluation
         return IsolatedProber(factory, asked.to_json(), probe_settings(settings))
     if evaluation is not None:
-        from brim.evaluate.subject import open_subject
-        from brim.evaluate.workload import DataWorkload
+        from brim.evaluation.subject import open_subject
+        from brim.evaluation.workload import DataWorkload
 
         on_data = DataWorkload(open_subject(evaluation))
         if request.mode is not None and request.mode != on_data.mode:

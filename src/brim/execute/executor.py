@@ -23,6 +23,8 @@ from brim.records import BatchSizes
 
 __all__ = ["Done", "ExecutionFigures", "Executor", "ItemFailure", "PeakMemory", "Pending"]
 
+HOPELESS_AFTER = 3  # items that do not fit alone before the cheapest is tried
+
 FailureReason = Literal["out_of_memory", "size_limit", "error"]
 
 
@@ -116,7 +118,9 @@ class Executor:
 
     With `by_count` the cap counts items, whatever they cost. With `fixed` it never moves: a batch that does not fit is
     halved until it does, and the next one has the full size again. `tell` is given a line for every step taken to
-    survive. When an item does not fit even alone, `last_resort` may change something and have it tried again.
+    survive. When an item does not fit even alone, `last_resort` may change something and have it tried again. With
+    `stop_if_hopeless` the run ends when the first items do not fit alone and the cheapest does not either; what was not
+    tried is then neither done nor failed.
     """
 
     def __init__(
@@ -132,6 +136,7 @@ class Executor:
         fail_on_oom: bool = False,
         by_count: bool = False,
         fixed: bool = False,
+        stop_if_hopeless: bool = False,
         tell: Callable[[str], None] | None = None,
         last_resort: Callable[[], bool] | None = None,
     ) -> None:
@@ -148,13 +153,15 @@ class Executor:
         self._fixed = fixed
         self._tell = tell if tell is not None else _say_nothing
         self._last_resort = last_resort
+        self._stop_if_hopeless = stop_if_hopeless
+        self._lonely_failures = 0  # items that did not fit alone, while nothing has fitted
         self._landed_at = 0.0
 
     def run(self, items: Iterable[int]) -> None:
         """Do every item once, dearest first."""
         queue = WorkQueue(self._costs, items, by_count=self._by_count)
         flight: _Flight | None = None
-        while queue or flight is not None:
+        while (queue or flight is not None) and not self._hopeless():
             following = self._take_off(queue) if queue else None
             if flight is not None:
                 self._land(queue, flight)
@@ -239,10 +246,20 @@ class Executor:
                 queue.put_back(batch)
                 return
             self._give_up_on(batch[0], failure, error)
+            self._lonely_failures += failure.kind is FailureKind.OUT_OF_MEMORY and self.figures.batches == 0
+            if self._stop_if_hopeless and self._lonely_failures == HOPELESS_AFTER and queue:
+                queue.bring_cheapest()
         elif failure.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT) and not self._fixed:
             queue.put_back(batch)
         else:
             queue.split(batch)
+
+    def _hopeless(self) -> bool:
+        """Whether the dearest and then the cheapest did not fit: nothing will."""
+        hopeless = self._stop_if_hopeless and self._lonely_failures > HOPELESS_AFTER and self.figures.batches == 0
+        if hopeless:
+            self._tell("not even the cheapest sample fits alone: the others are not tried")
+        return hopeless
 
     def _give_up_on(self, item: int, failure: Failure, error: str) -> None:
         reason: FailureReason = "error"

@@ -42,6 +42,11 @@ class WorkQueue:
         """Return a batch that was not done; its items are next, in the same order, under whatever cap holds then."""
         self._waiting.extendleft(reversed(batch))
 
+    def bring_cheapest(self) -> None:
+        """Have the cheapest item run next, alone."""
+        if self._waiting:
+            self._parts.append([self._waiting.pop()])
+
     def split(self, batch: Sequence[int]) -> None:
         """Have a batch run again as two halves of its own, to find the item that spoils it."""
         middle = len(batch) // 2

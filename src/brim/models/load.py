@@ -51,14 +51,19 @@ def _classifier(name: ModelName, request: LoadRequest) -> LoadedModel:
     loaded = loaders[name.source](name.name, dataclasses.replace(request, knobs=asked))
     loaded = dataclasses.replace(loaded, identity={**loaded.identity, "knobs": asked})
     if request.weights not in ("auto", "none"):
-        digest = _load_file(loaded.module, request.weights)
-        loaded = dataclasses.replace(loaded, identity={**loaded.identity, "weights": digest}, notes=())
+        state, digest = _read_weights(request.weights)
+        classes = _other_classes(state, loaded.module)
+        if classes is not None:
+            loaded = loaders[name.source](name.name, dataclasses.replace(request, knobs=asked, classes=classes))
+        _put_in(loaded.module, state, request.weights)
+        identity = {**loaded.identity, "knobs": asked, "weights": digest}
+        loaded = dataclasses.replace(loaded, identity=identity, notes=())
     module = loaded.module.to(device=request.device, dtype=loaded.dtype).eval()
     return dataclasses.replace(loaded, module=module)
 
 
-def _load_file(module: torch.nn.Module, path: str) -> str:
-    """Weights from a safetensors file, or a torch file read without running code; returns the file's digest."""
+def _read_weights(path: str) -> tuple[dict[str, torch.Tensor], str]:
+    """Weights from a safetensors file, or a torch file read without running code, and the file's digest."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise RequestError(f"--weights {path}: there is no such file; give auto, none or a file of weights")
@@ -70,9 +75,30 @@ def _load_file(module: torch.nn.Module, path: str) -> str:
         else:
             state = torch.load(file, map_location="cpu", weights_only=True)
             state = state.get("state_dict", state) if isinstance(state, dict) else state
+    except Exception as error:
+        raise _does_not_fit(path, error) from error
+    return state, hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _other_classes(state: Any, module: torch.nn.Module) -> int | None:
+    """The number of classes that a file's head has, where that is all in which it differs from the model."""
+    if not isinstance(state, dict):
+        return None
+    own = module.state_dict()
+    other = {name: value for name, value in state.items() if name in own and own[name].shape != value.shape}
+    counts = {int(value.shape[0]) for value in other.values() if value.dim() > 0}
+    heads_only = all(value.shape[1:] == own[name].shape[1:] for name, value in other.items())
+    return counts.pop() if len(counts) == 1 and heads_only else None
+
+
+def _put_in(module: torch.nn.Module, state: Any, path: str) -> None:
+    try:
         module.load_state_dict(state)
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = " ".join(lines[:2]) or type(error).__name__  # the first line of load_state_dict's says nothing
-        raise RequestError(f"--weights {path}: it does not fit this model ({reason[:300]})") from error
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+        raise _does_not_fit(path, error) from error
+
+
+def _does_not_fit(path: str, error: Exception) -> RequestError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = " ".join(lines[:2]) or type(error).__name__  # the first line of load_state_dict's says nothing
+    return RequestError(f"--weights {path}: it does not fit this model ({reason[:300]})")

@@ -24,6 +24,7 @@ class LoadRequest:
     dtype: torch.dtype | None = None  # None: the model's own
     knobs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     weights: str = "auto"
+    classes: int | None = None  # outputs of a classifier, where a file of weights has another number of them
     trust_remote_code: bool = False
 
 

@@ -50,6 +50,8 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
     timm = _timm()
     pretrained, size = request.weights == "auto", request.knobs.get("size")
     options = {"img_size": size} if size is not None and _configuration(name).fixed_input_size else {}
+    if request.classes is not None:
+        options["num_classes"] = request.classes
     try:
         module = timm.create_model(name, pretrained=pretrained, **options)
     except (OSError, RuntimeError, ValueError) as error:  # no network, no published weights

@@ -74,8 +74,11 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
     asked = request.knobs.get("size")
     size = asked or _default_size(name)
     frames = request.knobs.get("frames", _FRAMES) if _is_video(name) else None
+    options = {} if published else _options(name, size)
+    if request.classes is not None:
+        options["num_classes"] = request.classes
     try:
-        module = models.get_model(name, weights=published, **({} if published else _options(name, size)))
+        module = models.get_model(name, weights=published, **options)
     except (OSError, RuntimeError, ValueError) as error:  # no network, a proxy, a broken download
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RequestError(

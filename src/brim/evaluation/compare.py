@@ -1,0 +1,48 @@
+"""Several batch sizes on the same samples: what each costs and brings, before anyone settles on one."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from brim.errors import RequestError
+from brim.evaluation.listener import EvalListener
+from brim.evaluation.request import EvalRequest
+from brim.evaluation.run import run_subject
+from brim.evaluation.subject import open_subject
+from brim.memory.devices import memory_of
+
+__all__ = ["compare_batch_sizes", "parse_sizes"]
+
+SAMPLES = 256  # enough for several batches of the largest size people compare, little enough to wait for
+BATCHES = 4  # of the largest size, where that is more
+
+
+def parse_sizes(text: str) -> list[int]:
+    """`1,2,4,8` as numbers."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or any(not part.isdecimal() or int(part) < 1 for part in parts):
+        raise RequestError(f"--compare-batch {text}: give whole numbers from 1, such as 1,2,4,8,16")
+    return [int(part) for part in parts]
+
+
+def compare_batch_sizes(
+    request: EvalRequest, sizes: list[int], *, listener: EvalListener | None = None
+) -> list[dict[str, Any]]:
+    """One row per size, in the order given; the speed-up is over the first. The samples are the same for all."""
+    limit = request.limit or max(SAMPLES, BATCHES * max(sizes))
+    subject = open_subject(dataclasses.replace(request, limit=limit))
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for size in [sizes[0], *sizes]:  # the first one twice: it warms up what every later one finds warm
+            fixed = dataclasses.replace(request, batch_size=size, fixed=True, resume=False, fail_on_oom=False)
+            place = Path(folder) / f"{len(rows)}-{size}"
+            rows.append({"batch_size": size, **run_subject(fixed, subject, place, listener or EvalListener())})
+            subject.task.release()
+            memory_of(subject.device).release()
+    del rows[0]
+    for row in rows:
+        row["speed_up"] = row["samples_per_second"] / rows[0]["samples_per_second"]
+    return rows

@@ -1,0 +1,146 @@
+"""A worker of a cluster: a model on a device of some machine, the shares it is sent, and the news it sends home.
+
+It is what `on_ray` starts on the cluster, but knows nothing of Ray: its methods are called from far away, and what they
+take and give is plain data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import queue
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from brim.evaluation.listener import EvalListener
+from brim.evaluation.request import EvalRequest
+from brim.evaluation.subject import SubjectFacts, open_subject
+from brim.evaluation.summary import RankFigures, summarise
+from brim.evaluation.worker import Lines, Worker
+from brim.execute.executor import ExecutionFigures
+from brim.memory.devices import memory_of
+from brim.memory.limit import DEFAULT_MARGIN
+from brim.models.placement import resolve_device
+
+__all__ = ["Means", "News", "RemoteWorker"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Means:
+    """What the workers are given."""
+
+    workers: int
+    gpus: float  # of each
+    cpus: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class News:
+    """What a worker sends home while it works on a share."""
+
+    lines: Lines = dataclasses.field(default_factory=list)
+    figures: ExecutionFigures | None = None  # of all its shares; but of the batch sizes only the new ones
+    note: str | None = None
+    outcome: RankFigures | None = None  # the share is done
+
+
+class RemoteWorker:
+    """Made where it is to run; `open` loads the model, `evaluate` does a share, as often as it is asked."""
+
+    def __init__(self, request: EvalRequest, means: Means, folder: str, variables: Mapping[str, str]) -> None:
+        os.environ.update(variables)
+        with contextlib.suppress(OSError):  # relative paths of the request mean the driver's, where that folder exists
+            os.chdir(folder)
+        self._request = request
+        self._means = means
+        self._traces = tempfile.TemporaryDirectory(prefix="brim-")
+        self._relay = _Relay()
+
+    def hello(self) -> str:
+        """Where this worker has been placed."""
+        return f"process {os.getpid()} on {socket.gethostname()}"
+
+    def open(self) -> SubjectFacts:
+        """Load the model and read the data."""
+        request = self._request
+        device = resolve_device(request.device)
+        if self._means.gpus < 1 and device.type == "cuda" and request.memory_limit is None:
+            part = int(memory_of(device).total_bytes() * self._means.gpus * (1 - DEFAULT_MARGIN))
+            request = dataclasses.replace(request, memory_limit=part)
+        subject = open_subject(request)
+        self._worker = Worker(request, subject, self._relay, monitor=Path(self._traces.name) / "monitor.csv")
+        self._worker.__enter__()
+        return subject.facts()
+
+    def dealing(self) -> tuple[list[str], list[int]]:
+        """Every sample's id and cost."""
+        subject = self._worker.subject
+        return [sample.id for sample in subject.data.samples], list(subject.costs)
+
+    def evaluate(self, items: list[int]) -> Iterator[News]:
+        """Do a share; news of every batch as it is done, the outcome last."""
+        news: queue.SimpleQueue[News | Exception] = queue.SimpleQueue()
+        self._relay.news = news
+        threading.Thread(target=self._evaluate, args=(items, news), daemon=True).start()
+        while True:
+            one = news.get()
+            if isinstance(one, Exception):
+                raise one
+            yield one
+            if one.outcome is not None:
+                return
+
+    def summarise(self, lines: Lines, outcomes: Sequence[RankFigures]) -> tuple[Lines, dict[str, Any]]:
+        """All lines in the data's order, and the summary of the run."""
+        scorer = self._worker.scorer
+        entries = scorer.ordered(lines)
+        return entries, summarise(entries, scorer, outcomes, bad=len(self._worker.subject.data.bad))
+
+    def keep_plan(self) -> None:
+        """File the size found on this machine."""
+        self._worker.remember_plan()
+
+    def trace(self) -> str:
+        """End the monitor's trace, and give it."""
+        self._worker.__exit__(None, None, None)
+        path = Path(self._traces.name) / "monitor.csv"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        self._traces.cleanup()
+        return text
+
+    def _evaluate(self, items: list[int], news: queue.SimpleQueue[News | Exception]) -> None:
+        try:
+            outcome = self._worker.run(items, self._relay.record)
+        except Exception as error:
+            news.put(error)
+        else:
+            news.put(News(outcome=outcome))
+
+
+class _Relay(EvalListener):
+    """Turns what a worker tells its listener into news."""
+
+    def __init__(self) -> None:
+        self.news: queue.SimpleQueue[News | Exception] = queue.SimpleQueue()
+        self._lines: Lines = []
+        self._sent = 0  # how many batch sizes have been told: all of them with every batch would be the bulk
+
+    def record(self, lines: Lines) -> None:
+        """Lines are sent with the figures that count them."""
+        self._lines = lines
+
+    def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
+        """A batch was recorded."""
+        del cap, reserved_bytes
+        new = figures.batch_counts[self._sent :]
+        self._sent += len(new)
+        self.news.put(News(lines=self._lines, figures=dataclasses.replace(figures, batch_counts=new)))
+
+    def note(self, line: str) -> None:
+        """Pass it on."""
+        self.news.put(News(note=line))

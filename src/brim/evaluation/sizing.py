@@ -1,0 +1,109 @@
+"""How large an evaluation's batches may be: the governor it starts with, and the plan it leaves behind."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from brim.evaluation.request import EvalRequest
+from brim.evaluation.subject import Subject
+from brim.execute.governor import Governor
+from brim.memory.devices import DeviceMemory
+from brim.records import MemoryFigures, Plan
+from brim.search.environment import environment_facts
+from brim.search.plan_cache import PlanCache
+from brim.storage.fingerprint import fingerprint
+
+__all__ = ["Sizing"]
+
+FIRST_ITEMS = 2  # how many of the dearest samples the first batch holds
+FEWEST_BATCHES = 4  # a size that would leave fewer batches than this is not looked for
+SMALLER_LIMIT = 0.9  # a cached plan was made for another card if less than this of its limit is left
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizing:
+    """Batch sizes of one run: a ceiling in samples that the user gave, or a cost cap that brim finds as it goes."""
+
+    request: EvalRequest
+    subject: Subject
+    memory: DeviceMemory
+    limit_bytes: int
+
+    @property
+    def by_count(self) -> bool:
+        """Whether the cap counts samples: the user gave a number of them."""
+        return self.request.batch_size is not None
+
+    def governor(self, items: list[int]) -> tuple[Governor, Plan | None]:
+        """Where the run starts, and the cached plan that says so, if there is one."""
+        size = self.request.batch_size
+        if size is not None:
+            return Governor(first=size, ceiling=size, grows=False, limit_bytes=self.limit_bytes), None
+        cap = self.request.cost_cap
+        if cap is not None:
+            return Governor(first=cap, ceiling=cap, grows=False, limit_bytes=self.limit_bytes), None
+        plan = self._cached()
+        if plan is not None:
+            return Governor(first=plan.size, cap_known=True, limit_bytes=self.limit_bytes), plan
+        costs = [self.subject.costs[item] for item in items]
+        first = FIRST_ITEMS * max(costs, default=1)
+        # With few batches left to make, a larger one has no time to pay for what finding it costs.
+        ceiling = max(sum(costs) // FEWEST_BATCHES, first)
+        return Governor(first=first, ceiling=ceiling, limit_bytes=self.limit_bytes), None
+
+    def plan(self, governor: Governor, largest_cost: int, peak_reserved_bytes: int | None, cached: bool) -> Plan:
+        """What the run settled at, to start the next one there."""
+        unit = "samples" if self.by_count else self.subject.task.unit
+        asked = self.by_count or self.request.cost_cap is not None
+        reason = "the size asked for" if asked else "grown on the run's own batches while that paid"
+        headroom = None if peak_reserved_bytes is None else self.limit_bytes - peak_reserved_bytes
+        return Plan(
+            unit=unit,
+            size=max(governor.kept, 1),
+            batch_size_max=max(largest_cost, 1),
+            batch_size_max_estimate=governor.model.largest_within(self.limit_bytes),
+            objective="fastest",
+            reason="a cached plan of an earlier run" if cached else reason,
+            cached=cached,
+            device=self.device_name(),
+            memory=MemoryFigures(limit_bytes=self.limit_bytes, headroom_bytes=headroom),
+            probes=(),
+            fingerprint=fingerprint(self._identity()),
+        )
+
+    def remember(self, plan: Plan, governor: Governor) -> None:
+        """File the plan, unless the user said otherwise, gave the size, or there was too little data to find one."""
+        found = governor.overlaps and governor.kept < governor.ceiling
+        if found and self.request.use_cache and not self.by_count and self.request.cost_cap is None:
+            PlanCache().save(plan, self._identity(), environment_facts(self.memory.device))
+
+    def device_name(self) -> str:
+        """The device as people know it."""
+        device = self.memory.device
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+    def _cached(self) -> Plan | None:
+        if not self.request.use_cache:
+            return None
+        entry = PlanCache().load(self._identity())
+        if entry is None or entry.environment != fingerprint(environment_facts(self.memory.device)):
+            return None
+        made_for = entry.plan.memory.limit_bytes or 0
+        return entry.plan if self.limit_bytes >= SMALLER_LIMIT * made_for else None
+
+    def _identity(self) -> dict[str, Any]:
+        limit = self.request.memory_limit_bytes
+        task = dict(self.subject.task.identity())
+        for volatile in ("system",):
+            task.pop(volatile, None)
+        return {
+            "kind": "eval",
+            **self.subject.identity(),
+            "task": task,
+            "longest": max(self.subject.costs).bit_length(),  # data of another length has another knee
+            "device": self.device_name(),
+            "memory_limit": limit,
+        }

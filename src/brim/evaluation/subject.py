@@ -1,0 +1,157 @@
+"""What is evaluated: a model on its device, a data set, the task between them and the metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from brim.data.base import BadRecord, SampleSet
+from brim.data.open import DataRequest, open_data
+from brim.decode.settings import GenerationSettings
+from brim.errors import RequestError
+from brim.evaluation.plugins import load_plugins
+from brim.evaluation.request import EvalRequest
+from brim.evaluation.tasks.base import Task, TaskSettings
+from brim.evaluation.tasks.registry import make_task
+from brim.metrics.base import Metric
+from brim.metrics.registry import parse_metrics
+from brim.models.load import load_model
+from brim.models.loaded import LoadedModel, LoadRequest
+from brim.models.placement import resolve_device, resolve_precision
+from brim.records import Unit
+from brim.search.environment import environment_facts
+from brim.storage.fingerprint import combined_fingerprint
+
+__all__ = ["Subject", "SubjectFacts", "open_subject"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SubjectFacts:
+    """What is evaluated, in plain values: for those who watch, for the record, and for other processes."""
+
+    task: str
+    unit: Unit
+    data: str
+    num_samples: int
+    fields: Mapping[str, str]
+    bad: tuple[BadRecord, ...]
+    device: str
+    environment: Mapping[str, Any]
+    fingerprint: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Everything that decides the answers."""
+
+    model: LoadedModel
+    data: SampleSet
+    task: Task
+    metrics: tuple[Metric, ...]
+    costs: tuple[int, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return self.model.device
+
+    def fingerprint(self) -> str:
+        """What a run must share with another to go on with its answers; neither batch size nor metrics belong to it."""
+        parts = {"model": self.identity(), "data": self.data.facts, "settings": self.task.identity()}
+        return combined_fingerprint(parts)
+
+    def facts(self) -> SubjectFacts:
+        """What the record and whoever watches want to know."""
+        return SubjectFacts(
+            task=self.task.name,
+            unit=self.task.unit,
+            data=self.data.name,
+            num_samples=len(self.data.samples),
+            fields=dict(self.data.fields),
+            bad=self.data.bad,
+            device=str(self.device),
+            environment=environment_facts(self.device),
+            fingerprint=self.fingerprint(),
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """The model and its precision."""
+        return {"model": self.model.name, "files": dict(self.model.identity), "dtype": str(self.model.dtype)}
+
+
+def open_subject(request: EvalRequest) -> Subject:
+    """Read the data, load the model, set the task up. The cheap mistakes are found first."""
+    settings = _task_settings(request)
+    load_plugins(request.plugins)
+    metrics = tuple(parse_metrics(request.metrics)) if request.metrics else ()
+    data = open_data(
+        DataRequest(
+            path=request.data,
+            split=request.split,
+            limit=request.limit,
+            mapping=request.mapping,
+            skip_bad=request.skip_bad,
+            images=request.images,
+            task=request.task if request.task in ("generate", "vqa", "choice", "classify") else None,
+        )
+    )
+    if not data.samples:
+        raise RequestError(f"--data {request.data}: it holds no samples")
+    model = load_model(
+        LoadRequest(
+            model=request.model,
+            device=resolve_device(request.device),
+            dtype=resolve_precision(request.dtype, "forward").weights,
+            knobs=_model_knobs(request),
+            weights=request.weights,
+            trust_remote_code=request.trust_remote_code,
+        )
+    )
+    task = make_task(request.task, model, data, settings)
+    task.setup()
+    costs = tuple(max(task.cost(item), 1) for item in range(len(data.samples)))
+    return Subject(
+        model=model,
+        data=data,
+        task=task,
+        metrics=metrics or tuple(parse_metrics(task.default_metrics)),
+        costs=costs,
+    )
+
+
+def _task_settings(request: EvalRequest) -> TaskSettings:
+    new_tokens = request.max_new_tokens or request.knobs.get("max_new_tokens")
+    if new_tokens is not None and (not str(new_tokens).isdecimal() or int(new_tokens) < 1):
+        raise RequestError(f"--knob max_new_tokens={new_tokens}: it must be a whole number from 1")
+    generation = GenerationSettings(
+        max_new_tokens=1,  # the task puts its own number here
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=request.seed,
+        stop_strings=request.stop,
+        graphs=request.graphs,
+    )
+    return TaskSettings(
+        generation=generation,
+        max_new_tokens=None if new_tokens is None else int(new_tokens),
+        chat=request.chat,
+        system=request.system,
+        processor_options={name: _plain_value(value) for name, value in _model_knobs(request).items()},
+    )
+
+
+def _model_knobs(request: EvalRequest) -> dict[str, Any]:
+    """The knobs that are the model's own or its processor's; the model that was loaded knows which."""
+    return {name: value for name, value in request.knobs.items() if name != "max_new_tokens"}
+
+
+def _plain_value(text: Any) -> Any:
+    """`3`, `0.5` and `true` of the command line as what they say; any other text as it is."""
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return text

@@ -1,0 +1,175 @@
+"""Free answers: the model reads a prompt and writes until it ends, a stop string comes, or the tokens are used up."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from brim.data.base import SampleSet
+from brim.decode.answers import Answers
+from brim.decode.loop import PromptBatch
+from brim.decode.select import Decoder, make_decoder
+from brim.decode.settings import GenerationSettings, TokenIds
+from brim.errors import RequestError
+from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings, to_device
+from brim.evaluation.tasks.multimodal import MultimodalInputs
+from brim.evaluation.tasks.prompts import PromptWriter
+from brim.execute.executor import Pending
+from brim.models.loaded import LoadedModel
+
+__all__ = ["GenerateTask"]
+
+DEFAULT_NEW_TOKENS = 256
+
+
+class GenerateTask(Task):
+    """Text in, text out; with a vision-language model, pictures and text in."""
+
+    name = "generate"
+    default_metrics = ("exact_match", "normalised_match", "token_f1")
+    unit = "tokens"
+    default_new_tokens = DEFAULT_NEW_TOKENS
+
+    def __init__(self, model: LoadedModel, data: SampleSet, settings: TaskSettings) -> None:
+        super().__init__(model, data, settings)
+        if model.kind not in ("language", "seq2seq", "vision_language"):
+            raise RequestError(
+                f"--task {self.name}: {model.name} is a {model.kind.replace('_', ' ')}, it does not write text; "
+                "use --task classify, or a language model"
+            )
+        new_tokens = settings.max_new_tokens or self.default_new_tokens
+        chosen = settings.generation or GenerationSettings(max_new_tokens=new_tokens)
+        self.generation = dataclasses.replace(chosen, max_new_tokens=new_tokens)
+        self._writer = PromptWriter(model.tokenizer, model.processor, settings)
+        self._tokens = TokenIds.of(model.module.generation_config, model.tokenizer)
+        self._lengths: list[int] = []
+        self._ids: list[list[int]] = []
+        self._multimodal: MultimodalInputs | None = None
+        self._decoder: Decoder | None = None
+
+    def setup(self) -> None:
+        """Tokenise every prompt: their lengths are what batches are made by."""
+        missing = [sample.id for sample in self.samples if sample.prompt is None and not sample.images]
+        if missing:
+            raise RequestError(
+                f"--task {self.name}: {len(missing)} samples have no prompt (the first is {missing[0]!r}); name the "
+                "column with --map prompt=COLUMN"
+            )
+        if self.model.kind == "vision_language":
+            self._multimodal = MultimodalInputs(self.model, self.data, self._writer, self.settings)
+            self._lengths = self._multimodal.lengths()
+        else:
+            if any(sample.images for sample in self.samples):
+                self.notes.append(f"{self.model.name} reads no images: only the text of the samples is used")
+            texts = [self._writer.text(sample.prompt or "") for sample in self.samples]
+            self._ids = self._writer.token_ids(texts)
+            self._lengths = [len(ids) for ids in self._ids]
+        if self._writer.chat:
+            self.notes.append("prompts are put into the model's chat template (--no-chat leaves them as they are)")
+
+    def cost(self, item: int) -> int:
+        """Tokens of the prompt and of the longest answer."""
+        return self._lengths[item] + self.generation.max_new_tokens
+
+    def prepare(self, item: int) -> Any:
+        """Token ids; for a vision-language model all that its processor gives."""
+        length, new, room = self._lengths[item], self.generation.max_new_tokens, self.model.positions
+        if room is not None and self.model.kind == "seq2seq" and max(length, new) > room:  # prompt and answer apart
+            raise ValueError(f"the prompt has {length} tokens, the answer up to {new}; the model has {room} positions")
+        if room is not None and self.model.kind != "seq2seq" and length + new > room:
+            raise ValueError(
+                f"the prompt has {length} tokens; with {new} new ones that is more than the model's {room} positions"
+            )
+        if self._multimodal is not None:
+            return self._multimodal.prepare(item)
+        return self._ids[item]
+
+    def launch(self, items: Sequence[int], prepared: Sequence[Any]) -> Pending:
+        """Generate; the text is read and cut when it has arrived."""
+        decoder = self.decoder()
+        if self._multimodal is not None:
+            inputs = to_device(self._multimodal.batch(items, prepared), self.model.device)
+            batch = PromptBatch(inputs=inputs, keys=items)
+        else:
+            batch = text_batch(prepared, items, decoder, self.model)
+        answers = decoder.generate(batch)
+        return LaterAnswers(lambda: self._read(answers))
+
+    def never_end(self) -> None:
+        """From here on every answer takes all its tokens: the worst case, for a search."""
+        self._tokens = TokenIds(ends=(), pad=self._tokens.pad)
+        self._decoder = None
+
+    def decoder(self) -> Decoder:
+        """The decoder, chosen at the first batch."""
+        if self._decoder is None:
+            images = self.model.kind == "vision_language"
+            longest = max(self._lengths, default=0)
+            settings = self.generation
+            self._decoder = make_decoder(self.model.module, settings, self._tokens, images=images, longest=longest)
+            if settings.stop_strings:
+                self._decoder.stopped = self._stopped
+            self.notes.extend(self._decoder.notes)
+        return self._decoder
+
+    def release(self) -> None:
+        """Let go of keys, values and graphs."""
+        if self._decoder is not None:
+            self._decoder.release()
+
+    def identity(self) -> Mapping[str, Any]:
+        """The way prompts are written and answers chosen."""
+        generation = dataclasses.asdict(self.generation)
+        del generation["graphs"]  # how fast, not what
+        options = dict(self.settings.processor_options)
+        return {"task": self.name, "chat": self._writer.chat, "system": self.settings.system, "options": options,
+                "generation": generation}  # fmt: skip
+
+    def _read(self, answers: Answers) -> list[Answer]:
+        tokens, ended = answers.token_lists(), answers.ended()
+        texts = self.model.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return [self._answer(*one) for one in zip(texts, tokens, ended, strict=True)]
+
+    def _answer(self, text: str, tokens: list[int], ended: bool) -> Answer:
+        cut = self._stop_at(text)
+        if cut is None:
+            return Answer(prediction=text.strip(), tokens=len(tokens), truncated=not ended)
+        return Answer(prediction=text[:cut].strip(), tokens=self._tokens_to_stop(tokens))
+
+    def _stopped(self, answers: list[list[int]]) -> list[bool]:
+        """Which answers hold a stop string: what would come after it is cut off anyway."""
+        texts = self.model.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        return [self._stop_at(text) is not None for text in texts]
+
+    def _stop_at(self, text: str) -> int | None:
+        """Where the first stop string begins."""
+        return min((place for stop in self.generation.stop_strings if (place := text.find(stop)) >= 0), default=None)
+
+    def _tokens_to_stop(self, tokens: list[int]) -> int:
+        """With how many tokens a stop string was complete: what the answer would have taken if it had ended there."""
+
+        def stopped(count: int) -> bool:
+            text = self.model.tokenizer.decode(tokens[:count], skip_special_tokens=True)
+            return self._stop_at(text) is not None
+
+        return bisect.bisect_left(range(len(tokens)), True, key=stopped)
+
+
+def text_batch(ids: Sequence[Sequence[int]], keys: Sequence[int], decoder: Decoder, model: LoadedModel) -> PromptBatch:
+    """Token ids as one batch on the device, padded on the side that the decoder wants."""
+    longest = max(len(row) for row in ids)
+    pad = model.tokenizer.pad_token_id or 0
+    right = decoder.padding == "right"
+    rows = [[*row, *[pad] * (longest - len(row))] if right else [*[pad] * (longest - len(row)), *row] for row in ids]
+    tensors = {"input_ids": torch.tensor(rows, dtype=torch.long)}
+    if right and model.kind != "seq2seq":
+        tensors["lengths"] = torch.tensor([len(row) for row in ids], dtype=torch.long)
+    else:
+        masks = [[1] * len(row) + [0] * (longest - len(row)) for row in ids]
+        tensors["attention_mask"] = torch.tensor(masks if right else [mask[::-1] for mask in masks])
+    moved = to_device(tensors, model.device)
+    return PromptBatch(lengths=moved.pop("lengths", None), inputs=moved, keys=keys)

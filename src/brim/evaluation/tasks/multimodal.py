@@ -1,0 +1,154 @@
+"""Pictures and text as a vision-language model's processor makes them, one sample at a time, batched afterwards.
+
+A processor batches for itself, but then a batch that is split after an out-of-memory error would have to be made again
+from the pictures. So samples are processed alone, in worker processes, and put together here: what is as long as the
+text is padded on the left, everything else is laid end to end. Not every processor's output may be put together so:
+the first batch of every make-up (some samples without pictures, pictures of several sizes) is compared with the
+processor's own, and where they differ the processor is asked for whole batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from brim.data.base import SampleSet
+from brim.data.images import image_size, load_image
+from brim.evaluation.tasks.base import TaskSettings
+from brim.evaluation.tasks.prompts import PromptWriter
+from brim.models.loaded import LoadedModel
+
+__all__ = ["MultimodalInputs", "joined"]
+
+_PATCH_AREA = 28 * 28  # pixels to a token, where the processor cannot say
+
+
+class MultimodalInputs:
+    """Turns samples with pictures into batches of one model's inputs."""
+
+    def __init__(self, model: LoadedModel, data: SampleSet, writer: PromptWriter, settings: TaskSettings) -> None:
+        self._processor = model.processor
+        self._samples = data.samples
+        self._writer = writer
+        self._options = dict(settings.processor_options)
+        self._pad = model.tokenizer.pad_token_id or 0
+        self._checked: set[frozenset[str]] = set()  # the make-ups that were compared
+        self._whole = False  # ask the processor for whole batches
+        tokenizer = model.tokenizer
+        if tokenizer is not None:
+            tokenizer.padding_side = "left"
+
+    def lengths(self) -> list[int]:
+        """How many tokens each sample has: its text, and what its pictures come to."""
+        texts = self._writer.token_ids([self._writer.text(sample.prompt or "") for sample in self._samples])
+        return [len(ids) + self._image_tokens(item) for item, ids in enumerate(texts)]
+
+    def prepare(self, item: int) -> dict[str, Any]:
+        """One sample as its processor gives it; every tensor has a leading dimension."""
+        return self._process([item])
+
+    def batch(self, items: Sequence[int], prepared: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Samples as one batch."""
+        if self._whole:
+            return self._process(items)
+        batch = joined(prepared, pad=self._pad)
+        uneven = _uneven(prepared)
+        if uneven not in self._checked and len(items) > 1:
+            self._checked.add(uneven)
+            whole = self._process(items)
+            if not _same(batch, whole):
+                self._whole = True
+                return whole
+        return batch
+
+    def _process(self, items: Sequence[int]) -> dict[str, Any]:
+        samples = [self._samples[item] for item in items]
+        texts = [self._writer.text(sample.prompt or "", images=len(sample.images)) for sample in samples]
+        images = [[load_image(image) for image in sample.images] for sample in samples]
+        arguments: dict[str, Any] = {"text": texts, "return_tensors": "pt", "padding": True, **self._options}
+        if any(images):
+            arguments["images"] = images
+        if self._writer.chat:
+            arguments["add_special_tokens"] = False
+        return dict(self._processor(**arguments))
+
+    def _image_tokens(self, item: int) -> int:
+        sizes = []
+        for image in self._samples[item].images:
+            try:
+                width, height = image_size(image)
+            except Exception:  # it will fail as a sample of its own when it is loaded
+                continue
+            sizes.append((height, width))
+        if not sizes:
+            return 0
+        counter = getattr(self._processor, "_get_num_multimodal_tokens", None)
+        if counter is not None:
+            try:
+                return int(sum(counter(image_sizes=sizes, **self._options)["num_image_tokens"]))
+            except (AttributeError, KeyError, NotImplementedError, TypeError, ValueError):
+                pass
+        return sum(height * width for height, width in sizes) // _PATCH_AREA + len(sizes)
+
+
+def joined(prepared: Sequence[Mapping[str, Any]], *, pad: int) -> dict[str, Any]:
+    """Inputs of single samples as one batch: text padded on the left, pictures laid end to end."""
+    batch: dict[str, Any] = {}
+    for name in dict.fromkeys(name for one in prepared for name in one):  # some samples may be without pictures
+        holders = [one for one in prepared if name in one]
+        parts = [one[name] for one in holders]
+        if not isinstance(parts[0], torch.Tensor):
+            batch[name] = [entry for part in parts for entry in (part if isinstance(part, list) else [part])]
+        elif all(one[name].shape == one["input_ids"].shape for one in holders):
+            batch[name] = _left_padded(parts, pad if name == "input_ids" else 0)
+        else:
+            batch[name] = _end_to_end(parts)
+    return batch
+
+
+def _uneven(prepared: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """What some samples lack, or have in other shapes than the rest."""
+    names = {name for one in prepared for name in one}
+    return frozenset(name for name in names if len({_shape(one.get(name)) for one in prepared}) > 1)
+
+
+def _shape(value: Any) -> Any:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value)
+
+
+def _left_padded(parts: Sequence[torch.Tensor], fill: int) -> torch.Tensor:
+    longest = max(part.shape[1] for part in parts)
+    rows = parts[0].new_full((sum(part.shape[0] for part in parts), longest), fill)
+    for row, part in enumerate(parts):
+        rows[row, longest - part.shape[1] :] = part[0]
+    return rows
+
+
+def _end_to_end(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Along the first dimension; where another one differs (pictures of one sample), filled up with zeros."""
+    shape = [max(part.shape[axis] for part in parts) for axis in range(1, parts[0].dim())]
+    if all(list(part.shape[1:]) == shape for part in parts):
+        return torch.cat(list(parts))
+    whole = parts[0].new_zeros((sum(part.shape[0] for part in parts), *shape))
+    start = 0
+    for part in parts:
+        place = (slice(start, start + part.shape[0]), *(slice(0, size) for size in part.shape[1:]))
+        whole[place] = part
+        start += part.shape[0]
+    return whole
+
+
+def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    if set(ours) != set(theirs):
+        return False
+    for name, value in theirs.items():
+        mine = ours[name]
+        if isinstance(value, torch.Tensor):
+            same = isinstance(mine, torch.Tensor) and mine.shape == value.shape and torch.equal(mine, value)
+        else:
+            same = bool(mine == value)
+        if not same:
+            return False
+    return True

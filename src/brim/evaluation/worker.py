@@ -1,0 +1,202 @@
+"""What one process does of an evaluation: it runs samples on its device and hands their lines out, batch by batch.
+
+It knows neither the run's folder nor the other processes: a rank writes the lines into its journal, a worker of a
+cluster sends them home.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from brim.errors import RequestError
+from brim.evaluation.gpu_clock import GpuClock
+from brim.evaluation.listener import EvalListener
+from brim.evaluation.model_memory import ModelMemory
+from brim.evaluation.offload import Offload
+from brim.evaluation.request import EvalRequest
+from brim.evaluation.scoring import Scorer
+from brim.evaluation.sizing import Sizing
+from brim.evaluation.subject import Subject
+from brim.evaluation.summary import RankFigures
+from brim.execute.executor import Done, Executor, ItemFailure, Pending
+from brim.execute.governor import Governor
+from brim.execute.loader import Loader, LoaderSettings, NotPrepared
+from brim.memory.devices import DeviceMemory, memory_of
+from brim.memory.limit import resolve_limit
+from brim.monitor.sampler import Sampler
+from brim.records import Plan
+
+__all__ = ["Lines", "Worker"]
+
+Lines = list[dict[str, Any]]
+
+
+class Worker:
+    """One subject on one device.
+
+        with Worker(request, subject, listener, monitor=folder / "monitor.csv") as worker:
+            figures = worker.run(items, journal.append)
+
+    `run` may be called again with other items: the size found is kept, and the figures are those of all calls.
+    """
+
+    def __init__(
+        self, request: EvalRequest, subject: Subject, listener: EvalListener, *, monitor: Path | None = None
+    ) -> None:
+        self.request = request
+        self.subject = subject
+        self.listener = listener
+        self.scorer = Scorer(subject.task, subject.metrics)
+        self.memory: DeviceMemory = memory_of(subject.device)
+        limit = resolve_limit(self.memory, asked_bytes=request.memory_limit_bytes, margin=request.margin)
+        self.sizing = Sizing(request=request, subject=subject, memory=self.memory, limit_bytes=limit.usable_bytes)
+        self._clock = GpuClock(subject.device)
+        self._offload = Offload(request, subject, self._tell)
+        self._sampler = Sampler(monitor, device_uuid=_uuid(subject.device))
+        self._told: list[str] = []
+        self._governor: Governor | None = None
+        self._cached: Plan | None = None
+        self._executor: Executor | None = None
+        self._loader: Loader | None = None
+        self._record: Callable[[Lines], None] | None = None
+        self._seconds = self._loader_wait_seconds = 0.0
+
+    def __enter__(self) -> Self:
+        self._sampler.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sampler.__exit__(kind, error, trace)
+
+    def run(self, items: Sequence[int], record: Callable[[Lines], None]) -> RankFigures:
+        """Do these samples; `record` is given the lines of every batch as soon as it is done."""
+        request, subject = self.request, self.subject
+        self._record = record
+        if self._executor is None:
+            self._governor, self._cached = self.sizing.governor(list(items))
+            self._executor = self._make_executor(self._governor)
+        with contextlib.ExitStack() as stack:
+            if request.memory_limit is not None or request.margin is not None:
+                stack.enter_context(self.memory.limited(self.sizing.limit_bytes))
+            settings = LoaderSettings(
+                num_workers=request.num_workers, pin_memory=request.pin_memory, prefetch_factor=request.prefetch_factor
+            )
+            pin = subject.device.type == "cuda"
+            self._loader = stack.enter_context(Loader(subject.task.prepare, items, settings, pin=pin))
+            started = time.perf_counter()
+            self._executor.run(items)
+            self._seconds += time.perf_counter() - started
+        self._loader_wait_seconds += self._loader.wait_seconds
+        for note in (*self._loader.notes, *subject.task.notes, *subject.model.notes):
+            self._tell(note)
+        return self._figures()
+
+    def remember_plan(self) -> None:
+        """File the size found, for the next run to start from."""
+        if self._governor is not None and (plan := self._figures().plan) is not None:
+            self.sizing.remember(plan, self._governor)
+
+    def _figures(self) -> RankFigures:
+        assert self._executor is not None
+        assert self._governor is not None
+        assert self._loader is not None
+        figures = self._executor.figures
+        peak = figures.peak_reserved_bytes or None
+        plan = self.sizing.plan(self._governor, figures.largest_padded_cost, peak, self._cached is not None)
+        return RankFigures(
+            figures=figures,
+            seconds=self._seconds,
+            plan=plan,
+            wait_fraction=self._clock.wait_fraction(),
+            loader_wait_seconds=self._loader_wait_seconds,
+            workers=self._loader.workers or 0,
+            monitor=self._sampler.summary(),
+            measured=self._measured(),
+            notes=tuple(self._told),
+        )
+
+    def _make_executor(self, governor: Governor) -> Executor:
+        def record(batch: list[Done]) -> None:
+            assert self._record is not None
+            assert self._loader is not None
+            self._record([self.scorer.entry(done) for done in batch])
+            self._loader.done([done.item for done in batch])
+            reserved = executor.figures.peak_reserved_bytes or None
+            self.listener.batch(executor.figures, cap=governor.cap, reserved_bytes=reserved)
+
+        executor = Executor(
+            self._launch,
+            self.subject.costs,
+            governor=governor,
+            record=record,
+            memory=ModelMemory(self.memory, self.subject.model.module),
+            metered=self._measured(),
+            fail_fast=self.request.fail_fast,
+            fail_on_oom=self.request.fail_on_oom,
+            by_count=self.sizing.by_count,
+            fixed=self.request.fixed,
+            stop_if_hopeless=True,
+            tell=self._tell,
+            last_resort=self._offload.apply,
+        )
+        return executor
+
+    def _launch(self, items: list[int]) -> Pending:
+        """Start a batch; what could not be prepared is set aside, and the rest runs without it."""
+        assert self._loader is not None
+        prepared = self._loader.take(items)
+        good = [place for place, one in enumerate(prepared) if not isinstance(one, NotPrepared)]
+        if self.request.fail_fast and len(good) < len(items):
+            place, bad = next((place, one) for place, one in enumerate(prepared) if isinstance(one, NotPrepared))
+            raise RequestError(f"--fail-fast: sample {self.subject.task.samples[items[place]].id}: {bad.message}")
+        self._clock.begin()
+        pending: Pending | None = None
+        if good:
+            pending = self.subject.task.launch([items[place] for place in good], [prepared[place] for place in good])
+        self._clock.end()
+        return _WithFailures(pending, prepared)
+
+    def _measured(self) -> bool:
+        """Peaks are taken where that costs nothing, or where a limit is to be kept."""
+        return not self.memory.meter_slows or self.request.memory_limit is not None
+
+    def _tell(self, line: str) -> None:
+        if line not in self._told:
+            self._told.append(line)
+            self.listener.note(line)
+
+
+class _WithFailures(Pending):
+    """A batch whose unprepared samples are failures, in their places among the answers."""
+
+    def __init__(self, pending: Pending | None, prepared: Sequence[Any]) -> None:
+        self._pending = pending
+        self._prepared = prepared
+
+    def result(self) -> list[Any]:
+        """One answer or failure per sample."""
+        results = list(self._pending.result()) if self._pending is not None else []
+        expected = sum(not isinstance(one, NotPrepared) for one in self._prepared)
+        if len(results) != expected:
+            raise RequestError(f"the model gave {len(results)} answers to {expected} samples; it must give one each")
+        answers = iter(results)
+        return [
+            ItemFailure(reason="error", message=one.message) if isinstance(one, NotPrepared) else next(answers)
+            for one in self._prepared
+        ]
+
+
+def _uuid(device: Any) -> str | None:
+    if device.type != "cuda":
+        return None
+    import torch
+
+    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "") or "")
+    return f"GPU-{uuid}" if uuid else None

@@ -1,0 +1,89 @@
+"""A task over real data as a workload: what `brim find -d DATA` searches on.
+
+The worst case of the data is its dearest sample, as often as the batch has places, with every new token written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from brim.errors import RequestError
+from brim.evaluation.request import EvalRequest
+from brim.evaluation.subject import Subject, open_subject
+from brim.evaluation.tasks.base import Task
+from brim.evaluation.tasks.generate import GenerateTask
+from brim.execute.executor import Pending
+from brim.workloads.base import Mode, Workload
+
+__all__ = ["DataWorkload", "build_from_json"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    items: list[int]
+    prepared: list[Any]
+
+
+class DataWorkload(Workload):
+    """Runs a task on batches of the data's dearest sample."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.device = subject.device
+        self.mode: Mode = "generate" if isinstance(subject.task, GenerateTask) else "forward"
+        self.task: Task = subject.task
+        if isinstance(self.task, GenerateTask):
+            self.task.never_end()
+        self._dearest = max(range(len(subject.costs)), key=subject.costs.__getitem__)
+        self._prepared: Any = None
+        dearest = subject.data.samples[self._dearest].id
+        cost = f"{subject.costs[self._dearest]:,} {self.task.unit}"
+        repeated = f"batches repeat the dearest of {len(subject.costs):,} samples ({dearest}, cost {cost})"
+        self.notes = (*subject.model.notes, repeated)
+
+    def make_batch(self, size: int) -> _Batch:
+        """The dearest sample, so many times."""
+        if self._prepared is None:
+            try:
+                self._prepared = self.task.prepare(self._dearest)
+            except ValueError as error:
+                sample = self.subject.data.samples[self._dearest].id
+                raise RequestError(f"the data's dearest sample {sample!r} cannot be used: {error}") from error
+        return _Batch(items=[self._dearest] * size, prepared=[self._prepared] * size)
+
+    def batch_length(self, batch: _Batch) -> int:
+        """How many samples."""
+        return len(batch.items)
+
+    def step(self, batch: _Batch) -> Pending:
+        """One batch of the task; its answers stay on the device."""
+        return self.task.launch(batch.items, batch.prepared)
+
+    def modules(self) -> Sequence[nn.Module]:
+        """The model, if it is one of torch."""
+        module = self.subject.model.module
+        return (module,) if isinstance(module, nn.Module) else ()
+
+    def release(self) -> None:
+        """Let go of keys, values and graphs."""
+        self.task.release()
+
+    def largest_size(self) -> int:
+        """A batch is never larger than the data."""
+        return len(self.subject.costs)
+
+    def identity(self) -> Mapping[str, Any]:
+        """Model, task, and what the dearest sample weighs."""
+        cost = self.subject.costs[self._dearest]
+        task = dict(self.task.identity())
+        return {**self.subject.identity(), **task, "mode": self.mode, "dearest": cost, "count": len(self.subject.costs)}
+
+
+def build_from_json(data: Mapping[str, Any]) -> DataWorkload:
+    """The workload of a request's JSON, for a child process."""
+    plain = {**data, **{name: tuple(data[name]) for name in ("metrics", "plugins", "stop")}}
+    return DataWorkload(open_subject(EvalRequest(**plain)))
