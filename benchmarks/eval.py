@@ -2,6 +2,7 @@
 
     python benchmarks/eval.py --json results.json          # generation, needs a GPU
     python benchmarks/eval.py --part repeat                 # the prompts 16 times: auto against the best fixed cap
+    python benchmarks/eval.py --part ties                   # half precision: where batches and single prompts differ
     python benchmarks/eval.py --part overhead               # the executor against a bare loop, on any machine
 
 4,096 prompts (mean about 204 tokens, longest 1,500), 16 new tokens each, a 0.27 B model with random weights in
@@ -29,7 +30,7 @@ REPEATS = 16
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", default="all", choices=("all", "single", "repeat", "overhead"))
+    parser.add_argument("--part", default="all", choices=("all", "single", "repeat", "ties", "overhead"))
     parser.add_argument("--share", type=int, default=4, help="slow contenders run on every n-th batch")
     parser.add_argument("--json", help="also write the rows to this file")
     arguments = parser.parse_args()
@@ -43,12 +44,14 @@ def main() -> None:
 
     if arguments.part in ("all", "overhead"):
         _overhead(add)
-    if arguments.part in ("all", "single", "repeat"):
+    if arguments.part != "overhead":
         bench = Generation(add, share=arguments.share)
-        if arguments.part != "repeat":
+        if arguments.part in ("all", "single"):
             bench.single_pass()
-        if arguments.part != "single":
+        if arguments.part in ("all", "repeat"):
             bench.repeated()
+        if arguments.part in ("all", "ties"):
+            bench.ties()
     print(table(rows))
 
 
@@ -100,6 +103,37 @@ class Generation:
         self.brim(f"brim, {first} Ki tokens, ×{REPEATS}", many, cost_cap=first * 1024)
         self.brim(f"brim, auto, ×{REPEATS}", many)
         self.brim(f"brim, {second} Ki tokens, ×{REPEATS}", many, cost_cap=second * 1024)
+
+    def ties(self, count: int = 64) -> None:
+        """Answers of one batch against transformers' `generate` one by one, in bfloat16.
+
+        Where the first token differs, the model's own logits say how close the two were: the gap between the best
+        and the one taken, in standard deviations of the logits.
+        """
+        import torch
+
+        from brim.decode.select import make_decoder, padded_batch
+        from brim.decode.settings import GenerationSettings, TokenIds
+
+        some = self.sorted[:: len(self.sorted) // count][:count]
+        settings, tokens = GenerationSettings(max_new_tokens=self.new_tokens), TokenIds(ends=(), pad=0)
+        decoder = make_decoder(self.model, settings, tokens)
+        prompts = [torch.tensor(prompt, device="cuda") for prompt in some]
+        started = time.perf_counter()
+        batched = decoder.generate(padded_batch(prompts, decoder.padding, pad=0)).token_lists()
+        seconds = time.perf_counter() - started
+        gaps: list[float] = []
+        for prompt, answer in zip(some, batched, strict=True):
+            alone = self._generate([prompt])[0]
+            place = next((n for n, (a, b) in enumerate(zip(alone, answer, strict=True)) if a != b), None)
+            if place is not None:
+                with torch.inference_mode():
+                    ids = torch.tensor([[*prompt, *answer[:place]]], device="cuda")
+                    logits = self.model(ids).logits[0, -1].float()
+                gaps.append(((logits.max() - logits[answer[place]]) / logits.std()).item())
+        note = f"{len(gaps)} of {len(some)} answers differ from those of single prompts; largest gap at the first "
+        note += f"difference {max(gaps, default=0.0):.3f} standard deviations of the logits"
+        self._row("brim, one batch, bfloat16, against generate at batch size 1", len(some), seconds, notes=note)
 
     def brim(self, way: str, prompts: Sequence[list[int]], cost_cap: int | None = None) -> float:
         """Through the evaluation itself: loader, executor, journal, scoring."""

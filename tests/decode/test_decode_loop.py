@@ -12,6 +12,7 @@ from tiny_models import (
     FAMILIES,
     NO_ENDS,
     PAD,
+    SINCE_VERSION_5,
     answers_of,
     bart,
     batch_of,
@@ -94,7 +95,7 @@ class LateWatch(_EndWatch):
         return before
 
 
-@pytest.mark.parametrize("family", ["llama", "bart"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("bart", marks=SINCE_VERSION_5)])
 @pytest.mark.parametrize(("late", "steps"), [(False, 7), (True, 11)], ids=["at-once", "two-looks-late"])
 def test_the_loop_stops_when_all_answers_have_ended(
     family: str, late: bool, steps: int, monkeypatch: pytest.MonkeyPatch
@@ -177,7 +178,9 @@ def test_bfloat16_gives_a_batch_of_answers() -> None:
 
 
 @pytest.mark.usefixtures("short_segments")
-@pytest.mark.parametrize("make", [llama, bart, mamba], ids=["loop", "seq2seq", "fallback"])
+@pytest.mark.parametrize(
+    "make", [llama, bart, pytest.param(mamba, marks=SINCE_VERSION_5)], ids=["loop", "seq2seq", "fallback"]
+)
 @pytest.mark.parametrize("penalty", [None, 1.5])
 def test_a_sampled_answer_belongs_to_its_sample_and_not_to_its_batch(make: Any, penalty: float | None) -> None:
     model, prompts = make(), make_prompts()

@@ -10,6 +10,7 @@ from tiny_models import (
     FAMILIES,
     NO_ENDS,
     PAD,
+    SINCE_VERSION_5,
     answers_of,
     bart,
     gpt2,
@@ -108,6 +109,7 @@ def test_a_window_that_is_placed_by_the_length_of_the_cache_needs_the_fallback()
     assert answers_of(decoder, prompts) == own_answers(model, prompts, TOKENS)
 
 
+@SINCE_VERSION_5
 def test_a_state_space_model_gets_the_fallback_and_its_own_answers() -> None:
     model, prompts = mamba(), make_prompts()
     decoder = decoder_for(model, longest=40)
