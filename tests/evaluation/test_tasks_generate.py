@@ -213,6 +213,28 @@ def test_a_knob_is_an_option_of_the_processor(
     assert predictions(result) != own_picture_answers(vision_language_model, picture_questions)
 
 
+def test_a_knob_that_the_model_lacks_is_refused_with_those_it_has(
+    vision_language_model: Path, picture_questions: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match=r"--knob max_crops: .* \(it has max_new_tokens, layers\)"):
+        run(vision_language_model, picture_questions, tmp_path / "run", knobs={"max_crops": "4"})
+
+
+@pytest.mark.parametrize("kind", ["language_model", "vision_language_model"])
+def test_a_knob_changes_the_model_that_answers_and_the_fingerprint(
+    request: pytest.FixtureRequest, kind: str, questions: Path, picture_questions: Path, tmp_path: Path
+) -> None:
+    model = request.getfixturevalue(kind)
+    data = questions if kind == "language_model" else picture_questions
+    whole = run(model, data, tmp_path / "whole", max_new_tokens=TOKENS)
+    same = run(model, data, tmp_path / "same", max_new_tokens=TOKENS, knobs={"layers": "2"})
+    cut = run(model, data, tmp_path / "cut", max_new_tokens=TOKENS, knobs={"layers": "1"})
+    assert predictions(whole) == predictions(same) != predictions(cut)
+    assert not any(sample["error"] for sample in cut.samples)
+    with pytest.raises(RequestError, match="model differ"):
+        run(model, data, tmp_path / "whole", max_new_tokens=TOKENS, knobs={"layers": "1"}, resume=True)
+
+
 @pytest.fixture(scope="module")
 def reader(vision_language_model: Path) -> LoadedModel:
     return load_model(LoadRequest(model=str(vision_language_model), device=torch.device("cpu")))

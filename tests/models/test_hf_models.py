@@ -128,6 +128,7 @@ def test_lengths_are_bounded_by_the_positions(folder: Path) -> None:
     assert [(knob.name, knob.default, knob.maximum) for knob in model_knobs(model)] == [
         ("tokens", 32, 64),
         ("max_new_tokens", 32, 64),
+        ("layers", 2, 2),
     ]
     with pytest.raises(RequestError, match="--knob tokens=65: the largest is 64"):
         build(model, "forward", knobs={"tokens": 65})

@@ -103,7 +103,7 @@ def test_a_tokenizer_without_padding_pads_with_its_end(folders: dict[str, Path],
 @pytest.mark.parametrize(
     ("kind", "knobs", "words"),
     [
-        ("language", {"tokens": 5}, r"--knob tokens: .* has no such knob \(it has max_new_tokens\)"),
+        ("language", {"tokens": 5}, r"--knob tokens: .* has no such knob \(it has max_new_tokens, layers\)"),
         ("image_classifier", {"size": 8}, r"--knob size: .* has no such knob \(it has none\)"),
         ("language", {"weights": "weights.pt"}, "--weights weights.pt: .* brings its own"),
     ],

@@ -13,7 +13,7 @@ from typing import NoReturn
 import typer
 
 from brim import __version__
-from brim.cli import cache, evaluate, find
+from brim.cli import cache, evaluate, find, knobs
 from brim.cli.console import error_console
 from brim.errors import BrimError, RankError
 
@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 app.command("find")(find.find)
 app.command("eval")(evaluate.evaluate)
+app.command("knobs")(knobs.knobs)
 app.add_typer(cache.app, name="cache")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -111,6 +110,7 @@ def open_subject(request: EvalRequest) -> Subject:
             trust_remote_code=request.trust_remote_code,
         )
     )
+    settings = dataclasses.replace(settings, processor_options=model.processor_options)
     task = make_task(request.task, model, data, settings)
     task.setup()
     costs = tuple(max(task.cost(item), 1) for item in range(len(data.samples)))
@@ -140,18 +140,9 @@ def _task_settings(request: EvalRequest) -> TaskSettings:
         max_new_tokens=None if new_tokens is None else int(new_tokens),
         chat=request.chat,
         system=request.system,
-        processor_options={name: _plain_value(value) for name, value in _model_knobs(request).items()},
     )
 
 
 def _model_knobs(request: EvalRequest) -> dict[str, Any]:
-    """The knobs that are the model's own or its processor's; the model that was loaded knows which."""
+    """The knobs that are the model's own or its processor's; the model that is loaded knows which."""
     return {name: value for name, value in request.knobs.items() if name != "max_new_tokens"}
-
-
-def _plain_value(text: Any) -> Any:
-    """`3`, `0.5` and `true` of the command line as what they say; any other text as it is."""
-    try:
-        return json.loads(text) if isinstance(text, str) else text
-    except ValueError:
-        return text

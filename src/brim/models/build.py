@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from brim.errors import RequestError, nearest_names
-from brim.models import hf_models, python_factory, timm_models, torchvision_models
+from brim.models import hf_loading, hf_models, python_factory, timm_models, torchvision_models
 from brim.models.names import ModelName, choose_name, split_prefix
 from brim.models.parts import ModelParts, PartsRequest, Setup, assemble
 from brim.models.placement import DTYPES, resolve_device, resolve_precision
@@ -93,7 +93,10 @@ def build_from_json(data: Mapping[str, Any]) -> Workload:
 
 def model_knobs(model: str, *, trust_remote_code: bool = False) -> tuple[Knob, ...]:
     """The knobs of a model, without building it."""
-    return _knobs(resolve_model(model), trust_remote_code)
+    name = resolve_model(model)
+    if name.source == "hf":  # also of a vision-language model, from which no workload is built without data
+        return hf_loading.model_knobs(name.name, trust_remote_code=trust_remote_code)
+    return _knobs(name, trust_remote_code)
 
 
 def resolve_model(model: str) -> ModelName:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import torch
 
 from brim.errors import RequestError
-from brim.models import hf_models
+from brim.models import hf_knobs, hf_models
+from brim.models.hf_knobs import KnobParts
 from brim.models.hf_models import Kind
 from brim.models.loaded import LoadedModel, LoadRequest, ModelKind
-from brim.workloads.knobs import Knob, check_knobs
+from brim.workloads.knobs import Knob
 
-__all__ = ["load"]
+__all__ = ["load", "model_knobs"]
 
 _KINDS: dict[Kind, ModelKind] = {
     "causal": "language",
@@ -34,23 +36,25 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
             f"MODEL hf:{name}: {config.model_type} is a model of the kind {kind!r}, which no task evaluates; brim "
             "evaluates language, vision-language and sequence-to-sequence models and classifiers"
         )
-    if kind != "vision_language":  # a processor has options of its own, and says itself which
-        writes = kind in ("causal", "seq2seq")
-        check_knobs(request.knobs, (Knob(name="max_new_tokens", default=0),) if writes else (), owner=f"hf:{name}")
     dtype = request.dtype or hf_models.own_dtype(config)
     tokenizer = processor = None
     if kind == "vision_language":
-        processor = _load_part("AutoProcessor", name, request)
+        processor = _load_part("AutoProcessor", name, request.trust_remote_code)
         tokenizer = getattr(processor, "tokenizer", None)
-    elif kind == "image":
-        processor = _load_part("AutoImageProcessor", name, request)
-    else:
-        tokenizer = _load_part("AutoTokenizer", name, request)
+    positions = hf_models.position_limit(config)
+    parts = KnobParts(config=config, kind=kind, positions=positions, processor=processor)
+    chosen = hf_knobs.choose_knobs(request.knobs, parts, owner=f"hf:{name}")
+    if kind == "image":
+        processor = _load_part("AutoImageProcessor", name, request.trust_remote_code)
+    elif kind != "vision_language":
+        tokenizer = _load_part("AutoTokenizer", name, request.trust_remote_code)
     if tokenizer is not None and tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
         tokenizer.pad_token = tokenizer.eos_token
     if kind == "sequence" and getattr(config, "pad_token_id", None) is None and tokenizer is not None:
         config.pad_token_id = tokenizer.pad_token_id
     model, notes = hf_models.load_weights(name, config, kind, dtype, trust_remote_code=request.trust_remote_code)
+    hf_knobs.turn_knobs(chosen.values, dataclasses.replace(parts, module=model))
+    identity = hf_models.files_identity(name, config)
     return LoadedModel(
         name=f"hf:{name}",
         kind=_KINDS[kind],
@@ -61,21 +65,32 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
         processor=processor,
         transform=_image_transform(processor) if kind == "image" else None,
         class_names=_class_names(config) if kind in ("sequence", "image") else (),
-        positions=hf_models.position_limit(config),
-        identity=hf_models.files_identity(name, config),
+        positions=positions,
+        processor_options=chosen.processor_options,
+        identity={**identity, "knobs": dict(chosen.values)} if chosen.values else identity,
         notes=notes,
     )
 
 
-def _load_part(auto_class: str, name: str, request: LoadRequest) -> Any:
+def model_knobs(name: str, *, trust_remote_code: bool = False) -> tuple[Knob, ...]:
+    """The knobs of a folder or id; those of a vision-language model are read off its processor, without its weights."""
+    config = hf_models.load_config(name, trust_remote_code)
+    if hf_models.kind_of(name, config) != "vision_language":
+        return hf_models.model_knobs(name, trust_remote_code=trust_remote_code)
+    processor = _load_part("AutoProcessor", name, trust_remote_code)
+    positions = hf_models.position_limit(config)
+    return hf_knobs.list_knobs(
+        KnobParts(config=config, kind="vision_language", positions=positions, processor=processor)
+    )
+
+
+def _load_part(auto_class: str, name: str, trust_remote_code: bool) -> Any:
     place, options = hf_models.where(name)
     what = {"AutoTokenizer": "tokenizer", "AutoProcessor": "processor", "AutoImageProcessor": "image processor"}
     transformers = hf_models.transformers_library()
     try:
-        part = getattr(transformers, auto_class).from_pretrained(
-            place, trust_remote_code=request.trust_remote_code, **options
-        )
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        part = getattr(transformers, auto_class).from_pretrained(place, trust_remote_code=trust_remote_code, **options)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         held = ""
         if Path(place).is_dir():

@@ -1,4 +1,4 @@
-"""Models of transformers, from a folder or by id. The only file that imports transformers, on use.
+"""Models of transformers, from a folder or by id. transformers is imported on use.
 
 A configuration falls into one of a few kinds, and the kind decides the class, the batches and the knobs.
 """
@@ -17,6 +17,7 @@ from torch import nn
 
 from brim.errors import RequestError
 from brim.memory.failures import FailureKind, classify
+from brim.models.hf_knobs import KnobParts, list_knobs, turn_knobs
 from brim.models.parts import ModelParts, PartsRequest
 from brim.models.token_batches import plain_token_range, special_token_ids, token_batch, token_knobs
 from brim.workloads.base import Mode
@@ -66,11 +67,13 @@ def natural_mode(name: str, *, trust_remote_code: bool = False) -> Mode:
 
 
 def model_knobs(name: str, *, trust_remote_code: bool = False) -> tuple[Knob, ...]:
-    """`tokens` and, for a model that generates, `max_new_tokens`; `size` for an image classifier."""
+    """`tokens`, `max_new_tokens` and those that change the model itself; `size` for an image classifier."""
     config = load_config(name, trust_remote_code)
     kind = _batched_kind(name, config)
     if kind != "image":
-        return token_knobs(position_limit(config), generates=_generates(kind), shared=kind == "causal")
+        lengths = token_knobs(position_limit(config), generates=_generates(kind), shared=kind == "causal")
+        others = list_knobs(KnobParts(config=config, kind=kind))
+        return (*lengths, *(knob for knob in others if knob.name not in {length.name for length in lengths}))
     size = getattr(config, "image_size", None)
     if isinstance(size, int):  # position embeddings: the size is part of the model
         return (Knob(name="size", default=size, help="fixed by config.json", minimum=size, maximum=size),)
@@ -87,6 +90,7 @@ def build_parts(request: PartsRequest) -> ModelParts:
         _check_total_length(request, position_limit(config))
     dtype = request.dtype or own_dtype(config)
     model, notes = load_weights(request.name, config, kind, dtype, trust_remote_code=request.trust_remote_code)
+    turn_knobs(request.knobs, KnobParts(config=config, kind=kind, module=model))
     if request.mode != "generate":
         _turn_cache_off(model)
         if kind == "causal":

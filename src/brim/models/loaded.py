@@ -47,5 +47,6 @@ class LoadedModel:
     class_names: tuple[str, ...] = ()
     frames: int | None = None  # in a clip
     positions: int | None = None  # tokens that prompt and answer may have together
+    processor_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of every call, by its knobs
     identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from brim.data.base import SampleSet
 from brim.data.images import image_size, load_image
 from brim.evaluation.tasks.base import TaskSettings
 from brim.evaluation.tasks.prompts import PromptWriter
+from brim.models.hf_image_tokens import count_image_tokens
 from brim.models.loaded import LoadedModel
 
 __all__ = ["MultimodalInputs", "joined"]
@@ -84,12 +85,9 @@ class MultimodalInputs:
             sizes.append((height, width))
         if not sizes:
             return 0
-        counter = getattr(self._processor, "_get_num_multimodal_tokens", None)
-        if counter is not None:
-            try:
-                return int(sum(counter(image_sizes=sizes, **self._options)["num_image_tokens"]))
-            except (AttributeError, KeyError, NotImplementedError, TypeError, ValueError):
-                pass
+        counted = count_image_tokens(self._processor, sizes, self._options)
+        if counted is not None:
+            return counted
         return sum(height * width for height, width in sizes) // _PATCH_AREA + len(sizes)
 
 

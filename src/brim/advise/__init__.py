@@ -1,0 +1,1 @@
+"""Pure rules over records: what to choose, and why."""

@@ -1,0 +1,60 @@
+"""`brim knobs`: the settings of a model that change its cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+from brim.cli import options
+from brim.cli.console import output_console
+
+if TYPE_CHECKING:
+    from brim.workloads.knobs import Knob
+
+__all__ = ["knobs"]
+
+
+def knobs(
+    model: options.ModelName,
+    trust_remote_code: options.TrustRemoteCode = False,
+    json_output: options.JsonOutput = False,
+) -> None:
+    """List a model's knobs: what --knob NAME=VALUE can set, with default and range.
+
+    Nothing is built, no weights are read.
+
+    Example: brim knobs torchvision:swin3d_t
+    """
+    from brim.models.build import model_knobs, resolve_model
+
+    name = str(resolve_model(model))
+    found = model_knobs(name, trust_remote_code=trust_remote_code)
+    if json_output:
+        document = {"schema": "brim.knobs/1", "model": name, "knobs": [dataclasses.asdict(knob) for knob in found]}
+        print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+        return
+    console = output_console()
+    if not found:
+        console.print(f"{name} has no knobs", markup=False, highlight=False)
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("knob", "default", "values", "meaning", box=None)
+    for knob in found:
+        table.add_row(*(Text(cell) for cell in (knob.name, str(knob.default), values_text(knob), knob.help)))
+    console.print(table, soft_wrap=False)
+
+
+def values_text(knob: Knob) -> str:
+    """The values that a knob takes, in a few characters."""
+    if isinstance(knob.default, bool):
+        return "true, false"
+    if not isinstance(knob.default, int):
+        return "a number" if isinstance(knob.default, float) else "any"
+    low, high = knob.minimum, knob.maximum
+    if low is not None and low == high:
+        return str(low)
+    span = "any" if low is None and high is None else f"{'' if low is None else low}…{'' if high is None else high}"
+    return span if knob.multiple_of == 1 else f"{span}, multiples of {knob.multiple_of}"
