@@ -77,8 +77,8 @@ def test_stored_images_are_read_when_they_are_needed(tmp_path: Path, kind: Any, 
 def test_several_stored_images_of_a_row(tmp_path: Path) -> None:
     cells = [[10, 20], [], None, [30], [40, 50, 60]]
     rows: list[dict[str, Any]] = [
-        {"question": "?", "images": shades and [{"bytes": encoded(shade), "path": None} for shade in shades]}
-        for shades in cells
+        {"question": "?", "images": cell and [{"bytes": encoded(shade), "path": None} for shade in cell]}
+        for cell in cells
     ]
     path = write(tmp_path / "data.parquet", rows, types={"images": pa.list_(STORED)}, group=3)
     assert [shades(sample) for sample in opened(path).samples] == [[10, 20], [], [], [30], [40, 50, 60]]
