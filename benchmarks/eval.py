@@ -258,6 +258,23 @@ def _overhead(add: Callable[[dict[str, Any]], None]) -> None:
             results += work(items[start : start + 8])
         return results
 
+    def nothing(batch: list[int]) -> list[int]:
+        return [item * 2 for item in batch]
+
+    many = items * 10
+    _, idle, _ = _timed(lambda: [one for start in range(0, len(many), 8) for one in nothing(many[start : start + 8])])
+    _, busy, _ = _timed(lambda: list(brim.map(nothing, many, batch_size=8)))
+    own = (busy - idle) / (10 * batches)
+    note = f"{own * 1e6:.0f} µs of its own a batch of 8: {own / 0.02:.2%} of 20 ms"
+    add(
+        {
+            "way": "brim.map over batches without work",
+            "samples": len(many),
+            "seconds": busy,
+            "rate": None,
+            "notes": note,
+        }
+    )
     for _ in range(3):
         plain, plain_busy, expected = _timed(bare)
         ours, ours_busy, found = _timed(lambda: list(brim.map(work, items, batch_size=8)))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -57,8 +56,6 @@ def save_language_model(folder: Path, *, chat_template: str | None = None, seed:
 
 
 def save_seq2seq(folder: Path) -> Path:
-    if int(transformers.__version__.split(".")[0]) < 5:
-        pytest.skip("before version 5 transformers loads BART's untied head with random weights")
     config = transformers.BartConfig(
         **{**IDS, "bos_token_id": 2}, tie_word_embeddings=False, d_model=32, encoder_layers=2, decoder_layers=2,
         encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48,

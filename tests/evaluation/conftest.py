@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+import transformers
 from PIL import Image
 
 import saved_models
@@ -41,6 +42,8 @@ def chat_model(saved: Folder) -> Path:
 
 @pytest.fixture(scope="session")
 def seq2seq_model(saved: Folder) -> Path:
+    if int(transformers.__version__.split(".")[0]) < 5:
+        pytest.skip("before version 5 transformers loads BART's untied head with random weights")
     return saved_models.save_seq2seq(saved("seq2seq"))
 
 
