@@ -135,7 +135,7 @@ def test_ranks_can_search_again_after_a_failure(ranks: list[dict[str, Any]]) -> 
 
 
 def test_ranks_without_a_group_of_their_own_can_search_again_and_again(tmp_path: Path) -> None:
-    found = run_pair(tmp_path, "without_a_group", seconds=25)
+    found = run_pair(tmp_path, "without_a_group", seconds=90)
     for name in ("first", "second", "third", "fourth"):
         assert [rank[name]["plan"]["batch_size"] for rank in found] == [20, 20]
 
