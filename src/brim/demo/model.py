@@ -12,12 +12,11 @@ from typing import Any
 
 from brim.demo.digitboard import NUMBER_WORDS
 
-__all__ = ["CROP_SIZE", "IMAGE_TOKEN", "MOST_CROPS", "build_config", "build_processor", "weights_folder"]
+__all__ = ["CROP_SIZE", "IMAGE_TOKEN", "build_config", "build_processor", "weights_folder"]
 
 CROP_SIZE = 64  # pixels; the overlap leaves 48 of them new in every crop
 PATCH_SIZE = 8
 POOLING = 2  # patches each way that become one token
-MOST_CROPS = 13
 IMAGE_TOKEN = "<|image|>"
 
 _SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>")
