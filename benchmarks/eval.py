@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +38,7 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
         if arguments.json:
-            Path(arguments.json).write_text(json.dumps({"environment": _environment(), "rows": rows}, indent=1))
+            Path(arguments.json).write_text(json.dumps({"environment": _facts(), "rows": rows}, indent=1))
 
     if arguments.part in ("all", "overhead"):
         _overhead(add)
@@ -307,17 +305,10 @@ def _capped(prompts: Sequence[list[int]], cap: int) -> list[list[list[int]]]:
     return list(cut())
 
 
-def _environment() -> dict[str, Any]:
-    import torch
+def _facts() -> dict[str, Any]:
+    from benchmarks.environment import environment
 
-    packages = {}
-    for name in ("torch", "transformers", "accelerate"):
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"gpu": gpu, "python": platform.python_version(), "packages": packages, "cuda": torch.version.cuda}
+    return environment()
 
 
 if __name__ == "__main__":

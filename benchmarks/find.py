@@ -14,13 +14,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +45,7 @@ def main() -> None:
             rows.append(result)
         print(json.dumps({k: v for k, v in result.items() if k != "probes"}), flush=True)
         if arguments.json:
-            Path(arguments.json).write_text(json.dumps({"environment": _environment(), "rows": rows}, indent=1))
+            Path(arguments.json).write_text(json.dumps({"environment": _facts(), "rows": rows}, indent=1))
         if arguments.deadline and time.monotonic() - started > arguments.deadline:
             print(f"stopped after {arguments.deadline:g} s (--deadline); what is missing can be run on its own")
             break
@@ -311,7 +309,7 @@ def _measure_curve(job: dict[str, Any], workload: Any, limit: int | None) -> dic
     gpu = torch.cuda.get_device_name().split()[-1].lower()
     data = curves.load(gpu)
     points = curves.points(data, job["workload"])
-    data.setdefault("environments", {})[curves.limit] = _environment()
+    data.setdefault("environments", {})[curves.limit] = _facts()
     settings = ProbeSettings(memory_limit_bytes=limit, margin=0.0, steady_seconds=0.4, timeout_seconds=15)
     with DeviceProber(workload, settings, preserve_state=False) as prober:
 
@@ -349,18 +347,10 @@ def _number(value: float | None) -> str:
     return "—" if value is None else f"{value:,.1f}"
 
 
-def _environment() -> dict[str, Any]:
-    import torch
+def _facts() -> dict[str, Any]:
+    from benchmarks.environment import environment
 
-    packages = ("torch", "torchvision", "transformers", "accelerate", "pytorch-lightning")
-    found = {}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"gpu": gpu, "python": platform.python_version(), "packages": found, "cuda": torch.version.cuda}
+    return environment()
 
 
 if __name__ == "__main__":

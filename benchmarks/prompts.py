@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 from typing import Any
 
-__all__ = ["LONGEST", "NEW_TOKENS", "build_model", "prompts"]
+__all__ = ["LONGEST", "NEW_TOKENS", "QWEN2_SHAPE", "build_model", "prompts"]
 
 LONGEST = 1500
 NEW_TOKENS = 16
-_MEAN = 204
 
 # 0.27 B parameters in the shape of Qwen2.
-_SHAPE = {
+QWEN2_SHAPE = {
     "hidden_size": 1024,
     "intermediate_size": 2816,
     "num_hidden_layers": 16,
@@ -39,7 +38,7 @@ def build_model(device: str = "cuda") -> Any:
 
     torch.manual_seed(0)
     with torch.device(device):
-        model = Qwen2ForCausalLM(Qwen2Config(**_SHAPE)).to(torch.bfloat16)
+        model = Qwen2ForCausalLM(Qwen2Config(**QWEN2_SHAPE)).to(torch.bfloat16)
     model.eval()
     model.generation_config.pad_token_id = 0
     model.generation_config.eos_token_id = None

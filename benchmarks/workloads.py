@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.prompts import QWEN2_SHAPE
+
 from brim.models.build import WorkloadRequest, build_workload
 from brim.workloads.base import Workload
 
@@ -17,14 +19,7 @@ __all__ = ["WORKLOADS", "build"]
 _QWEN2_SHAPED = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "vocab_size": 65536,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
+    **QWEN2_SHAPE,
     "torch_dtype": "bfloat16",
 }
 

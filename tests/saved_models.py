@@ -47,7 +47,7 @@ def tokenizer(chat_template: str | None = None, *, frame: str = "$A") -> Any:
 def save_language_model(folder: Path, *, chat_template: str | None = None, seed: int = 7, ends: bool = True) -> Path:
     """With `ends`, some answers end by themselves after a few tokens; without, none does."""
     config = transformers.LlamaConfig(**IDS, **SHAPE, num_key_value_heads=2)
-    model = _varied(transformers.LlamaForCausalLM(config), seed=seed)
+    model = varied(transformers.LlamaForCausalLM(config), seed=seed)
     model.generation_config.eos_token_id = [END, VOCABULARY.index("w56")] if ends else None
     if not ends:
         with torch.no_grad():
@@ -63,7 +63,7 @@ def save_seq2seq(folder: Path) -> Path:
     )  # fmt: skip
     model = transformers.BartForConditionalGeneration(config)
     model.generation_config.forced_eos_token_id = None  # the default forces an end at the last token
-    _varied(model, spread=0.2, louder=("embed_positions",), quieter=("encoder_attn",))
+    varied(model, spread=0.2, louder=("embed_positions",), quieter=("encoder_attn",))
     return save(folder, model, tokenizer(frame="$A <eos>"))
 
 
@@ -85,7 +85,7 @@ def save_vision_language_model(folder: Path) -> Path:
         image_token="<image>",
         num_additional_image_tokens=1,
     )
-    return save(folder, _varied(transformers.LlavaForConditionalGeneration(config)), processor)
+    return save(folder, varied(transformers.LlavaForConditionalGeneration(config)), processor)
 
 
 def save_text_classifier(folder: Path, names: Sequence[str] = ("calm", "angry", "sad")) -> Path:
@@ -93,7 +93,7 @@ def save_text_classifier(folder: Path, names: Sequence[str] = ("calm", "angry", 
         **{**IDS, "bos_token_id": 2}, **{**SHAPE, "max_position_embeddings": 64},
         id2label=dict(enumerate(names)), label2id={name: place for place, name in enumerate(names)},
     )  # fmt: skip
-    return save(folder, _varied(transformers.BertForSequenceClassification(config)), tokenizer())
+    return save(folder, varied(transformers.BertForSequenceClassification(config)), tokenizer())
 
 
 def save_image_classifier(folder: Path, names: Sequence[str] = ("cat", "dog")) -> Path:
@@ -102,7 +102,7 @@ def save_image_classifier(folder: Path, names: Sequence[str] = ("cat", "dog")) -
         id2label=dict(enumerate(names)), label2id={name: place for place, name in enumerate(names)},
     )  # fmt: skip
     processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
-    return save(folder, _varied(transformers.ViTForImageClassification(config)), processor)
+    return save(folder, varied(transformers.ViTForImageClassification(config)), processor)
 
 
 def save(folder: Path, *parts: Any) -> Path:
@@ -112,7 +112,7 @@ def save(folder: Path, *parts: Any) -> Path:
     return folder
 
 
-def _varied(
+def varied(
     model: Any, *, seed: int = 7, spread: float = 0.4, louder: Sequence[str] = (), quieter: Sequence[str] = ()
 ) -> Any:
     """The model with weights so large that its answers depend on the prompt, and vary within themselves."""

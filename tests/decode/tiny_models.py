@@ -14,6 +14,7 @@ from brim.decode.answers import Answers
 from brim.decode.loop import PromptBatch
 from brim.decode.select import padded_batch
 from brim.decode.settings import GenerationSettings, TokenIds
+from saved_models import varied
 
 # Weights are drawn in the order of a model's parameters, which version 5 changed for BART; and before it padding leaks
 # into a state-space model, so that its batches answer otherwise than its single prompts.
@@ -122,20 +123,6 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "t5": t5,
     "bart": bart,
 }
-
-
-def varied(model: Any, *, spread: float = 0.4, louder: Sequence[str] = (), quieter: Sequence[str] = ()) -> Any:
-    """The model with weights so large that its answers depend on the prompt, and vary within themselves."""
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.dim() > 1:
-                weight.normal_(0, spread, generator=generator)
-            if any(part in name for part in louder):
-                weight.mul_(3)
-            if any(part in name for part in quieter):
-                weight.mul_(0.5)
-    return model.eval()
 
 
 def make_prompts(lengths: Iterable[int] = LENGTHS, seed: int = 1) -> list[torch.Tensor]:

@@ -16,10 +16,10 @@ class Answers:
 
     def __init__(self, produced: torch.Tensor, tokens: TokenIds) -> None:
         self.tokens = tokens
-        self.max_new_tokens = produced.shape[1]
         self._produced = produced
         self._host: torch.Tensor | None = None
         self._arrived: Any = None
+        self._read: list[tuple[list[int], bool]] | None = None
 
     @classmethod
     def empty(cls, rows: int, max_new_tokens: int, tokens: TokenIds, device: torch.device) -> Answers:
@@ -36,7 +36,6 @@ class Answers:
 
     def send(self, steps: int) -> None:
         """Start the way back to the host, without waiting."""
-        self._steps = steps
         part = self._produced[:, :steps]
         if part.device.type != "cuda":
             self._host = part
@@ -48,18 +47,20 @@ class Answers:
 
     def token_lists(self) -> list[list[int]]:
         """The answers' tokens, cut before the end token; waits until they are here."""
-        return [self._cut(row)[0] for row in self._rows()]
+        return [tokens for tokens, _ in self._rows()]
 
     def ended(self) -> list[bool]:
         """Which answers ended by themselves rather than at `max_new_tokens`."""
-        return [self._cut(row)[1] for row in self._rows()]
+        return [ended for _, ended in self._rows()]
 
-    def _rows(self) -> list[list[int]]:
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        assert self._host is not None, "the answers were never sent"
-        rows: list[list[int]] = self._host.tolist()
-        return rows
+    def _rows(self) -> list[tuple[list[int], bool]]:
+        """Every answer's tokens and whether it ended; read when first asked for."""
+        if self._read is None:
+            if self._arrived is not None:
+                self._arrived.synchronize()
+            assert self._host is not None, "the answers were never sent"
+            self._read = [self._cut(row) for row in self._host.tolist()]
+        return self._read
 
     def _cut(self, row: list[int]) -> tuple[list[int], bool]:
         for position, token in enumerate(row):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import torch
-
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject
 from brim.execute.governor import Governor
@@ -14,6 +12,7 @@ from brim.memory.devices import DeviceMemory
 from brim.records import MemoryFigures, Plan
 from brim.search.environment import environment_facts
 from brim.search.plan_cache import PlanCache
+from brim.search.probe import device_name
 from brim.storage.fingerprint import fingerprint
 
 __all__ = ["Sizing"]
@@ -68,7 +67,7 @@ class Sizing:
             objective="fastest",
             reason="a cached plan of an earlier run" if cached else reason,
             cached=cached,
-            device=self.device_name(),
+            device=device_name(self.memory.device),
             memory=MemoryFigures(limit_bytes=self.limit_bytes, headroom_bytes=headroom),
             probes=(),
             fingerprint=fingerprint(self._identity()),
@@ -79,11 +78,6 @@ class Sizing:
         found = governor.overlaps and governor.kept < governor.ceiling
         if found and self.request.use_cache and not self.by_count and self.request.cost_cap is None:
             PlanCache().save(plan, self._identity(), environment_facts(self.memory.device))
-
-    def device_name(self) -> str:
-        """The device as people know it."""
-        device = self.memory.device
-        return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
     def _cached(self) -> Plan | None:
         if not self.request.use_cache:
@@ -104,6 +98,6 @@ class Sizing:
             **self.subject.identity(),
             "task": task,
             "longest": max(self.subject.costs).bit_length(),  # data of another length has another knee
-            "device": self.device_name(),
+            "device": device_name(self.memory.device),
             "memory_limit": limit,
         }

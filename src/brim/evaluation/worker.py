@@ -26,7 +26,7 @@ from brim.evaluation.summary import RankFigures
 from brim.execute.executor import Done, Executor, ItemFailure, Pending
 from brim.execute.governor import Governor
 from brim.execute.loader import Loader, LoaderSettings, NotPrepared
-from brim.memory.devices import DeviceMemory, memory_of
+from brim.memory.devices import DeviceMemory, device_uuid, memory_of
 from brim.memory.limit import resolve_limit
 from brim.monitor.sampler import Sampler
 from brim.records import Plan
@@ -57,7 +57,7 @@ class Worker:
         self.sizing = Sizing(request=request, subject=subject, memory=self.memory, limit_bytes=limit.usable_bytes)
         self._clock = GpuClock(subject.device)
         self._offload = Offload(request, subject, self._tell)
-        self._sampler = Sampler(monitor, device_uuid=_uuid(subject.device))
+        self._sampler = Sampler(monitor, device_uuid=device_uuid(subject.device))
         self._told: list[str] = []
         self._governor: Governor | None = None
         self._cached: Plan | None = None
@@ -191,12 +191,3 @@ class _WithFailures(Pending):
             ItemFailure(reason="error", message=one.message) if isinstance(one, NotPrepared) else next(answers)
             for one in self._prepared
         ]
-
-
-def _uuid(device: Any) -> str | None:
-    if device.type != "cuda":
-        return None
-    import torch
-
-    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "") or "")
-    return f"GPU-{uuid}" if uuid else None

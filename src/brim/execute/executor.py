@@ -283,8 +283,9 @@ class Executor:
         figures.failed += failed
         figures.batches += 1
         figures.seconds += seconds
-        figures.cost += sum(self._costs[item] for item in batch)
-        figures.padded_cost += padded_cost(self._costs[item] for item in batch)
+        costs = [self._costs[item] for item in batch]
+        figures.cost += sum(costs)
+        figures.padded_cost += padded_cost(costs)
         figures.largest_padded_cost = max(figures.largest_padded_cost, flight.cost)
         figures.batch_counts.append(len(batch))
         peak = None
@@ -292,7 +293,7 @@ class Executor:
             peak = reading.peak_reserved_bytes
             figures.peak_allocated_bytes = max(figures.peak_allocated_bytes, reading.peak_allocated_bytes)
             figures.peak_reserved_bytes = max(figures.peak_reserved_bytes, reading.peak_reserved_bytes)
-        self.governor.succeeded(flight.cost, seconds, peak, max(self._costs[item] for item in batch))
+        self.governor.succeeded(flight.cost, seconds, peak, max(costs))
 
     def _weight(self, batch: list[int]) -> int:
         """What a batch comes to in the unit of the cap."""

@@ -20,7 +20,7 @@ from brim.memory.storage_meter import StorageMeter
 from brim.monitor.host import available_host_bytes
 from brim.monitor.nvml import device_memory as nvml_device_memory
 
-__all__ = ["CpuMemory", "CudaMemory", "DeviceMemory", "MpsMemory", "Reading", "memory_of"]
+__all__ = ["CpuMemory", "CudaMemory", "DeviceMemory", "MpsMemory", "Reading", "device_uuid", "memory_of"]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -94,8 +94,7 @@ class CudaMemory(DeviceMemory):
 
     def used_by_others_bytes(self) -> int:
         own = torch.cuda.memory_reserved(self.device)
-        uuid = str(getattr(torch.cuda.get_device_properties(self.device), "uuid", "") or "")
-        reading = nvml_device_memory(device_uuid=f"GPU-{uuid}" if uuid else None, own_bytes=own)
+        reading = nvml_device_memory(device_uuid=device_uuid(self.device), own_bytes=own)
         return reading.used_by_others_bytes if reading is not None else 0
 
     @contextlib.contextmanager
@@ -247,6 +246,14 @@ class MpsMemory(DeviceMemory):
 
 
 _KINDS: dict[str, type[DeviceMemory]] = {"cpu": CpuMemory, "cuda": CudaMemory, "mps": MpsMemory}
+
+
+def device_uuid(device: torch.device) -> str | None:
+    """The card's uuid as the driver knows it; None for anything but CUDA, and where torch does not say."""
+    if device.type != "cuda":
+        return None
+    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "") or "")
+    return f"GPU-{uuid}" if uuid else None
 
 
 def memory_of(device: torch.device | str) -> DeviceMemory:

@@ -31,7 +31,7 @@ from brim.records import Probe, Unit, Verdict
 from brim.search.environment import environment_facts
 from brim.workloads.base import Mode, Workload
 
-__all__ = ["DeviceProber", "ProbeSettings", "Prober", "Scene"]
+__all__ = ["DeviceProber", "ProbeSettings", "Prober", "Scene", "device_name"]
 
 # A size near the limit that falls this far behind a smaller one is short of memory without saying so: cuDNN took
 # slower algorithms for want of workspace, or the driver moved pages to system memory.
