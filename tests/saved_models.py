@@ -67,7 +67,8 @@ def save_seq2seq(folder: Path) -> Path:
     return save(folder, model, tokenizer(frame="$A <eos>"))
 
 
-def save_vision_language_model(folder: Path) -> Path:
+def save_vision_language_model(folder: Path, *, ends: bool = True) -> Path:
+    """Without `ends` its answers never end by themselves."""
     vision = transformers.CLIPVisionConfig(
         hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4,
         projection_dim=16,
@@ -85,7 +86,13 @@ def save_vision_language_model(folder: Path) -> Path:
         image_token="<image>",
         num_additional_image_tokens=1,
     )
-    return save(folder, varied(transformers.LlavaForConditionalGeneration(config)), processor)
+    model = varied(transformers.LlavaForConditionalGeneration(config))
+    if not ends:
+        with torch.no_grad():
+            model.get_output_embeddings().weight[: len(SPECIAL)] = 0
+        model.generation_config.eos_token_id = None
+        model.config.eos_token_id = model.config.text_config.eos_token_id = None
+    return save(folder, model, processor)
 
 
 def save_text_classifier(folder: Path, names: Sequence[str] = ("calm", "angry", "sad")) -> Path:

@@ -53,6 +53,12 @@ def vision_language_model(saved: Folder) -> Path:
 
 
 @pytest.fixture(scope="session")
+def endless_vision_language_model(saved: Folder) -> Path:
+    """Its answers never end by themselves."""
+    return saved_models.save_vision_language_model(saved("endless-vlm"), ends=False)
+
+
+@pytest.fixture(scope="session")
 def text_classifier(saved: Folder) -> Path:
     return saved_models.save_text_classifier(saved("text"))
 

@@ -133,11 +133,11 @@ def test_exactly_as_many_new_tokens_as_asked_for(
 
 
 def test_without_a_number_a_task_has_its_own(
-    endless_model: Path, vision_language_model: Path, questions: Path, picture_questions: Path, tmp_path: Path
+    endless_model: Path, endless_vision_language_model: Path, questions: Path, picture_questions: Path, tmp_path: Path
 ) -> None:
     written = run(endless_model, questions, tmp_path / "generate", limit=2)
     assert {sample["tokens"] for sample in written.samples} == {256}
-    asked = run(vision_language_model, picture_questions, tmp_path / "vqa", limit=2)
+    asked = run(endless_vision_language_model, picture_questions, tmp_path / "vqa", limit=2)
     assert {sample["tokens"] for sample in asked.samples} == {16}
     assert {sample["truncated"] for sample in asked.samples} == {True}
     assert record_of(asked.folder)["request"]["task"] == "vqa"
