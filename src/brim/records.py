@@ -34,7 +34,8 @@ class Probe:
     samples_per_second: float | None = None
     steps: int = 0  # steady steps timed, after the warm-up
     needed_bytes: int | None = None  # of a size that ran out of memory: at least this much
-    detail: str = ""  # why it is not `fits`, in one line
+    cost: int | None = None  # of the whole batch with its padding, where sizes are found by cost
+    detail: str = ""  # why it is not `fits`, or what the size was tried for, in one line
 
     def __post_init__(self) -> None:
         if self.verdict not in get_args(Verdict):

@@ -20,7 +20,7 @@ from brim.evaluation.on_ray import evaluate_on_ray
 from brim.evaluation.remote_worker import Means, RemoteWorker
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult
-from brim.execute.executor import ExecutionFigures
+from brim.execute.figures import ExecutionFigures
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (brim[ray])")
 

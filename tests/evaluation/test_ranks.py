@@ -25,7 +25,7 @@ from brim.errors import BrimError, RequestError
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import evaluate
 from brim.evaluation.summary import RankFigures, merge_plans, plans_to_keep
-from brim.execute.executor import ExecutionFigures
+from brim.execute.figures import ExecutionFigures
 from brim.monitor.sampler import MonitorSummary
 from brim.records import MemoryFigures, Plan
 

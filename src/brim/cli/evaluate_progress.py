@@ -14,7 +14,7 @@ from brim.config.sizes import format_bytes
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.run import EvalResult
 from brim.evaluation.subject import SubjectFacts
-from brim.execute.executor import ExecutionFigures
+from brim.execute.figures import ExecutionFigures
 
 __all__ = ["EvalProgress", "comparison_table", "print_result"]
 

@@ -32,7 +32,7 @@ from brim.evaluation.run import EvalResult, default_folder, write_record
 from brim.evaluation.subject import SubjectFacts
 from brim.evaluation.summary import RankFigures, plans_to_keep
 from brim.evaluation.worker import Lines
-from brim.execute.executor import ExecutionFigures
+from brim.execute.figures import ExecutionFigures
 from brim.ranks.world import current_world
 from brim.storage.fingerprint import differing_parts
 from brim.storage.run_folder import check_folder
@@ -61,7 +61,7 @@ def evaluate_on_ray(
     a GPU keeps to that part of its memory.
     """
     started_at = datetime.datetime.now(datetime.UTC)
-    folder = output if output is not None else default_folder()
+    folder = output if output is not None else default_folder("eval")
     check_folder(folder)
     if current_world().size > 1:
         raise RequestError("--on ray: Ray starts the workers itself; leave torchrun out")

@@ -70,6 +70,8 @@ class EvalRequest:
             raise RequestError(f"--num-workers {self.num_workers}: it must be 0 or more")
         if self.prefetch_factor < 1:
             raise RequestError(f"--prefetch-factor {self.prefetch_factor}: it must be at least 1")
+        if "dtype" in self.knobs and self.dtype not in ("auto", self.knobs["dtype"]):
+            raise RequestError(f"--dtype {self.dtype} and --knob dtype={self.knobs['dtype']} differ; keep one")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise RequestError(f"--max-tokens {self.max_new_tokens}: the smallest is 1")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,12 @@ from brim.records import Plan
 from brim.storage.fingerprint import differing_parts
 from brim.storage.run_folder import check_folder, write_run
 
-__all__ = ["EvalResult", "default_folder", "evaluate", "run_subject", "write_record"]
+__all__ = [
+    "EvalResult", "WorkerOpener", "agree_on_folder", "default_folder", "evaluate", "evaluate_together", "open_worker",
+    "run_subject", "write_record",
+]  # fmt: skip
+
+WorkerOpener = Callable[[EvalRequest, EvalListener, Path], Worker]  # the last: where the monitor writes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,14 +57,11 @@ class EvalResult:
 
 def evaluate(request: EvalRequest, *, output: Path | None = None, listener: EvalListener | None = None) -> EvalResult:
     """Evaluate, and leave the run's folder behind; on every rank but 0 the result has neither summary nor samples."""
-    started_at = datetime.datetime.now(datetime.UTC)
     with Agreement(patient=True) as agreement:
-        folder = _agree_on_folder(agreement, output)
+        folder = agree_on_folder(agreement, output if output is not None else default_folder("eval"))
         try:
             with stop_signal_as_error(agreement):
-                worker = _open_everywhere(agreement, request, folder, listener or EvalListener())
-                ranks = _Ranks(agreement, worker, folder)
-                outcomes = ranks.run()
+                return evaluate_together(agreement, request, folder, listener or EvalListener(), open_worker)
         except RankError as error:
             if error.exit_code == RankError.exit_code and (folder / "samples.jsonl").exists():
                 error.args = (f"{error}\nWhat is finished is kept: go on with --resume -o {folder}",)
@@ -68,9 +70,24 @@ def evaluate(request: EvalRequest, *, output: Path | None = None, listener: Eval
             if listener is not None and agreement.world.rank == 0 and (folder / "samples.jsonl").exists():
                 listener.note(f"what is finished is kept: go on with --resume -o {folder}")
             raise
-        if agreement.world.rank > 0:
-            return EvalResult(summary={}, folder=folder, plan=outcomes[agreement.world.rank].plan, samples=())
-        return ranks.finish(outcomes, started_at)
+
+
+def open_worker(request: EvalRequest, listener: EvalListener, monitor: Path) -> Worker:
+    """Data and model read anew for this run alone."""
+    return Worker(request, open_subject(request), listener, monitor=monitor)
+
+
+def evaluate_together(
+    agreement: Agreement, request: EvalRequest, folder: Path, listener: EvalListener, opener: WorkerOpener
+) -> EvalResult:
+    """One evaluation of all ranks, which may be one of several in their lives; `opener` may keep what they share."""
+    started_at = datetime.datetime.now(datetime.UTC)
+    worker = _open_everywhere(agreement, request, folder, listener, opener)
+    ranks = _Ranks(agreement, worker, folder)
+    outcomes = ranks.run()
+    if agreement.world.rank > 0:
+        return EvalResult(summary={}, folder=folder, plan=outcomes[agreement.world.rank].plan, samples=())
+    return ranks.finish(outcomes, started_at)
 
 
 def run_subject(request: EvalRequest, subject: Subject, folder: Path, listener: EvalListener) -> dict[str, Any]:
@@ -83,9 +100,9 @@ def run_subject(request: EvalRequest, subject: Subject, folder: Path, listener: 
     return summarise(worker.scorer.ordered(lines), worker.scorer, [outcome])
 
 
-def default_folder() -> Path:
-    """Where a run goes that was given no folder."""
-    return Path("runs") / f"eval-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+def default_folder(command: str) -> Path:
+    """Where a run of this command goes that was given no folder."""
+    return Path("runs") / f"{command}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
 class _Ranks:
@@ -195,25 +212,26 @@ def write_record(
     return EvalResult(summary=summary, folder=folder, plan=plan, samples=tuple(entries), notes=notes)
 
 
-def _agree_on_folder(agreement: Agreement, output: Path | None) -> Path:
+def agree_on_folder(agreement: Agreement, folder: Path) -> Path:
     """One folder for all ranks, though their clocks differ, that each of them can write."""
 
     def usable() -> str:
-        folder = output if output is not None else default_folder()
         check_folder(folder)
         return str(folder)
 
     return Path(agreement.run_on_all(usable)[0])
 
 
-def _open_everywhere(agreement: Agreement, request: EvalRequest, folder: Path, listener: EvalListener) -> Worker:
+def _open_everywhere(
+    agreement: Agreement, request: EvalRequest, folder: Path, listener: EvalListener, opener: WorkerOpener
+) -> Worker:
     """Model and data on every rank, the same on all, or the same error on all; nothing has been written yet."""
     rank = agreement.world.rank
     monitor = folder / ("monitor.csv" if rank == 0 else f"monitor.rank-{rank}.csv")
     opened: list[Worker] = []
 
     def open_here() -> str:
-        opened.append(Worker(request, open_subject(request), listener, monitor=monitor))
+        opened.append(opener(request, listener, monitor))
         return opened[0].subject.fingerprint()
 
     prints = agreement.run_on_all(open_here)

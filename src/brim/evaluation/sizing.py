@@ -8,18 +8,39 @@ from typing import Any
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject
 from brim.execute.governor import Governor
+from brim.forecast.byte_model import ByteModel
 from brim.memory.devices import DeviceMemory
-from brim.records import MemoryFigures, Plan
+from brim.records import MemoryFigures, Plan, Probe
 from brim.search.environment import environment_facts
 from brim.search.plan_cache import PlanCache
 from brim.search.probe import device_name
 from brim.storage.fingerprint import fingerprint
 
-__all__ = ["Sizing"]
+__all__ = ["Hint", "Sizing"]
 
 FIRST_ITEMS = 2  # how many of the dearest samples the first batch holds
 FEWEST_BATCHES = 4  # a size that would leave fewer batches than this is not looked for
 SMALLER_LIMIT = 0.9  # a cached plan was made for another card if less than this of its limit is left
+LIKELY = 0.9  # of the limit that bytes seen under other knobs may fill
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hint:
+    """What is known before a run that has no plan of its own: a similar run's cap and bytes, or a rule of thumb."""
+
+    cost_cap: int | None = None  # in padded cost, where a run under other knobs settled
+    trials: tuple[Probe, ...] = ()  # that run's batches: bytes by cost
+    scale: float = 1.0  # of the ceiling, for a first guess without any of these
+
+    def fitting_cost(self, limit_bytes: int) -> int | None:
+        """The padded cost that bytes seen elsewhere say will fit; None where none were measured."""
+        model = ByteModel(noise=0.01)
+        for trial in self.trials:
+            if trial.fits and trial.cost and trial.peak_reserved_bytes:
+                model.observe(trial.cost, trial.peak_reserved_bytes)
+        within = model.largest_within(round(LIKELY * limit_bytes))
+        failed = min((trial.cost for trial in self.trials if trial.verdict == "oom" and trial.cost), default=None)
+        return within if failed is None or within is None else min(within, failed - 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +51,7 @@ class Sizing:
     subject: Subject
     memory: DeviceMemory
     limit_bytes: int
+    hint: Hint = dataclasses.field(default_factory=Hint)
 
     @property
     def by_count(self) -> bool:
@@ -40,7 +62,8 @@ class Sizing:
         """Where the run starts, and the cached plan that says so, if there is one."""
         size = self.request.batch_size
         if size is not None:
-            return Governor(first=size, ceiling=size, grows=False, limit_bytes=self.limit_bytes), None
+            first = size if self.request.fixed else self._first_guess(size, items)
+            return Governor(first=first, ceiling=size, grows=False, limit_bytes=self.limit_bytes), None
         cap = self.request.cost_cap
         if cap is not None:
             return Governor(first=cap, ceiling=cap, grows=False, limit_bytes=self.limit_bytes), None
@@ -51,9 +74,27 @@ class Sizing:
         first = FIRST_ITEMS * max(costs, default=1)
         # With few batches left to make, a larger one has no time to pay for what finding it costs.
         ceiling = max(sum(costs) // FEWEST_BATCHES, first)
+        if self.hint.cost_cap is not None:
+            likely = max(min(self.hint.cost_cap, self.hint.fitting_cost(self.limit_bytes) or ceiling), first)
+            return Governor(first=likely, ceiling=ceiling, cap_likely=True, limit_bytes=self.limit_bytes), None
         return Governor(first=first, ceiling=ceiling, limit_bytes=self.limit_bytes), None
 
-    def plan(self, governor: Governor, largest_cost: int, peak_reserved_bytes: int | None, cached: bool) -> Plan:
+    def _first_guess(self, ceiling: int, items: list[int]) -> int:
+        """Where to start under a ceiling in samples: what fits by the bytes of a similar run, or the rule of thumb."""
+        fitting = self.hint.fitting_cost(self.limit_bytes)
+        if fitting is None:
+            return max(round(self.hint.scale * ceiling), 1)
+        dearest = max((self.subject.costs[item] for item in items), default=1)
+        return min(max(fitting // dearest, 1), ceiling)
+
+    def plan(
+        self,
+        governor: Governor,
+        largest_cost: int,
+        peak_reserved_bytes: int | None,
+        cached: bool,
+        trials: tuple[Probe, ...] = (),
+    ) -> Plan:
         """What the run settled at, to start the next one there."""
         unit = "samples" if self.by_count else self.subject.task.unit
         asked = self.by_count or self.request.cost_cap is not None
@@ -69,7 +110,7 @@ class Sizing:
             cached=cached,
             device=device_name(self.memory.device),
             memory=MemoryFigures(limit_bytes=self.limit_bytes, headroom_bytes=headroom),
-            probes=(),
+            probes=trials,
             fingerprint=fingerprint(self._identity()),
         )
 

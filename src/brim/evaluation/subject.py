@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +25,9 @@ from brim.records import Unit
 from brim.search.environment import environment_facts
 from brim.storage.fingerprint import combined_fingerprint
 
-__all__ = ["Subject", "SubjectFacts", "open_subject"]
+__all__ = ["Subject", "SubjectFacts", "open_subject", "read_data"]
+
+_NOT_THE_MODELS = ("max_new_tokens", "dtype")  # knobs that no model is loaded with
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,29 +84,23 @@ class Subject:
         return {"model": self.model.name, "files": dict(self.model.identity), "dtype": str(self.model.dtype)}
 
 
-def open_subject(request: EvalRequest) -> Subject:
-    """Read the data, load the model, set the task up. The cheap mistakes are found first."""
+def open_subject(
+    request: EvalRequest, *, data: SampleSet | None = None, load: Callable[[LoadRequest], LoadedModel] = load_model
+) -> Subject:
+    """Read the data, load the model, set the task up. The cheap mistakes are found first.
+
+    Whoever opens several alike gives the data, once it is read, and a `load` that keeps the model.
+    """
     settings = _task_settings(request)
     load_plugins(request.plugins)
     metrics = tuple(parse_metrics(request.metrics)) if request.metrics else ()
-    data = open_data(
-        DataRequest(
-            path=request.data,
-            split=request.split,
-            limit=request.limit,
-            mapping=request.mapping,
-            skip_bad=request.skip_bad,
-            images=request.images,
-            task=request.task if request.task in ("generate", "vqa", "choice", "classify") else None,
-        )
-    )
-    if not data.samples:
-        raise RequestError(f"--data {request.data}: it holds no samples")
-    model = load_model(
+    if data is None:
+        data = read_data(request)
+    model = load(
         LoadRequest(
             model=request.model,
             device=resolve_device(request.device),
-            dtype=resolve_precision(request.dtype, "forward").weights,
+            dtype=resolve_precision(request.knobs.get("dtype", request.dtype), "forward").weights,
             knobs=_model_knobs(request),
             weights=request.weights,
             trust_remote_code=request.trust_remote_code,
@@ -121,6 +117,24 @@ def open_subject(request: EvalRequest) -> Subject:
         metrics=metrics or tuple(parse_metrics(task.default_metrics)),
         costs=costs,
     )
+
+
+def read_data(request: EvalRequest) -> SampleSet:
+    """The data that was asked for; none at all is a `RequestError`."""
+    data = open_data(
+        DataRequest(
+            path=request.data,
+            split=request.split,
+            limit=request.limit,
+            mapping=request.mapping,
+            skip_bad=request.skip_bad,
+            images=request.images,
+            task=request.task if request.task in ("generate", "vqa", "choice", "classify") else None,
+        )
+    )
+    if not data.samples:
+        raise RequestError(f"--data {request.data}: it holds no samples")
+    return data
 
 
 def _task_settings(request: EvalRequest) -> TaskSettings:
@@ -145,4 +159,4 @@ def _task_settings(request: EvalRequest) -> TaskSettings:
 
 def _model_knobs(request: EvalRequest) -> dict[str, Any]:
     """The knobs that are the model's own or its processor's; the model that is loaded knows which."""
-    return {name: value for name, value in request.knobs.items() if name != "max_new_tokens"}
+    return {name: value for name, value in request.knobs.items() if name not in _NOT_THE_MODELS}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brim.evaluation.scoring import Scorer, answer_lengths
-from brim.execute.executor import ExecutionFigures
+from brim.execute.figures import ExecutionFigures
 from brim.monitor.sampler import MonitorSummary
 from brim.records import BatchSizes, Plan
 
@@ -90,6 +90,7 @@ def summarise(
         "batch_size_used": None if sizes is None else sizes.median,
         "batch_sizes": None if sizes is None else dataclasses.asdict(sizes),
         "oom_events": sum(one.oom_events for one in figures),
+        "plan_seconds": max((one.planning_seconds for one in figures), default=0.0),
         "padding_fraction": 1 - cost / padded if padded else 0.0,
         "gpu_wait_fraction": _mean([rank.wait_fraction for rank in ranks]),
         "loader": {"num_workers": ranks[0].workers, "wait_seconds": max(rank.loader_wait_seconds for rank in ranks)},

@@ -20,7 +20,8 @@ from brim.evaluation.model_memory import ModelMemory
 from brim.evaluation.offload import Offload
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.scoring import Scorer
-from brim.evaluation.sizing import Sizing
+from brim.evaluation.sizing import Hint, Sizing
+from brim.evaluation.stage_clock import StageClock
 from brim.evaluation.subject import Subject
 from brim.evaluation.summary import RankFigures
 from brim.execute.executor import Done, Executor, ItemFailure, Pending
@@ -46,7 +47,14 @@ class Worker:
     """
 
     def __init__(
-        self, request: EvalRequest, subject: Subject, listener: EvalListener, *, monitor: Path | None = None
+        self,
+        request: EvalRequest,
+        subject: Subject,
+        listener: EvalListener,
+        *,
+        monitor: Path | None = None,
+        hint: Hint | None = None,
+        stages: StageClock | None = None,
     ) -> None:
         self.request = request
         self.subject = subject
@@ -54,7 +62,14 @@ class Worker:
         self.scorer = Scorer(subject.task, subject.metrics)
         self.memory: DeviceMemory = memory_of(subject.device)
         limit = resolve_limit(self.memory, asked_bytes=request.memory_limit_bytes, margin=request.margin)
-        self.sizing = Sizing(request=request, subject=subject, memory=self.memory, limit_bytes=limit.usable_bytes)
+        self.sizing = Sizing(
+            request=request,
+            subject=subject,
+            memory=self.memory,
+            limit_bytes=limit.usable_bytes,
+            hint=hint if hint is not None else Hint(),
+        )
+        self._stages = stages
         self._clock = GpuClock(subject.device)
         self._offload = Offload(request, subject, self._tell)
         self._sampler = Sampler(monitor, device_uuid=device_uuid(subject.device))
@@ -68,11 +83,15 @@ class Worker:
 
     def __enter__(self) -> Self:
         self._sampler.__enter__()
+        if self._stages is not None:
+            self._stages.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._stages is not None:
+            self._stages.__exit__(kind, error, trace)
         self._sampler.__exit__(kind, error, trace)
 
     def run(self, items: Sequence[int], record: Callable[[Lines], None]) -> RankFigures:
@@ -109,7 +128,8 @@ class Worker:
         assert self._loader is not None
         figures = self._executor.figures
         peak = figures.peak_reserved_bytes or None
-        plan = self.sizing.plan(self._governor, figures.largest_padded_cost, peak, self._cached is not None)
+        trials = tuple(self._executor.trials)
+        plan = self.sizing.plan(self._governor, figures.largest_padded_cost, peak, self._cached is not None, trials)
         return RankFigures(
             figures=figures,
             seconds=self._seconds,
@@ -159,9 +179,18 @@ class Worker:
         self._clock.begin()
         pending: Pending | None = None
         if good:
-            pending = self.subject.task.launch([items[place] for place in good], [prepared[place] for place in good])
+            with self._timed_stages(len(good)):
+                pending = self.subject.task.launch(
+                    [items[place] for place in good], [prepared[place] for place in good]
+                )
         self._clock.end()
         return _WithFailures(pending, prepared)
+
+    def _timed_stages(self, batch_size: int) -> contextlib.AbstractContextManager[Any]:
+        if self._stages is None:
+            return contextlib.nullcontext()
+        settled = self._governor is not None and self._governor.settled
+        return self._stages.batch(batch_size, settled=settled)
 
     def _measured(self) -> bool:
         """Peaks are taken where that costs nothing, or where a limit is to be kept."""

@@ -16,13 +16,15 @@ from typing import Any, Literal, Protocol
 
 from brim.config.sizes import format_bytes
 from brim.errors import DoesNotFitError, LostError, RequestError
+from brim.execute.figures import ExecutionFigures
 from brim.execute.governor import Governor
 from brim.execute.queue import WorkQueue, padded_cost
 from brim.memory.failures import Failure, FailureKind, classify
-from brim.records import BatchSizes
+from brim.records import Probe, Verdict
 
-__all__ = ["Done", "ExecutionFigures", "Executor", "ItemFailure", "PeakMemory", "Pending"]
+__all__ = ["Done", "Executor", "ItemFailure", "PeakMemory", "Pending"]
 
+MOST_TRIALS = 256  # batches that are remembered one by one
 HOPELESS_AFTER = 3  # items that do not fit alone before the cheapest is tried
 
 FailureReason = Literal["out_of_memory", "size_limit", "error"]
@@ -83,32 +85,6 @@ class PeakMemory(Protocol):
         """Give back what nothing refers to any more."""
 
 
-@dataclasses.dataclass(kw_only=True)
-class ExecutionFigures:
-    """What a run came to, counted as it goes."""
-
-    items: int = 0
-    failed: int = 0
-    batches: int = 0
-    oom_events: int = 0
-    seconds: float = 0.0  # inside the function
-    cost: int = 0
-    padded_cost: int = 0
-    largest_padded_cost: int = 0  # of one batch, in the unit of the cap
-    batch_counts: list[int] = dataclasses.field(default_factory=list)
-    peak_allocated_bytes: int = 0
-    peak_reserved_bytes: int = 0
-
-    @property
-    def padding_fraction(self) -> float:
-        """How much of what was computed was padding."""
-        return 1 - self.cost / self.padded_cost if self.padded_cost else 0.0
-
-    def batch_sizes(self) -> BatchSizes | None:
-        """The sizes of the batches that ran, weighted by their items; None before the first."""
-        return BatchSizes.of(self.batch_counts)
-
-
 class Executor:
     """Runs `function` on batches of item numbers until every item is done.
 
@@ -142,6 +118,7 @@ class Executor:
     ) -> None:
         self.governor = governor
         self.figures = ExecutionFigures()
+        self.trials: list[Probe] = []  # the batches that the size was found by, and those that failed
         self._function = function
         self._costs = costs
         self._record = record
@@ -175,9 +152,9 @@ class Executor:
         batch = queue.take(self.governor.cap)
         flight: _Flight | None = None
         failure, error = None, ""
+        started = time.perf_counter()
         try:
             with self._metered() as reading:
-                started = time.perf_counter()
                 results = self._function(batch)
             cost = self._weight(batch)
             flight = _Flight(batch=batch, cost=cost, results=results, started=started, reading=reading)
@@ -187,6 +164,7 @@ class Executor:
             assert failure is not None
             # The except block has ended: nothing pins the failed batch's tensors any more.
             self._release(failure)
+            self.figures.lost_seconds += time.perf_counter() - started
             self._after_failure(queue, batch, failure, error)
         return flight
 
@@ -200,8 +178,10 @@ class Executor:
         except Exception as problem:
             failure, error = self._told_apart(problem, batch)
         if failure is not None:
+            started = max(flight.started, self._landed_at)
             del flight, results
             self._release(failure)
+            self.figures.lost_seconds += time.perf_counter() - started
             self._after_failure(queue, batch, failure, error)
             return
         assert not isinstance(results, Pending)
@@ -232,6 +212,7 @@ class Executor:
         cost = self._weight(batch)
         smaller_helps = failure.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT, FailureKind.AMBIGUOUS)
         if smaller_helps:
+            self._remember(batch, "oom" if failure.kind is FailureKind.OUT_OF_MEMORY else "size_limit", failure.reason)
             self.figures.oom_events += failure.kind is FailureKind.OUT_OF_MEMORY
             if self._fail_on_oom and failure.kind is not FailureKind.AMBIGUOUS:
                 raise DoesNotFitError(f"a batch of {len(batch)} does not fit: {failure.reason} (fail on OOM was asked)")
@@ -288,12 +269,39 @@ class Executor:
         figures.padded_cost += padded_cost(costs)
         figures.largest_padded_cost = max(figures.largest_padded_cost, flight.cost)
         figures.batch_counts.append(len(batch))
+        searching = not self.governor.settled
+        if searching:
+            figures.search_seconds += seconds
+            figures.search_padded_cost += padded_cost(costs)
+            figures.best_search_rate = max(figures.best_search_rate, padded_cost(costs) / max(seconds, 1e-9))
+        if searching or not (self.trials and self.trials[-1].detail == "settled"):
+            self._remember(batch, "fits", self.governor.phase, seconds=seconds, reading=reading)
         peak = None
         if reading is not None:
             peak = reading.peak_reserved_bytes
             figures.peak_allocated_bytes = max(figures.peak_allocated_bytes, reading.peak_allocated_bytes)
             figures.peak_reserved_bytes = max(figures.peak_reserved_bytes, reading.peak_reserved_bytes)
         self.governor.succeeded(flight.cost, seconds, peak, max(costs))
+
+    def _remember(
+        self, batch: list[int], verdict: Verdict, detail: str, *, seconds: float | None = None, reading: Any = None
+    ) -> None:
+        """Keep a batch as evidence for the size; after it has settled, only the first and those that failed."""
+        if len(self.trials) >= MOST_TRIALS:
+            return
+        self.trials.append(
+            Probe(
+                batch_size=len(batch),
+                cost=padded_cost(self._costs[item] for item in batch),
+                verdict=verdict,
+                peak_allocated_bytes=None if reading is None else reading.peak_allocated_bytes,
+                peak_reserved_bytes=None if reading is None else reading.peak_reserved_bytes,
+                step_seconds=seconds,
+                samples_per_second=None if seconds is None else len(batch) / max(seconds, 1e-9),
+                steps=0 if seconds is None else 1,
+                detail=detail,
+            )
+        )
 
     def _weight(self, batch: list[int]) -> int:
         """What a batch comes to in the unit of the cap."""

@@ -4,7 +4,8 @@ It climbs: two small batches, then fourfold while a batch's time hardly depends 
 at a time. When a step up no longer brings much it compares: batches overlap as they will for the rest of the run, and
 twice the size is tried between two batches of this one (dearest come first, so that the rate drifts by itself); it is
 kept if it brings a few per cent. Then it is settled, until the items have become much cheaper: the best cap for long
-items is not that for short ones. An out-of-memory error halves the cap and marks the size that failed; the cap grows
+items is not that for short ones. Towards a size that the user gave it rises, as far as memory goes, however fast that
+is. An out-of-memory error halves the cap and marks the size that failed; the cap grows
 back towards the mark, never straight to it, and the mark itself moves up only after a long quiet stretch. Pure: it is
 told what happened, and asked for a cap.
 """
@@ -28,14 +29,15 @@ QUIET_BATCHES = 8  # batches without trouble before the cap may grow again after
 FORGIVING_BATCHES = 64  # batches without trouble before a failed size may be approached again
 USABLE = 0.97  # of the memory limit, when the byte model says how far a doubling may go
 
-Phase = Literal["climbing", "comparing", "settled"]
+Phase = Literal["climbing", "rising", "comparing", "settled"]
 
 
 class Governor:
     """Chooses the cap, in padded cost, batch by batch.
 
     `first` is where it starts and `ceiling` where it ends. `grows=False` keeps the size that the user gave: only an
-    out-of-memory error lowers it, and quiet batches bring it back. `cap_known` starts at a size found before.
+    out-of-memory error lowers it, and quiet batches bring it back; where `first` is a smaller guess, it first rises to
+    it. `cap_known` starts at a size found before, and `cap_likely` at one found for something similar: it is compared.
     """
 
     def __init__(
@@ -45,15 +47,21 @@ class Governor:
         ceiling: int | None = None,
         grows: bool = True,
         cap_known: bool = False,
+        cap_likely: bool = False,
         limit_bytes: int | None = None,
     ) -> None:
         self.ceiling: float = math.inf if ceiling is None else max(ceiling, 1)
         self.cap = int(min(max(first, 1), self.ceiling))
-        self.phase: Phase = "settled" if not grows or cap_known else "climbing"
+        self.phase: Phase = "climbing"
+        if not grows:
+            self.phase = "rising" if self.cap < self.ceiling < math.inf else "settled"
+        elif cap_known or cap_likely:
+            self.phase = "settled" if cap_known else "comparing"
         self.model = ByteModel(noise=0.01)
         self._grows = grows
         self._limit_bytes = limit_bytes
-        self._wanted: float = self.cap  # where the cap goes back to after trouble
+        # Where the cap goes back to after trouble.
+        self._wanted: float = self.ceiling if self.phase == "rising" else self.cap
         self._failed: float = math.inf  # the smallest padded cost known to fail
         self._quiet = 0  # batches since the last trouble or growth
         self._best_cap, self._best_rate = self.cap, 0.0  # while climbing
@@ -67,8 +75,8 @@ class Governor:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the next batch may start before the last one is read: while climbing, a batch's time is its own."""
-        return self.phase != "climbing"
+        """Whether the next batch may start before the last one is read: while it grows, a batch is looked at alone."""
+        return self.phase not in ("climbing", "rising")
 
     @property
     def kept(self) -> int:
@@ -99,6 +107,8 @@ class Governor:
         rate = cost / max(seconds, 1e-9)
         if self.phase == "climbing":
             self._climb(rate)
+        elif self.phase == "rising":
+            self._rise()
         else:
             self._compare(rate)
         if self.settled and dearest is not None:
@@ -134,6 +144,17 @@ class Governor:
         elif rate < WORTHWHILE * self._best_rate:
             self.cap = self._best_cap
         self._begin_comparing()
+
+    def _rise(self) -> None:
+        """To the ceiling at once, or as far as the byte model says; without one, twofold."""
+        fitting: float = 2 * self.cap
+        if self.model.points and self._limit_bytes is not None:
+            usable = round(USABLE * self._limit_bytes)
+            fitting = self.model.largest_within(usable) or self.model.proportionally_within(usable)
+        larger = math.floor(min(self.ceiling, self._failed - 1, fitting))
+        if larger <= self.cap or larger == self.ceiling:
+            self.phase = "settled"
+        self.cap = max(self.cap, larger)
 
     def _begin_comparing(self) -> None:
         self.phase = "comparing"

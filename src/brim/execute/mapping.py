@@ -14,7 +14,8 @@ from typing import Any, Literal, overload
 
 from brim.config.sizes import parse_bytes
 from brim.errors import RequestError
-from brim.execute.executor import Done, ExecutionFigures, Executor, ItemFailure
+from brim.execute.executor import Done, Executor, ItemFailure
+from brim.execute.figures import ExecutionFigures
 from brim.execute.governor import Governor
 from brim.records import BatchSizes
 from brim.storage.fingerprint import fingerprint

@@ -11,7 +11,7 @@ import torch
 
 from brim.models.hf_knobs import effective_option
 
-__all__ = ["count_image_tokens"]
+__all__ = ["count_crops", "count_image_tokens"]
 
 
 def count_image_tokens(processor: Any, sizes: Sequence[tuple[int, int]], options: Mapping[str, Any]) -> int | None:
@@ -25,6 +25,22 @@ def count_image_tokens(processor: Any, sizes: Sequence[tuple[int, int]], options
     except (AttributeError, KeyError, NotImplementedError, TypeError, ValueError):
         return None
     return tokens + sum(_pan_and_scan_crops(processor, size, options) for size in sizes) * _tokens_of_crop(processor)
+
+
+def count_crops(prepared: Mapping[str, Any], images: int) -> int | None:
+    """Into how many crops so many pictures of one sample were cut, not counting the overview beside them.
+
+    Processors hand crops out in one of three ways: with a count (Molmo2), as rows, or as rows under each picture. None
+    where pictures are no crops but a row of patches (Qwen2-VL).
+    """
+    counts, pixels = prepared.get("image_num_crops"), prepared.get("pixel_values")
+    if isinstance(counts, torch.Tensor):
+        crops = int(counts.sum())
+    elif isinstance(pixels, torch.Tensor) and pixels.dim() in (4, 5):  # […, channels, height, width]
+        crops = int(pixels.shape[:-3].numel())
+    else:
+        return None
+    return crops - images if crops > images else crops
 
 
 @contextmanager

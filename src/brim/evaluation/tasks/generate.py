@@ -91,13 +91,15 @@ class GenerateTask(Task):
     def launch(self, items: Sequence[int], prepared: Sequence[Any]) -> Pending:
         """Generate; the text is read and cut when it has arrived."""
         decoder = self.decoder()
+        seen: Sequence[Mapping[str, Any]] = [{}] * len(items)
         if self._multimodal is not None:
+            seen = [self._multimodal.seen(item, one) for item, one in zip(items, prepared, strict=True)]
             inputs = to_device(self._multimodal.batch(items, prepared), self.model.device)
             batch = PromptBatch(inputs=inputs, keys=items)
         else:
             batch = text_batch(prepared, items, decoder, self.model)
         answers = decoder.generate(batch)
-        return LaterAnswers(lambda: self._read(answers))
+        return LaterAnswers(lambda: self._read(answers, seen))
 
     def never_end(self) -> None:
         """From here on every answer takes all its tokens: the worst case, for a search."""
@@ -129,16 +131,16 @@ class GenerateTask(Task):
         return {"task": self.name, "chat": self._writer.chat, "system": self.settings.system, "options": options,
                 "generation": generation}  # fmt: skip
 
-    def _read(self, answers: Answers) -> list[Answer]:
+    def _read(self, answers: Answers, seen: Sequence[Mapping[str, Any]]) -> list[Answer]:
         tokens, ended = answers.token_lists(), answers.ended()
         texts = self.model.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return [self._answer(*one) for one in zip(texts, tokens, ended, strict=True)]
+        return [self._answer(*one) for one in zip(texts, tokens, ended, seen, strict=True)]
 
-    def _answer(self, text: str, tokens: list[int], ended: bool) -> Answer:
+    def _answer(self, text: str, tokens: list[int], ended: bool, details: Mapping[str, Any]) -> Answer:
         cut = self._stop_at(text)
         if cut is None:
-            return Answer(prediction=text.strip(), tokens=len(tokens), truncated=not ended)
-        return Answer(prediction=text[:cut].strip(), tokens=self._tokens_to_stop(tokens))
+            return Answer(prediction=text.strip(), tokens=len(tokens), truncated=not ended, details=details)
+        return Answer(prediction=text[:cut].strip(), tokens=self._tokens_to_stop(tokens), details=details)
 
     def _stopped(self, answers: list[list[int]]) -> list[bool]:
         """Which answers hold a stop string: what would come after it is cut off anyway."""

@@ -18,12 +18,13 @@ from brim.data.base import SampleSet
 from brim.data.images import image_size, load_image
 from brim.evaluation.tasks.base import TaskSettings
 from brim.evaluation.tasks.prompts import PromptWriter
-from brim.models.hf_image_tokens import count_image_tokens
+from brim.models.hf_image_tokens import count_crops, count_image_tokens
 from brim.models.loaded import LoadedModel
 
 __all__ = ["MultimodalInputs", "joined"]
 
 _PATCH_AREA = 28 * 28  # pixels to a token, where the processor cannot say
+_PATCH_NUMBERS = "image_token_pooling"  # Molmo2's: which patches become one token, counted over the whole batch
 
 
 class MultimodalInputs:
@@ -49,6 +50,13 @@ class MultimodalInputs:
     def prepare(self, item: int) -> dict[str, Any]:
         """One sample as its processor gives it; every tensor has a leading dimension."""
         return self._process([item])
+
+    def seen(self, item: int, prepared: Mapping[str, Any]) -> dict[str, int]:
+        """What a sample's pictures came to: tokens of its prompt, and crops where the model cuts pictures up."""
+        kinds = prepared.get("mm_token_type_ids")
+        tokens = int((kinds > 0).sum()) if isinstance(kinds, torch.Tensor) else self._image_tokens(item)
+        crops = count_crops(prepared, len(self._samples[item].images))
+        return {"vision_tokens": tokens} | ({} if crops is None else {"crops": crops})
 
     def batch(self, items: Sequence[int], prepared: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Samples as one batch."""
@@ -97,6 +105,8 @@ def joined(prepared: Sequence[Mapping[str, Any]], *, pad: int) -> dict[str, Any]
     for name in dict.fromkeys(name for one in prepared for name in one):  # some samples may be without pictures
         holders = [one for one in prepared if name in one]
         parts = [one[name] for one in holders]
+        if name == _PATCH_NUMBERS:
+            parts = _renumbered(holders)
         if not isinstance(parts[0], torch.Tensor):
             batch[name] = [entry for part in parts for entry in (part if isinstance(part, list) else [part])]
         elif all(one[name].shape == one["input_ids"].shape for one in holders):
@@ -104,6 +114,16 @@ def joined(prepared: Sequence[Mapping[str, Any]], *, pad: int) -> dict[str, Any]
         else:
             batch[name] = _end_to_end(parts)
     return batch
+
+
+def _renumbered(holders: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
+    """Every sample's patches counted on from the last of the sample before; below 0 there is none."""
+    numbers, start = [], 0
+    for one in holders:
+        own = one[_PATCH_NUMBERS]
+        numbers.append(torch.where(own >= 0, own + start, own))
+        start += one["pixel_values"].shape[0] * one["pixel_values"].shape[1]  # [crops, patches, pixels]
+    return numbers
 
 
 def _uneven(prepared: Sequence[Mapping[str, Any]]) -> frozenset[str]:
