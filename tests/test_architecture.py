@@ -13,8 +13,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "brim"
 # Top first: a file may import from its own layer and from those before it, never from those after it.
 LAYERS = (
     "errors", "records", "config", "storage", "ranks", "monitor", "memory", "decode", "workloads", "forecast", "search",
-    "execute", "models", "data", "metrics", "evaluation", "profile", "train", "sweep", "demo", "advise",
-    "report", "cli",
+    "execute", "models", "data", "metrics", "advise", "evaluation", "profile", "train", "sweep", "demo", "report",
+    "cli",
 )  # fmt: skip
 
 # Not layers: the package's front, which names what is public, and `python -m brim`, which calls the command line.
@@ -27,7 +27,7 @@ QUARANTINE = {
     "transformers": ("models/hf_", "decode/", "demo/model.py"),
     "PIL": ("data/images.py", "demo/digitboard.py"),
 }
-ONE_FILE_EACH = ("torchvision", "timm", "sacrebleu", "rouge_score", "ray", "av", "datasets", "pyarrow")
+ONE_FILE_EACH = ("torchvision", "timm", "sacrebleu", "rouge_score", "ray", "av", "datasets", "pyarrow", "yaml")
 WITHOUT_TORCH = (
     "config/", "storage/", "execute/", "metrics/", "data/", "records.py", "errors.py", "forecast/byte_model.py",
     "__init__.py", "memory/failures.py",

@@ -1,6 +1,6 @@
 """Which point of a profile to take: the Pareto front of accuracy against cost, and the cheapest point that will do.
 
-Pure: it is given points, and gives some of them back.
+Pure: it is given points, and gives some of them back. `recommend` does it all for the entries of a profile.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Candidate", "Recommendation", "cheapest_meeting", "cheapest_within", "pareto_front"]
+from brim.config.sizes import format_bytes
+
+__all__ = ["Candidate", "Recommendation", "cheapest_meeting", "cheapest_within", "pareto_front", "recommend"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,9 +61,13 @@ def cheapest_within(candidates: Sequence[Candidate], fraction: float = 0.01) -> 
 
 
 def cheapest_meeting(
-    candidates: Sequence[Candidate], *, latency_ms: float | None = None, memory_bytes: int | None = None
+    candidates: Sequence[Candidate],
+    *,
+    latency_ms: float | None = None,
+    memory_bytes: int | None = None,
+    fraction: float = 0.0,
 ) -> Recommendation | None:
-    """The most accurate point that keeps to the bounds, the cheapest of equals; None if none does.
+    """The cheapest point that keeps to the bounds and is within this fraction of the best that does; None if none does.
 
     A point whose figure is not known does not keep to a bound on it.
     """
@@ -73,7 +79,74 @@ def cheapest_meeting(
     ]
     if not fitting:
         return None
-    chosen = min(fitting, key=lambda one: (-one.accuracy, one.cost))
+    enough = (1 - fraction) * max(one.accuracy for one in fitting)
+    chosen = min((one for one in fitting if one.accuracy >= enough), key=lambda one: (one.cost, -one.accuracy))
     bounds = [f"at most {latency_ms:g} ms"] if latency_ms is not None else []
-    bounds += [f"at most {memory_bytes:,} bytes"] if memory_bytes is not None else []
-    return Recommendation(candidate=chosen, reason=f"the most accurate with {' and '.join(bounds)}")
+    bounds += [f"at most {format_bytes(memory_bytes)}"] if memory_bytes is not None else []
+    near = f"within {fraction:.0%} of the most accurate" if fraction else "the most accurate"
+    return Recommendation(candidate=chosen, reason=f"{near} with {' and '.join(bounds)}")
+
+
+def recommend(
+    entries: Sequence[Mapping[str, Any]],
+    knobs: Sequence[str],
+    *,
+    within: float = 0.01,
+    target_latency_ms: float | None = None,
+    target_memory_bytes: int | None = None,
+) -> dict[str, Any]:
+    """What to take of a profile's entries, as places in their list, with a sentence for each choice.
+
+    Cost is seconds a sample. Latency is that of one sample alone: its 95th percentile, or the median where there were
+    too few samples for one. Entries without accuracy or rate are not considered.
+    """
+    candidates = {place: one for place, entry in enumerate(entries) if (one := _candidate(entry, knobs)) is not None}
+    places = {id(one): place for place, one in candidates.items()}
+    points = list(candidates.values())
+
+    def place(found: Recommendation | None) -> int | None:
+        return None if found is None else places[id(found.candidate)]
+
+    best = max(points, key=lambda one: (one.accuracy, -one.cost), default=None)
+    chosen = cheapest_within(points, within)
+    text = [_sentence(chosen)] if chosen is not None else []
+    fast = small = None
+    if target_latency_ms is not None:
+        fast = cheapest_meeting(points, latency_ms=target_latency_ms, fraction=within)
+        text.append(_sentence(fast) if fast else f"No point answers a single sample in {target_latency_ms:g} ms.")
+    if target_memory_bytes is not None:
+        small = cheapest_meeting(points, memory_bytes=target_memory_bytes, fraction=within)
+        text.append(
+            _sentence(small) if small else f"No point is known to stay below {format_bytes(target_memory_bytes)}."
+        )
+    return {
+        "cost": "seconds_per_sample",
+        "within": within,
+        "best": None if best is None else places[id(best)],
+        "front": [places[id(one)] for one in pareto_front(points)],
+        "cheapest_within": place(chosen),
+        "target_latency_ms": target_latency_ms,
+        "cheapest_meeting_latency": place(fast),
+        "target_memory_bytes": target_memory_bytes,
+        "cheapest_meeting_memory": place(small),
+        "text": text,
+    }
+
+
+def _candidate(entry: Mapping[str, Any], knobs: Sequence[str]) -> Candidate | None:
+    accuracy, rate = entry.get("accuracy"), entry.get("samples_per_second")
+    if accuracy is None or not rate:
+        return None
+    alone = ((entry.get("latency_ms") or {}).get("batch_1") or {}).get("total") or {}
+    return Candidate(
+        values={knob: entry[knob] for knob in knobs},
+        accuracy=accuracy,
+        cost=1 / rate,
+        latency_ms=alone.get("p95") if alone.get("p95") is not None else alone.get("p50"),
+        memory_bytes=entry.get("peak_reserved_bytes"),
+    )
+
+
+def _sentence(found: Recommendation) -> str:
+    named = ", ".join(f"{name}={value}" for name, value in found.candidate.values.items())
+    return f"{named}: {found.reason}."

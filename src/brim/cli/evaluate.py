@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from brim.evaluation.request import EvalRequest
     from brim.evaluation.run import EvalResult
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "given_data", "one_model"]
 
 SOME_FAILED = 1
 
@@ -77,8 +77,8 @@ def evaluate(
     if resume and output is None:
         raise RequestError("--resume: say which run with -o DIR")
     request = EvalRequest(
-        model=_one_model(model, model_flag),
-        data=_given(data),
+        model=one_model(model, model_flag),
+        data=given_data(data),
         split=split,
         limit=limit,
         mapping=parse_mapping(field or []),
@@ -124,13 +124,15 @@ def evaluate(
         raise typer.Exit(SOME_FAILED)
 
 
-def _one_model(argument: str | None, flag: str | None) -> str:
+def one_model(argument: str | None, flag: str | None) -> str:
+    """The model, given alone or with -m, and once."""
     if (argument is None) == (flag is None):
         raise RequestError("give one model: -m MODEL" if argument is None else "give the model once: -m or alone")
     return argument if argument is not None else str(flag)
 
 
-def _given(data: str | None) -> str:
+def given_data(data: str | None) -> str:
+    """The data, which has no default."""
     if data is None:
         raise RequestError("-d/--data is missing: give the data to evaluate on, such as -d questions.jsonl")
     return data

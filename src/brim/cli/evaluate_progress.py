@@ -38,6 +38,7 @@ class EvalProgress(EvalListener):
             expand=True,
         )
         self._task: TaskID | None = None
+        self._done_before = 0
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -60,6 +61,7 @@ class EvalProgress(EvalListener):
     def started(self, total: int, done: int) -> None:
         """Set the bar up."""
         self._task = self._progress.add_task("", total=total, completed=done, rate="", state="")
+        self._done_before = done
         if done:
             self._say(f"resumed: {done:,} of {total:,} samples were done already")
 
@@ -72,10 +74,11 @@ class EvalProgress(EvalListener):
         state = [f"batch {figures.batch_counts[-1]}" if figures.batch_counts else ""]
         state += [format_bytes(reserved_bytes)] if reserved_bytes else []
         state += [f"{figures.oom_events} OOM"]
-        task = self._progress.tasks[self._task]
-        start = task.fields.setdefault("start", task.completed)
         self._progress.update(
-            self._task, completed=start + figures.items, rate=f"{rate:,.1f}/s", state=" ".join(filter(None, state))
+            self._task,
+            completed=self._done_before + figures.items,
+            rate=f"{rate:,.1f}/s",
+            state=" ".join(filter(None, state)),
         )
 
     def note(self, line: str) -> None:

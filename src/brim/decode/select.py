@@ -55,7 +55,7 @@ def make_decoder(
     where it is known: a window that is wider than everything it will see is none.
     """
     total = None if longest is None else longest + settings.max_new_tokens
-    obstacle = _obstacle(model, total)
+    obstacle = _obstacle(model, total) if settings.own_loop else "brim's own loop was switched off"
     if obstacle is not None:
         return GenerateFallback(model, settings, tokens, why=obstacle)
     if model.config.is_encoder_decoder:

@@ -21,6 +21,7 @@ class GenerationSettings:
     seed: int = 0
     stop_strings: tuple[str, ...] = ()
     graphs: bool = True  # capture decode steps as CUDA graphs where that is faster
+    own_loop: bool = True  # brim's decode loop where it fits the model; else always transformers' generate
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

@@ -50,6 +50,9 @@ class EvalRequest:
     prefetch_factor: int = 4
     use_cache: bool = True
     graphs: bool = True
+    overlap: bool = True  # start a batch before the last one's answers are read and scored
+    non_blocking: bool = True  # copy to the device without holding up the host
+    decode_loop: bool = True  # brim's own where it fits the model; else transformers' generate
     fail_fast: bool = False
     resume: bool = False
 

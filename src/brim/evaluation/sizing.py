@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from torch import nn
+
+from brim.evaluation.hint import Hint
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject
 from brim.execute.governor import Governor
-from brim.forecast.byte_model import ByteModel
 from brim.memory.devices import DeviceMemory
 from brim.records import MemoryFigures, Plan, Probe
 from brim.search.environment import environment_facts
@@ -16,31 +18,11 @@ from brim.search.plan_cache import PlanCache
 from brim.search.probe import device_name
 from brim.storage.fingerprint import fingerprint
 
-__all__ = ["Hint", "Sizing"]
+__all__ = ["Sizing"]
 
 FIRST_ITEMS = 2  # how many of the dearest samples the first batch holds
 FEWEST_BATCHES = 4  # a size that would leave fewer batches than this is not looked for
 SMALLER_LIMIT = 0.9  # a cached plan was made for another card if less than this of its limit is left
-LIKELY = 0.9  # of the limit that bytes seen under other knobs may fill
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Hint:
-    """What is known before a run that has no plan of its own: a similar run's cap and bytes, or a rule of thumb."""
-
-    cost_cap: int | None = None  # in padded cost, where a run under other knobs settled
-    trials: tuple[Probe, ...] = ()  # that run's batches: bytes by cost
-    scale: float = 1.0  # of the ceiling, for a first guess without any of these
-
-    def fitting_cost(self, limit_bytes: int) -> int | None:
-        """The padded cost that bytes seen elsewhere say will fit; None where none were measured."""
-        model = ByteModel(noise=0.01)
-        for trial in self.trials:
-            if trial.fits and trial.cost and trial.peak_reserved_bytes:
-                model.observe(trial.cost, trial.peak_reserved_bytes)
-        within = model.largest_within(round(LIKELY * limit_bytes))
-        failed = min((trial.cost for trial in self.trials if trial.verdict == "oom" and trial.cost), default=None)
-        return within if failed is None or within is None else min(within, failed - 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,17 +57,26 @@ class Sizing:
         # With few batches left to make, a larger one has no time to pay for what finding it costs.
         ceiling = max(sum(costs) // FEWEST_BATCHES, first)
         if self.hint.cost_cap is not None:
-            likely = max(min(self.hint.cost_cap, self.hint.fitting_cost(self.limit_bytes) or ceiling), first)
+            fitting = self._likely_items(items)
+            likely = self.hint.cost_cap if fitting is None else min(self.hint.cost_cap, fitting * max(costs))
+            likely = max(likely, max(costs, default=1))
             return Governor(first=likely, ceiling=ceiling, cap_likely=True, limit_bytes=self.limit_bytes), None
         return Governor(first=first, ceiling=ceiling, limit_bytes=self.limit_bytes), None
 
     def _first_guess(self, ceiling: int, items: list[int]) -> int:
         """Where to start under a ceiling in samples: what fits by the bytes of a similar run, or the rule of thumb."""
-        fitting = self.hint.fitting_cost(self.limit_bytes)
+        fitting = self._likely_items(items)
         if fitting is None:
             return max(round(self.hint.scale * ceiling), 1)
+        return min(fitting, ceiling)
+
+    def _likely_items(self, items: list[int]) -> int | None:
+        """How many of the dearest samples should fit, by the bytes of similar runs; None where there were none."""
+        module = self.subject.model.module
+        held = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
+        resident = sum(tensor.nbytes for tensor in held)
         dearest = max((self.subject.costs[item] for item in items), default=1)
-        return min(max(fitting // dearest, 1), ceiling)
+        return self.hint.fitting_items(self.limit_bytes, resident_bytes=resident, item_cost=dearest)
 
     def plan(
         self,

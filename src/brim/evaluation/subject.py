@@ -148,12 +148,14 @@ def _task_settings(request: EvalRequest) -> TaskSettings:
         seed=request.seed,
         stop_strings=request.stop,
         graphs=request.graphs,
+        own_loop=request.decode_loop,
     )
     return TaskSettings(
         generation=generation,
         max_new_tokens=None if new_tokens is None else int(new_tokens),
         chat=request.chat,
         system=request.system,
+        non_blocking=request.non_blocking,
     )
 
 

@@ -15,12 +15,13 @@ from typing import Any, Self
 
 from brim.errors import RequestError
 from brim.evaluation.gpu_clock import GpuClock
+from brim.evaluation.hint import Hint
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.model_memory import ModelMemory
 from brim.evaluation.offload import Offload
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.scoring import Scorer
-from brim.evaluation.sizing import Hint, Sizing
+from brim.evaluation.sizing import Sizing
 from brim.evaluation.stage_clock import StageClock
 from brim.evaluation.subject import Subject
 from brim.evaluation.summary import RankFigures
@@ -161,6 +162,7 @@ class Worker:
             fail_fast=self.request.fail_fast,
             fail_on_oom=self.request.fail_on_oom,
             by_count=self.sizing.by_count,
+            overlap=self.request.overlap,
             fixed=self.request.fixed,
             stop_if_hopeless=True,
             tell=self._tell,

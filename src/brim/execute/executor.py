@@ -90,7 +90,8 @@ class Executor:
 
     `record` is told of every batch as soon as it is done, so that a journal is never behind. With `memory`, a failed
     batch's memory is given back before the next try, and, if `metered`, every batch's peak is taken. Where the
-    function gives a `Pending`, the next batch is started before the last one is read, once the size has settled.
+    function gives a `Pending`, the next batch is started before the last one is read, once the size has settled
+    (`overlap=False`: never).
 
     With `by_count` the cap counts items, whatever they cost. With `fixed` it never moves: a batch that does not fit is
     halved until it does, and the next one has the full size again. `tell` is given a line for every step taken to
@@ -111,6 +112,7 @@ class Executor:
         fail_fast: bool = False,
         fail_on_oom: bool = False,
         by_count: bool = False,
+        overlap: bool = True,
         fixed: bool = False,
         stop_if_hopeless: bool = False,
         tell: Callable[[str], None] | None = None,
@@ -127,6 +129,7 @@ class Executor:
         self._fail_fast = fail_fast
         self._fail_on_oom = fail_on_oom
         self._by_count = by_count
+        self._overlap = overlap
         self._fixed = fixed
         self._tell = tell if tell is not None else _say_nothing
         self._last_resort = last_resort
@@ -143,7 +146,8 @@ class Executor:
             if flight is not None:
                 self._land(queue, flight)
             flight = following
-            if flight is not None and not (self.governor.overlaps and isinstance(flight.results, Pending)):
+            overlaps = self._overlap and self.governor.overlaps
+            if flight is not None and not (overlaps and isinstance(flight.results, Pending)):
                 self._land(queue, flight)
                 flight = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +16,7 @@ from brim.workloads.base import Mode, Workload
 from brim.workloads.knobs import Knob, check_knobs
 from brim.workloads.optimizers import optimizer_class
 
-__all__ = ["WorkloadRequest", "build_from_json", "build_workload", "model_knobs", "resolve_model"]
+__all__ = ["WorkloadRequest", "build_from_json", "build_workload", "model_knobs", "parse_knobs", "resolve_model"]
 
 _DEFAULT_OPTIMIZER = "adamw"
 
@@ -97,6 +97,17 @@ def model_knobs(model: str, *, trust_remote_code: bool = False) -> tuple[Knob, .
     if name.source == "hf":  # also of a vision-language model, from which no workload is built without data
         return hf_loading.model_knobs(name.name, trust_remote_code=trust_remote_code)
     return _knobs(name, trust_remote_code)
+
+
+def parse_knobs(
+    model: str, asked: Sequence[Mapping[str, Any]], *, trust_remote_code: bool = False
+) -> list[dict[str, Any]]:
+    """Several settings of a model's knobs as an evaluation would take them: checked, parsed, and nothing built."""
+    name = resolve_model(model)
+    if name.source == "hf":
+        return hf_loading.parse_knobs(name.name, asked, trust_remote_code=trust_remote_code)
+    known = _knobs(name, trust_remote_code)
+    return [{knob: check_knobs(one, known, owner=str(name))[knob] for knob in one} for one in asked]
 
 
 def resolve_model(model: str) -> ModelName:

@@ -21,7 +21,10 @@ from brim.workloads.knobs import Knob, check_knobs
 if TYPE_CHECKING:
     from brim.models.hf_models import Kind
 
-__all__ = ["TABLE", "ChosenKnobs", "Entry", "KnobParts", "choose_knobs", "effective_option", "list_knobs", "turn_knobs"]
+__all__ = [
+    "TABLE", "ChosenKnobs", "Entry", "KnobParts", "choose_knobs", "effective_option", "list_knobs", "may_turn_again",
+    "turn_knobs",
+]  # fmt: skip
 
 _EXPERTS_CHOSEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
 _EXPERTS_IN_ALL = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -69,7 +72,8 @@ class Entry:
     read: Callable[[KnobParts], Range | None]
     of: tuple[str, ...] = ()
     options: Callable[[int], dict[str, Any]] | None = None  # of every call of the processor
-    turn: Callable[[KnobParts, int], None] | None = None  # once, after loading
+    turn: Callable[[KnobParts, int], None] | None = None  # after loading
+    again: bool = False  # whether it may be turned a second time, up as well as down
 
     def knob(self, parts: KnobParts) -> Knob | None:
         """The knob as this model has it, or None."""
@@ -114,6 +118,13 @@ def turn_knobs(values: Mapping[str, Any], parts: KnobParts) -> None:
     for entry in TABLE:
         if entry.turn is not None and entry.name in values:
             entry.turn(parts, values[entry.name])
+
+
+def may_turn_again(before: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Whether a model under the knobs `before` can be had under these without loading it anew."""
+    changed = {name for name in {*before, *values} if before.get(name) != values.get(name)}
+    turned = {entry.name: entry for entry in TABLE if entry.turn is not None}
+    return all(turned[name].again and name in values for name in changed if name in turned)
 
 
 def effective_option(processor: Any, name: str) -> Any:
@@ -348,6 +359,7 @@ TABLE: tuple[Entry, ...] = (
         of=("Qwen2VLImageProcessor",),  # also of Qwen2.5-VL and Qwen3-VL
         read=lambda parts: Range(parts.images.size["longest_edge"], parts.images.size["shortest_edge"]),
         turn=_turn_max_pixels,
+        again=True,
     ),
     Entry(
         name="pan_and_scan_max_num_crops",
@@ -373,6 +385,7 @@ TABLE: tuple[Entry, ...] = (
         help="experts that each token is sent to",
         read=_read_experts,
         turn=_turn_experts,
+        again=True,
     ),
     Entry(
         name="layers",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from brim.models.hf_models import Kind
 from brim.models.loaded import LoadedModel, LoadRequest, ModelKind
 from brim.workloads.knobs import Knob
 
-__all__ = ["load", "model_knobs"]
+__all__ = ["load", "model_knobs", "parse_knobs", "with_knobs"]
 
 _KINDS: dict[Kind, ModelKind] = {
     "causal": "language",
@@ -70,6 +70,41 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
         identity={**identity, "knobs": dict(chosen.values)} if chosen.values else identity,
         notes=notes,
     )
+
+
+def with_knobs(loaded: LoadedModel, knobs: Mapping[str, Any]) -> LoadedModel | None:
+    """A loaded model under other knobs; None where that takes loading it anew, since what is cut off stays off."""
+    kind = next(kind for kind, named in _KINDS.items() if named == loaded.kind)
+    parts = KnobParts(
+        config=loaded.module.config,
+        kind=kind,
+        positions=loaded.positions,
+        processor=loaded.processor if kind == "vision_language" else None,
+        module=loaded.module,
+    )
+    chosen = hf_knobs.choose_knobs(knobs, parts, owner=loaded.name)
+    if not hf_knobs.may_turn_again(loaded.identity.get("knobs", {}), chosen.values):
+        return None
+    hf_knobs.turn_knobs(chosen.values, parts)
+    identity = {name: value for name, value in loaded.identity.items() if name != "knobs"}
+    return dataclasses.replace(
+        loaded,
+        processor_options=chosen.processor_options,
+        identity={**identity, "knobs": dict(chosen.values)} if chosen.values else identity,
+    )
+
+
+def parse_knobs(name: str, asked: Sequence[Mapping[str, Any]], *, trust_remote_code: bool) -> list[dict[str, Any]]:
+    """Several settings of knobs, checked and parsed, without reading the model's weights."""
+    config = hf_models.load_config(name, trust_remote_code)
+    kind = hf_models.kind_of(name, config)
+    processor = _load_part("AutoProcessor", name, trust_remote_code) if kind == "vision_language" else None
+    parts = KnobParts(config=config, kind=kind, positions=hf_models.position_limit(config), processor=processor)
+    chosen = [hf_knobs.choose_knobs(one, parts, owner=f"hf:{name}") for one in asked]
+    return [
+        {knob: one.values.get(knob, one.processor_options.get(knob)) for knob in given}
+        for given, one in zip(asked, chosen, strict=True)
+    ]
 
 
 def model_knobs(name: str, *, trust_remote_code: bool = False) -> tuple[Knob, ...]:

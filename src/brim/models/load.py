@@ -16,7 +16,7 @@ from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.names import ModelName
 from brim.workloads.knobs import check_knobs
 
-__all__ = ["load_model"]
+__all__ = ["KeptModel", "load_model"]
 
 
 def load_model(request: LoadRequest) -> LoadedModel:
@@ -29,6 +29,31 @@ def load_model(request: LoadRequest) -> LoadedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # weights that are random are the same ones in every run: it can be resumed
         return hf_loading.load(name.name, request) if name.source == "hf" else _classifier(name, request)
+
+
+class KeptModel:
+    """As `load_model`, but a model asked for again under other knobs is not loaded again where that can be helped."""
+
+    def __init__(self) -> None:
+        self._request: LoadRequest | None = None
+        self._loaded: LoadedModel | None = None
+
+    def __call__(self, request: LoadRequest) -> LoadedModel:
+        turned = self._turned(request)
+        if turned is None:
+            self._loaded = None  # before the next one needs the memory
+            turned = load_model(request)
+        self._request, self._loaded = request, turned
+        return turned
+
+    def _turned(self, request: LoadRequest) -> LoadedModel | None:
+        """What is loaded, under the knobs of this request; None if it is another model or cannot be turned so."""
+        if self._loaded is None or self._request is None:
+            return None
+        same = self._request == dataclasses.replace(request, knobs=self._request.knobs)
+        if not same or resolve_model(request.model).source != "hf":
+            return None
+        return hf_loading.with_knobs(self._loaded, request.knobs)
 
 
 def _function(name: ModelName, request: LoadRequest) -> LoadedModel:

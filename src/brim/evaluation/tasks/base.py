@@ -27,7 +27,7 @@ from brim.execute.executor import ItemFailure, Pending
 from brim.models.loaded import LoadedModel
 from brim.records import Unit
 
-__all__ = ["Answer", "LaterAnswers", "ReadyAnswers", "Task", "TaskSettings", "to_device"]
+__all__ = ["Answer", "LaterAnswers", "ReadyAnswers", "Task", "TaskSettings"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,7 @@ class TaskSettings:
     chat: bool | None = None  # None: where the tokenizer has a chat template
     system: str | None = None
     processor_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    non_blocking: bool = True  # copies to the device do not hold up the host
 
 
 class ReadyAnswers(Pending):
@@ -125,15 +126,15 @@ class Task(abc.ABC):
         """What the answers depend on beside model and data, for fingerprints."""
         return {"task": self.name}
 
+    def to_device(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Tensors on their way to the device; from pinned memory the copy does not hold up the host."""
+        device, later = self.model.device, self.settings.non_blocking
 
-def to_device(tensors: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Tensors on their way to the device; from pinned memory the copy does not hold up the host."""
+        def moved(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if device.type == "cuda" and value.device.type == "cpu" and later:
+                return (value if value.is_pinned() else value.pin_memory()).to(device, non_blocking=True)
+            return value.to(device)
 
-    def moved(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        if device.type == "cuda" and value.device.type == "cpu":
-            return (value if value.is_pinned() else value.pin_memory()).to(device, non_blocking=True)
-        return value.to(device)
-
-    return {name: moved(value) for name, value in tensors.items()}
+        return {name: moved(value) for name, value in tensors.items()}

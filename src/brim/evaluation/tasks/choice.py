@@ -9,7 +9,7 @@ import torch
 
 from brim.data.base import SampleSet
 from brim.errors import RequestError
-from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings, to_device
+from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings
 from brim.evaluation.tasks.prompts import PromptWriter
 from brim.execute.executor import Pending
 from brim.models.loaded import LoadedModel
@@ -113,7 +113,7 @@ class ChoiceTask(Task):
         place = torch.tensor([len(c) + step - 1 for c, k in rows for step in range(len(k))])
         target = torch.tensor([token for _, k in rows for token in k])
         named = {"ids": ids, "owner": owner, "place": place, "target": target}
-        moved = to_device(named, self.model.device)
+        moved = self.to_device(named)
         head = self.model.module.get_output_embeddings()
         handle = head.register_forward_pre_hook(
             lambda _, arguments: (arguments[0][moved["owner"], moved["place"]].unsqueeze(0), *arguments[1:])
@@ -135,7 +135,7 @@ class ChoiceTask(Task):
             "attention_mask": torch.tensor([[1] * len(c) + [0] * (width - len(c)) for c, _ in rows]),
             "labels": torch.tensor([[*k, *[-100] * (depth - len(k))] for _, k in rows]),
         }
-        moved = to_device(tensors, self.model.device)
+        moved = self.to_device(tensors)
         logits = self.model.module(**moved).logits  # [rows, depth, vocabulary]
         labels = moved["labels"]
         likelihood = _log_likelihood(logits.flatten(0, 1), labels.clamp_min(0).flatten()).view_as(labels)

@@ -11,7 +11,7 @@ from brim.data.base import Sample, SampleSet
 from brim.data.images import load_image
 from brim.data.video import load_video
 from brim.errors import RequestError
-from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings, to_device
+from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings
 from brim.evaluation.tasks.class_names import align_classes
 from brim.execute.executor import Pending
 from brim.models.loaded import LoadedModel
@@ -87,7 +87,7 @@ class ClassifyTask(Task):
             if self.model.kind == "text_classifier":
                 logits = self.model.module(**self._text_batch(prepared)).logits
             else:
-                batch = to_device({"pixels": torch.stack(list(prepared)).to(self.model.dtype)}, self.model.device)
+                batch = self.to_device({"pixels": torch.stack(list(prepared)).to(self.model.dtype)})
                 output = self.model.module(batch["pixels"])
                 logits = output.logits if hasattr(output, "logits") else output
             scores = logits.float().softmax(dim=-1)  # [samples, classes]
@@ -137,4 +137,4 @@ class ClassifyTask(Task):
             "input_ids": torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in prepared]),
             "attention_mask": torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in prepared]),
         }
-        return to_device(tensors, self.model.device)
+        return self.to_device(tensors)

@@ -15,7 +15,7 @@ from brim.decode.loop import PromptBatch
 from brim.decode.select import Decoder, make_decoder
 from brim.decode.settings import GenerationSettings, TokenIds
 from brim.errors import RequestError
-from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings, to_device
+from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings
 from brim.evaluation.tasks.multimodal import MultimodalInputs
 from brim.evaluation.tasks.prompts import PromptWriter
 from brim.execute.executor import Pending
@@ -94,10 +94,10 @@ class GenerateTask(Task):
         seen: Sequence[Mapping[str, Any]] = [{}] * len(items)
         if self._multimodal is not None:
             seen = [self._multimodal.seen(item, one) for item, one in zip(items, prepared, strict=True)]
-            inputs = to_device(self._multimodal.batch(items, prepared), self.model.device)
+            inputs = self.to_device(self._multimodal.batch(items, prepared))
             batch = PromptBatch(inputs=inputs, keys=items)
         else:
-            batch = text_batch(prepared, items, decoder, self.model)
+            batch = self._text_batch(items, prepared, decoder)
         answers = decoder.generate(batch)
         return LaterAnswers(lambda: self._read(answers, seen))
 
@@ -126,10 +126,27 @@ class GenerateTask(Task):
     def identity(self) -> Mapping[str, Any]:
         """The way prompts are written and answers chosen."""
         generation = dataclasses.asdict(self.generation)
-        del generation["graphs"]  # how fast, not what
+        for how in ("graphs", "own_loop"):  # how fast, not what
+            del generation[how]
         options = dict(self.settings.processor_options)
         return {"task": self.name, "chat": self._writer.chat, "system": self.settings.system, "options": options,
                 "generation": generation}  # fmt: skip
+
+    def _text_batch(self, keys: Sequence[int], ids: Sequence[Sequence[int]], decoder: Decoder) -> PromptBatch:
+        """Token ids as one batch on the device, padded on the side that the decoder wants."""
+        longest = max(len(row) for row in ids)
+        pad = self.model.tokenizer.pad_token_id or 0
+        right = decoder.padding == "right"
+        fills = [[pad] * (longest - len(row)) for row in ids]
+        rows = [[*row, *fill] if right else [*fill, *row] for row, fill in zip(ids, fills, strict=True)]
+        tensors = {"input_ids": torch.tensor(rows, dtype=torch.long)}
+        if right and self.model.kind != "seq2seq":
+            tensors["lengths"] = torch.tensor([len(row) for row in ids], dtype=torch.long)
+        else:
+            masks = [[1] * len(row) + [0] * (longest - len(row)) for row in ids]
+            tensors["attention_mask"] = torch.tensor(masks if right else [mask[::-1] for mask in masks])
+        moved = self.to_device(tensors)
+        return PromptBatch(lengths=moved.pop("lengths", None), inputs=moved, keys=keys)
 
     def _read(self, answers: Answers, seen: Sequence[Mapping[str, Any]]) -> list[Answer]:
         tokens, ended = answers.token_lists(), answers.ended()
@@ -159,19 +176,3 @@ class GenerateTask(Task):
             return self._stop_at(text) is not None
 
         return bisect.bisect_left(range(len(tokens)), True, key=stopped)
-
-
-def text_batch(ids: Sequence[Sequence[int]], keys: Sequence[int], decoder: Decoder, model: LoadedModel) -> PromptBatch:
-    """Token ids as one batch on the device, padded on the side that the decoder wants."""
-    longest = max(len(row) for row in ids)
-    pad = model.tokenizer.pad_token_id or 0
-    right = decoder.padding == "right"
-    rows = [[*row, *[pad] * (longest - len(row))] if right else [*[pad] * (longest - len(row)), *row] for row in ids]
-    tensors = {"input_ids": torch.tensor(rows, dtype=torch.long)}
-    if right and model.kind != "seq2seq":
-        tensors["lengths"] = torch.tensor([len(row) for row in ids], dtype=torch.long)
-    else:
-        masks = [[1] * len(row) + [0] * (longest - len(row)) for row in ids]
-        tensors["attention_mask"] = torch.tensor(masks if right else [mask[::-1] for mask in masks])
-    moved = to_device(tensors, model.device)
-    return PromptBatch(lengths=moved.pop("lengths", None), inputs=moved, keys=keys)

@@ -1,0 +1,1 @@
+"""Accuracy, speed and memory over the values of a knob."""

@@ -1,0 +1,128 @@
+"""What each thing that makes an evaluation fast brings: it is switched off alone, on a short sample.
+
+Every row is a run of the same samples as the first one, which has everything on; the sizes are those that the first one
+settled at, except where the size itself is the question.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from brim.errors import RequestError
+from brim.evaluation.listener import EvalListener
+from brim.evaluation.request import EvalRequest
+from brim.evaluation.run import run_subject
+from brim.evaluation.subject import Subject, open_subject
+from brim.memory.devices import memory_of
+from brim.models.load import KeptModel
+from brim.ranks.world import current_world
+
+__all__ = ["SpeedRow", "explain_speed"]
+
+SAMPLES = 256
+USUAL_BATCH = 32  # what people write down when they have not looked
+USUAL_NEW_TOKENS = 32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeedRow:
+    """One run: what was switched off, and how fast it was without it."""
+
+    name: str  # of what was switched off; "everything on" for the first row
+    setting: str  # how it ran instead
+    samples_per_second: float
+    brings: float | None  # how many times faster it is with it; None for the first row
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as plain JSON values."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Switch:
+    name: str
+    setting: str
+    off: Callable[[EvalRequest], EvalRequest]
+    where: Callable[[Subject], bool] | None = None  # None: everywhere
+    note: str = ""
+
+
+def _with(**changes: Any) -> Callable[[EvalRequest], EvalRequest]:
+    return lambda request: dataclasses.replace(request, **changes)
+
+
+def _generates(subject: Subject) -> bool:
+    return subject.task.unit == "tokens"
+
+
+def _on_cuda(subject: Subject) -> bool:
+    return subject.device.type == "cuda"
+
+
+def _more_tokens(request: EvalRequest) -> EvalRequest:
+    knobs = {name: value for name, value in request.knobs.items() if name != "max_new_tokens"}
+    return dataclasses.replace(request, max_new_tokens=USUAL_NEW_TOKENS, knobs=knobs)
+
+
+SWITCHES = (
+    _Switch(name="the planned batch size", setting=f"batches of {USUAL_BATCH}",
+            off=_with(batch_size=USUAL_BATCH, fixed=True, cost_cap=None)),
+    _Switch(name="batching at all", setting="one sample at a time", off=_with(batch_size=1, fixed=True, cost_cap=None)),
+    _Switch(name="loading processes", setting="--num-workers 0", off=_with(num_workers=0)),
+    _Switch(name="pinned memory", setting="--no-pin-memory", off=_with(pin_memory=False), where=_on_cuda),
+    _Switch(name="non-blocking copies", setting="copies that wait", off=_with(non_blocking=False), where=_on_cuda),
+    _Switch(name="fewer new tokens", setting=f"up to {USUAL_NEW_TOKENS}", off=_more_tokens, where=_generates,
+            note="answers that end by themselves gain little"),
+    _Switch(name="generation set up once", setting="transformers' generate", off=_with(decode_loop=False),
+            where=_generates),
+    _Switch(name="CUDA graphs", setting="launched step by step", off=_with(graphs=False),
+            where=lambda subject: _on_cuda(subject) and _generates(subject)),
+    _Switch(name="scoring beside the device", setting="scored between batches", off=_with(overlap=False)),
+)  # fmt: skip
+
+
+def explain_speed(request: EvalRequest, *, listener: EvalListener | None = None) -> list[SpeedRow]:
+    """One row for everything on, then one for each thing switched off; the model is loaded once."""
+    if current_world().size > 1:
+        raise RequestError("--explain-speed: it is measured on one device; start it without torchrun")
+    listener = listener or EvalListener()
+    request = dataclasses.replace(request, limit=request.limit or SAMPLES, resume=False, use_cache=False)
+    load = KeptModel()
+    subject = open_subject(request, load=load)
+    with tempfile.TemporaryDirectory() as folder:
+        found = _run(request, subject, Path(folder), listener)  # finds the size, and warms up what others find warm
+        settled = request
+        if request.batch_size is None and request.cost_cap is None:
+            settled = dataclasses.replace(request, cost_cap=max(found["cap"], 1))
+        base = _run(settled, subject, Path(folder), listener)["rate"]
+        rows = [SpeedRow(name="everything on", setting="", samples_per_second=base, brings=None)]
+        for switch in SWITCHES:
+            if switch.where is not None and not switch.where(subject):
+                continue
+            listener.note(f"without {switch.name}: {switch.setting}")
+            without = switch.off(settled)
+            opened = open_subject(without, data=subject.data, load=load)
+            rate = _run(without, opened, Path(folder), listener)["rate"]
+            rows.append(
+                SpeedRow(
+                    name=switch.name,
+                    setting=switch.setting,
+                    samples_per_second=rate,
+                    brings=base / rate if rate else None,
+                    note=switch.note,
+                )
+            )
+    return rows
+
+
+def _run(request: EvalRequest, subject: Subject, folder: Path, listener: EvalListener) -> dict[str, Any]:
+    summary = run_subject(request, subject, folder, listener)
+    subject.task.release()
+    memory_of(subject.device).release()
+    rate = summary["samples_per_second"] or 0.0
+    return {"rate": rate, "cap": round((summary["batch_size_used"] or 1) * max(subject.costs))}
