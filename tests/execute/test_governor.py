@@ -173,3 +173,44 @@ def test_the_cap_is_always_a_positive_whole_number(events: list[str | float], fi
             governor.succeeded(governor.cap, float(event))
         assert isinstance(governor.cap, int)
         assert 1 <= governor.cap <= 5_000
+
+
+def test_towards_a_given_size_it_rises_at_once_as_far_as_the_bytes_allow() -> None:
+    governor = Governor(first=8, ceiling=64, grows=False, limit_bytes=1000)
+    assert not governor.overlaps
+    governor.succeeded(8, 1.0, peak_bytes=200)  # 25 each, if nothing is resident: 38 fit into 97 % of the limit
+    assert governor.cap == 38
+    governor.succeeded(38, 1.0, peak_bytes=650)  # 15 each, and 80 are resident: the whole ceiling will not fit
+    assert governor.cap == 59
+    assert not governor.settled
+    governor.succeeded(59, 1.0, peak_bytes=965)
+    assert governor.settled
+    assert governor.overlaps
+
+
+def test_without_bytes_it_rises_twofold_and_ends_at_the_size_given() -> None:
+    governor = Governor(first=12, ceiling=64, grows=False)
+    caps = feed(governor, 5)
+    assert caps == [12, 24, 48, 64, 64]
+    assert governor.settled
+
+
+def test_a_rise_that_failed_goes_back_up_below_what_failed() -> None:
+    governor = Governor(first=16, ceiling=64, grows=False)
+    governor.succeeded(16, 1.0)
+    assert governor.cap == 32
+    governor.ran_out(32)
+    caps = feed(governor, 6 * QUIET_BATCHES)
+    assert caps[0] == 16
+    assert 16 < max(caps) < 32
+
+
+def test_a_size_found_for_something_similar_is_compared_with_twice_as_much() -> None:
+    fast = Governor(first=256, cap_likely=True)
+    assert fast.phase == "comparing"
+    feed(fast, 6)
+    assert fast.settled
+    assert fast.cap == 256  # a doubling brings 1.9 %
+    slow = Governor(first=16, cap_likely=True)
+    feed(slow, 40)
+    assert slow.cap == 256

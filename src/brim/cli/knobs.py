@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["knobs"]
 
+ANY_MODEL = {"dtype": "float32, float16, bfloat16"}  # what a profile can vary of every model
+
 
 def knobs(
     model: options.ModelName,
@@ -31,7 +33,8 @@ def knobs(
     name = str(resolve_model(model))
     found = model_knobs(name, trust_remote_code=trust_remote_code)
     if json_output:
-        document = {"schema": "brim.knobs/1", "model": name, "knobs": [dataclasses.asdict(knob) for knob in found]}
+        listed = [dataclasses.asdict(knob) for knob in found]
+        document = {"schema": "brim.knobs/1", "model": name, "knobs": listed, "any_model": list(ANY_MODEL)}
         print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
         return
     console = output_console()
@@ -45,6 +48,8 @@ def knobs(
     for knob in found:
         table.add_row(*(Text(cell) for cell in (knob.name, str(knob.default), values_text(knob), knob.help)))
     console.print(table, soft_wrap=False)
+    for knob_name, meaning in ANY_MODEL.items():
+        console.print(f"`brim profile` also takes {knob_name}: {meaning}", markup=False, highlight=False)
 
 
 def values_text(knob: Knob) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult
 from brim.evaluation.run import evaluate as run_evaluation
 
-__all__ = ["evaluate"]
+__all__ = ["eval_request", "evaluate"]
 
 _LISTS = ("metrics", "plugins", "stop")
 
@@ -38,16 +38,23 @@ def evaluate(
     for name in settings:
         if name not in known:
             raise RequestError(f"evaluate() has no setting {name!r}{nearest_names(name, known)}")
+    request = eval_request(model, data, batch_size, settings)
+    return run_evaluation(request, output=None if output is None else Path(output))
+
+
+def eval_request(
+    model: str, data: str | Path, batch_size: int | Literal["auto"], settings: Mapping[str, Any]
+) -> EvalRequest:
+    """The request of a call, in which lists may be text with commas, as on the command line."""
     if batch_size != "auto" and (not isinstance(batch_size, int) or isinstance(batch_size, bool)):
         raise RequestError(f"batch_size={batch_size!r}: give 'auto' or a whole number from 1")
     lists = {name: _listed(settings[name]) for name in _LISTS if name in settings}
-    request = EvalRequest(
+    return EvalRequest(
         model=str(model),
         data=str(data),
         batch_size=None if batch_size == "auto" else batch_size,
         **{**settings, **lists},
     )
-    return run_evaluation(request, output=None if output is None else Path(output))
 
 
 def _listed(value: str | Sequence[str]) -> tuple[str, ...]:

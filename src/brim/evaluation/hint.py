@@ -12,7 +12,7 @@ __all__ = ["Hint"]
 
 LIKELY = 0.75  # of the free bytes to fill at first: it is a guess, and rising from it costs nothing
 STEEPEST = 2.0  # bytes of an item grow at most with the square of its cost
-USUAL = 1.5  # growth to expect while only one cost is known
+USUAL = 1.5  # growth to expect at least: a part that grows with the square shows only once it is large
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def _growth(known: dict[float, float]) -> float:
     if len(known) < 2:
         return USUAL
     low, high = sorted(known)[-2:]
-    return float(min(max(math.log(known[high] / known[low]) / math.log(high / low), 1.0), STEEPEST))
+    return float(min(max(math.log(known[high] / known[low]) / math.log(high / low), USUAL), STEEPEST))
 
 
 def _below_failures(trials: Iterable[Probe], item_cost: int) -> list[int]:

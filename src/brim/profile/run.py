@@ -70,7 +70,11 @@ def profile(
         points = [dict(point) for point in agreement.run_on_all(lambda: plan_points(request))[0]]
         run = _Run(request, points, folder, listener, rank=agreement.world.rank)
         done = agreement.run_on_all(run.finished_before)[0]
-    run.go(set(done))
+    try:
+        run.go(set(done))
+    except KeyboardInterrupt:
+        listener.note(f"what is finished is kept: go on with --resume -o {folder}")
+        raise
     return ProfileResult(folder=folder, document=run.document if agreement.world.rank == 0 else {})
 
 
@@ -139,9 +143,6 @@ class _Run:
                 error.args = (f"{error}\nWhat is finished is kept: go on with --resume -o {self.folder}",)
                 raise
             return failed_entry(point, str(error), folder=told, exit_code=error.exit_code, started_at=started_at)
-        except KeyboardInterrupt:
-            self.listener.note(f"what is finished is kept: go on with --resume -o {self.folder}")
-            raise
         except Exception as error:
             code = error.exit_code if isinstance(error, BrimError) else 1
             line = str(error) if isinstance(error, BrimError) else f"{type(error).__name__}: {error}"
