@@ -1,0 +1,139 @@
+"""A profile over max_crops against the best fixed sizes: how fast, how much planning, how many out-of-memory errors.
+
+    python benchmarks/knob_profile.py --questions 2000 --memory-limit 24GiB --json profile.json     # a CUDA machine
+    python benchmarks/knob_profile.py --tiny --questions 24 --values 1,2 --exhaustive 1             # to try it out
+
+Every value of the profile is one row. For the values of `--exhaustive`, fixed sizes are tried on the same questions,
+each once the pictures have been prepared, so that the device alone decides; the size that the profile used is tried
+among them, in the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import environment
+from benchmarks.vision_language import save_model, write_questions
+
+STEP = 1.3  # between two sizes of the exhaustive side
+BATCHES = 6  # of the size under trial
+
+
+def main() -> None:
+    arguments = parse()
+    with tempfile.TemporaryDirectory() as folder:
+        model = save_model(Path(folder) / "model", tiny=arguments.tiny)
+        pixels = 160 if arguments.tiny else 1000
+        data = write_questions(Path(folder) / "data", arguments.questions, pixels=pixels)
+        document = {"environment": environment(), "arguments": vars(arguments), **measure(arguments, model, data)}
+    print(markdown(document))
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(document, indent=2))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", type=int, default=2000)
+    parser.add_argument("--values", default="2,3,4,5,6,7,8,9,10,11,12,13")
+    parser.add_argument("--exhaustive", default="2,7,13")
+    parser.add_argument("--batch-size", type=int, default=None, help="a ceiling; by default brim chooses")
+    parser.add_argument("--memory-limit", default=None)
+    parser.add_argument("--max-new-tokens", type=int, default=16)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--json", default=None)
+    return parser.parse_args()
+
+
+def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
+    from brim.evaluation.request import EvalRequest
+    from brim.profile.request import ProfileRequest
+    from brim.profile.run import profile
+
+    base = EvalRequest(
+        model=str(model),
+        data=str(data),
+        dtype="float32" if arguments.tiny else "bfloat16",
+        max_new_tokens=arguments.max_new_tokens,
+        batch_size=arguments.batch_size,
+        memory_limit=arguments.memory_limit,
+        use_cache=False,
+    )
+    request = ProfileRequest(base=base, axes={"max_crops": tuple(arguments.values.split(","))}, latency_samples=0)
+    started = time.perf_counter()
+    result = profile(request, output=data.parent / "run")
+    seconds = time.perf_counter() - started
+    exhaustive = {}
+    for value in [text for text in arguments.exhaustive.split(",") if text]:
+        used = next(entry["batch_size_used"] for entry in result.entries if entry["max_crops"] == int(value))
+        exhaustive[value] = best_fixed(dataclasses.replace(base, knobs={"max_crops": value}), used)
+        print(f"max_crops={value}: {exhaustive[value]}", flush=True)
+    keep = ("max_crops", "state", "error", "batch_size_used", "samples_per_second", "plan_seconds", "oom_events",
+            "peak_reserved_bytes", "crops_used_mean", "vision_tokens_mean", "duration_seconds", "probes")  # fmt: skip
+    entries = [{name: entry.get(name) for name in keep} for entry in result.entries]
+    return {"seconds": seconds, "entries": entries, "exhaustive": exhaustive}
+
+
+def best_fixed(request: Any, used: int) -> dict[str, Any]:
+    """The rate at every fixed size around the one used, until it does not fit or falls well behind; and at that one."""
+    from brim.evaluation.listener import EvalListener
+    from brim.evaluation.run import run_subject
+    from brim.evaluation.subject import open_subject
+
+    rates: dict[int, float] = {}
+    for size in sizes_around(used):
+        enough = dataclasses.replace(request, limit=BATCHES * size, batch_size=size, cost_cap=None, fixed=True,
+                                     num_workers=0)  # fmt: skip
+        subject = open_subject(enough)
+        ready = {item: subject.task.prepare(item) for item in range(len(subject.costs))}
+        subject.task.prepare = ready.__getitem__  # type: ignore[method-assign]
+        with tempfile.TemporaryDirectory() as folder:
+            run_subject(enough, subject, Path(folder), EvalListener())  # warm: graphs, allocator
+            summary = run_subject(enough, subject, Path(folder), EvalListener())
+        if summary["oom_events"]:
+            break
+        rates[size] = summary["samples_per_second"]
+        subject.task.release()
+    best = max(rates, key=rates.__getitem__)
+    return {"rates": rates, "best": best, "used": used, "ratio": rates.get(used, 0.0) / rates[best]}
+
+
+def sizes_around(used: int) -> Sequence[int]:
+    """From a quarter of the size used to four times as large, the size itself among them."""
+    sizes = {used}
+    for place in range(1, 6):
+        sizes |= {max(round(used / STEP**place), 1), round(used * STEP**place)}
+    return sorted(sizes)
+
+
+def markdown(document: dict[str, Any]) -> str:
+    lines = [
+        "| max_crops | crops used | batch | samples/s | of the best fixed size | planning | of a run of 2,000 | OOM |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    planning = whole = 0.0
+    for entry in document["entries"]:
+        if entry["state"] == "failed":
+            lines.append(f"| {entry['max_crops']} | failed: {entry['error']} |")
+            continue
+        found = document["exhaustive"].get(str(entry["max_crops"]))
+        ratio = "" if found is None else f"{found['ratio']:.3f} (best at {found['best']})"
+        run = 2000 / entry["samples_per_second"]
+        planning, whole = planning + entry["plan_seconds"], whole + run
+        lines.append(
+            f"| {entry['max_crops']} | {entry['crops_used_mean']:.1f} | {entry['batch_size_used']} "
+            f"| {entry['samples_per_second']:.1f} | {ratio} | {entry['plan_seconds']:.1f} s "
+            f"| {entry['plan_seconds'] / run:.1%} | {entry['oom_events']} |"
+        )
+    lines.append(f"\nplanning in all: {planning:.1f} s, {planning / whole:.1%} of runs of 2,000 questions")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
