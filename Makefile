@@ -12,8 +12,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
 	touch $@
 
-demo: setup
-	$(BIN)/brim find py:brim.models.small:convnet --mode train --device cpu --memory-limit 64MiB --no-cache
+# What the demo needs and no more, unless the whole environment is there already.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	test -e $(VENV)/.ready || $(PYTHON) -m venv $(VENV)
+	test -e $(VENV)/.ready || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,report]' --constraint constraints.txt
+	touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/brim demo
 
 lint: setup
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ import typer
 
 from brim.cli import options
 from brim.cli.console import error_console, output_console
+from brim.cli.run_report import leave_report
 from brim.errors import BrimError, RequestError
 
 if TYPE_CHECKING:
@@ -188,6 +189,7 @@ def _show(result: EvalResult, *, json_output: bool, verbose: bool) -> None:
 
     if current_world().rank > 0:
         return
+    leave_report(result.folder)
     if json_output:
         document = json.loads((result.folder / "run.json").read_text(encoding="utf-8"))
         print(json.dumps(document, indent=2, ensure_ascii=False))

@@ -51,9 +51,10 @@ class EvalProgress(EvalListener):
 
     def opened(self, facts: SubjectFacts) -> None:
         """Say what is evaluated."""
-        fields = ", ".join(f"{name} from {column}" for name, column in facts.fields.items())
-        line = f"{facts.task}: {facts.num_samples:,} samples of {facts.data}"
-        self._say(line + (f" ({fields})" if fields else "") + f" on {facts.device}")
+        self._say(f"{facts.task}: {facts.num_samples:,} samples of {facts.data} on {facts.device}")
+        fields = ", ".join(f"{name} from {column}" for name, column in facts.fields.items() if name != column)
+        if fields:
+            self._say(f"  {fields}")
         if facts.bad:
             first = facts.bad[0]
             self._say(f"note: {len(facts.bad)} records left out; the first is {first.place}: {first.reason}")

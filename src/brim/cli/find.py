@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from brim.cli import options
 from brim.cli.console import error_console, output_console
+from brim.cli.run_report import leave_report
 from brim.config.search_settings import DEFAULT_MAX_SIZE, SearchSettings
 from brim.config.sizes import parse_bytes
 from brim.errors import BrimError, RequestError
@@ -111,6 +112,7 @@ def find(
             summary={"batch_size_used": plan.size, "batch_size_max": plan.batch_size_max},
             started_at=started_at,
         )
+        leave_report(output)
 
 
 def _data_request(

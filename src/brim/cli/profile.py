@@ -10,6 +10,7 @@ import typer
 
 from brim.cli import options
 from brim.cli.console import error_console, output_console
+from brim.cli.run_report import leave_report
 from brim.errors import RequestError
 
 if TYPE_CHECKING:
@@ -207,14 +208,13 @@ def run_profile(request: ProfileRequest, output: Path | None, *, json_output: bo
     from brim.cli.profile_progress import ProfileProgress, print_profile
     from brim.profile.run import profile as run
     from brim.ranks.world import current_world
-    from brim.report.write import write_report
 
     rank = current_world().rank
     with ProfileProgress(error_console(), quiet=rank > 0, lines=not json_output) as progress:
         result = run(request, output=output, listener=progress)
     if rank > 0:
         return result
-    report = write_report(result.folder)
+    report = leave_report(result.folder)
     if json_output:
         print(json.dumps(result.document, indent=2, ensure_ascii=False))
     else:

@@ -75,7 +75,7 @@ class ProfileProgress(EvalProgress, ProfileListener):
             super().note(line)
 
 
-def print_profile(console: Console, result: ProfileResult, report: Path) -> None:
+def print_profile(console: Console, result: ProfileResult, report: Path | None) -> None:
     """A row for every point, the recommendation, and where the rest is."""
     document = result.document
     knobs: list[str] = document["knobs"]
@@ -99,7 +99,8 @@ def print_profile(console: Console, result: ProfileResult, report: Path) -> None
         if entry["state"] == "failed":
             named = ", ".join(f"{knob}={entry[knob]}" for knob in knobs)
             console.print(f"failed: {named}: {str(entry['error']).splitlines()[0]}", markup=False, highlight=False)
-    console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+    where = f"report: {report}" if report is not None else f"in {result.folder}"
+    console.print(where, markup=False, highlight=False, soft_wrap=True)
 
 
 def _cells(entry: Mapping[str, Any]) -> Sequence[str]:
