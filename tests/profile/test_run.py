@@ -55,6 +55,8 @@ def test_what_is_finished_is_not_done_again(tmp_path: Path) -> None:
     assert [entry["accuracy"] for entry in again.entries] == [0.25, 0.5, 0.75]
     untouched = run(tmp_path, axes={"reach": ("2", "4", "6")}, resume=True)
     assert untouched.entries == again.entries
+    assert untouched.document["environment"] == first.document["environment"] != {}
+    assert untouched.document["started_at"] == first.document["started_at"]
 
 
 def test_a_point_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) -> None:

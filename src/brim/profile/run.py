@@ -177,8 +177,10 @@ class _Run:
     def _write(self) -> None:
         entries = [self._entries[place] for place in sorted(self._entries)]
         notes = mark_saturation([entry for entry in entries if entry["state"] == "done"], list(self.request.axes))
-        documents = ProfileDocuments(self.folder, self.request, self._opener.environment, self._started_at)
-        self.document = documents.write(entries, notes)
+        before = read_json(self.folder / "profile.json") or {}  # of the run that this one goes on with, or of its own
+        started_at = datetime.datetime.fromisoformat(before.get("started_at") or self._started_at.isoformat())
+        environment = self._opener.environment or before.get("environment", {})
+        self.document = ProfileDocuments(self.folder, self.request, environment, started_at).write(entries, notes)
 
     def _earlier(self, point: Point) -> dict[str, Any] | None:
         """What an earlier run left of a point; without --resume there must be nothing."""
