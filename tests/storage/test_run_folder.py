@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from brim.errors import RequestError
-from brim.storage.run_folder import write_run
+from brim.storage.run_folder import keep_command_line, write_run
 
 
 def write(folder: Path) -> dict[str, Any]:
@@ -51,3 +51,19 @@ def test_a_file_in_the_place_of_the_folder_is_a_wrong_request(tmp_path: Path) ->
     with pytest.raises(RequestError, match=r"--output .*taken: it is a file; give a folder"):
         write(tmp_path / "taken")
     assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_record_says_with_which_command_it_was_made(tmp_path: Path) -> None:
+    keep_command_line(["brim", "find", "a", "-b", "8"])
+    try:
+        assert write(tmp_path / "by-command")["request"] == {"model": "a", "argv": ["brim", "find", "a", "-b", "8"]}
+    finally:
+        keep_command_line([])
+    assert write(tmp_path / "by-call")["request"] == {"model": "a"}
+
+
+def test_a_record_can_be_read_by_whoever_may_read_the_folder(tmp_path: Path) -> None:
+    write(tmp_path)
+    plain = tmp_path / "plain.txt"
+    plain.write_text("x")
+    assert (tmp_path / "run.json").stat().st_mode == plain.stat().st_mode

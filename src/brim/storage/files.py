@@ -26,6 +26,7 @@ def write_atomic(path: Path, text: str) -> None:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
+            Path(temporary).chmod(_usual_mode())  # a temporary file is its owner's alone; a report is to be shared
             Path(temporary).replace(path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
@@ -34,6 +35,13 @@ def write_atomic(path: Path, text: str) -> None:
         raise RequestError(
             f"cannot write {path}: {error.strerror or error}; free space or choose another folder"
         ) from error
+
+
+def _usual_mode() -> int:
+    """What a file gets that is simply opened."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def write_json(path: Path, data: Any) -> None:

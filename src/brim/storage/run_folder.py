@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
 from brim.storage.files import write_json
 
-__all__ = ["RUN_SCHEMA", "check_folder", "write_run"]
+__all__ = ["RUN_SCHEMA", "check_folder", "keep_command_line", "write_run"]
 
 RUN_SCHEMA = "brim.run/1"
+
+_command_line: list[str] = []  # of this process, where it is the `brim` command
+
+
+def keep_command_line(arguments: Sequence[str]) -> None:
+    """From here on every record says with which command it was made; a Python call leaves it out."""
+    _command_line[:] = arguments
 
 
 def check_folder(folder: Path) -> None:
@@ -41,7 +49,7 @@ def write_run(
     document = {
         "schema": RUN_SCHEMA,
         "kind": kind,
-        "request": request,
+        "request": {**request, "argv": list(_command_line)} if _command_line else request,
         "environment": environment,
         "plan": plan,
         "summary": summary,

@@ -1,0 +1,1 @@
+"""Rows to Vega-Lite specifications: the only place that knows Altair."""
