@@ -12,8 +12,12 @@ from typing import Any, Literal, get_args
 
 from brim.errors import RequestError
 
-__all__ = ["PLAN_SCHEMA", "BatchSizes", "MemoryFigures", "Objective", "Plan", "Probe", "Unit", "Verdict"]
+__all__ = [
+    "FORECAST_SCHEMA", "PLAN_SCHEMA", "BatchSizes", "Forecast", "MemoryFigures", "Objective", "Plan", "Probe", "Unit",
+    "Verdict",
+]  # fmt: skip
 
+FORECAST_SCHEMA = "brim.forecast/1"
 PLAN_SCHEMA = "brim.plan/1"
 
 Objective = Literal["fastest", "largest"]
@@ -139,6 +143,38 @@ class Plan:
         if fields.get("batch_sizes_per_rank") is not None:
             fields["batch_sizes_per_rank"] = tuple(fields["batch_sizes_per_rank"])
         return cls(**fields)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """The peak memory of one batch size on one card, obtained without running on it."""
+
+    batch_size: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int  # as nvidia-smi would show: reserved, and the CUDA context
+    breakdown: Mapping[str, int]  # sums to `device_bytes`
+    fits: bool  # within `limit_bytes`
+    limit_bytes: int  # what may be on the card: its memory less the margin
+    batch_size_max: int | None  # the largest size that fits; None: not asked for; 0: none does
+    device: str
+    unit: Unit = "samples"
+    approximate: str | None = None  # why the figures are less sure than usual, or None
+    trace_seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The forecast as plain JSON values, schema first."""
+        return {"schema": FORECAST_SCHEMA, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Forecast:
+        """Read a forecast back; another schema is a `RequestError`."""
+        schema = data.get("schema") if isinstance(data, Mapping) else None
+        if schema != FORECAST_SCHEMA:
+            raise RequestError(f"not a forecast: schema is {schema!r}, expected {FORECAST_SCHEMA!r}")
+        fields = _known_fields(cls, data)
+        return cls(**{**fields, "notes": tuple(fields.get("notes", ()))})
 
 
 def _known_fields(record: type, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,12 +13,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from typing import Literal
 
 __all__ = ["ByteModel", "Shape", "Staircase"]
 
 Point = tuple[int, int]
 Shape = Literal["unknown", "flat", "affine", "quadratic", "staircase"]
+LARGEST_SIZE = 2**30  # no batch is larger
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +43,14 @@ class ByteModel:
 
     `base_bytes` is what is resident whatever the size (weights, optimizer state); it only bounds
     how fast the bytes can grow before the curve is known. `noise` is the fraction by which bytes may
-    stray from a smooth curve: 0 for a meter that counts exactly, more for a caching allocator.
+    stray from a smooth curve: 0 for a meter that counts exactly, more for a caching allocator. `prior` is a forecast:
+    the bytes of any size, never falling, believed until two sizes were seen, and corrected by the first.
     """
 
-    def __init__(self, *, base_bytes: int = 0, noise: float = 0.0) -> None:
+    def __init__(self, *, base_bytes: int = 0, noise: float = 0.0, prior: Callable[[int], int] | None = None) -> None:
         self.base_bytes = base_bytes
         self.noise = noise
+        self.prior = prior
         self._points: dict[int, int] = {}
 
     def observe(self, size: int, peak_bytes: int) -> None:
@@ -85,10 +89,12 @@ class ByteModel:
     def bytes_at(self, size: int) -> int | None:
         """The bytes expected at a size, or None before there is a point."""
         points = self.points
-        if not points:
-            return None
         if size in self._points:
             return self._points[size]
+        if self.prior is not None and len(points) < 2:
+            return round(self.base_bytes + self.prior_error() * max(self.prior(size) - self.base_bytes, 0))
+        if not points:
+            return None
         if len(points) == 1:
             (n, y), base = points[0], self.base_bytes
             return round(base + (y - base) * size / n)
@@ -98,6 +104,8 @@ class ByteModel:
     def largest_within(self, limit: int) -> int | None:
         """The largest size expected to stay within the limit; None when the points are flat or missing."""
         points = self.points
+        if self.prior is not None and len(points) < 2:
+            return self._largest_by_prior(limit)
         if len(points) < 2 or points[-1][1] <= points[0][1]:
             return None
         size = points[-1][0]
@@ -110,6 +118,13 @@ class ByteModel:
             if size <= points[-1][0]:
                 break
         return size
+
+    def prior_error(self) -> float:
+        """By which factor what grows with the size was more than the prior said, at the largest size seen; 1 unseen."""
+        if self.prior is None or not self._points:
+            return 1.0
+        size, size_bytes = self.points[-1]
+        return max(size_bytes - self.base_bytes, 1) / max(self.prior(size) - self.base_bytes, 1)
 
     def surely_within(self, limit: int) -> int:
         """The largest size that stays within the limit even if all growth seen so far is quadratic.
@@ -162,6 +177,16 @@ class ByteModel:
         if allowed < 1 or smallest > largest:
             return None
         return Staircase(rise, allowed, smallest, largest)
+
+    def _largest_by_prior(self, limit: int) -> int:
+        """The largest size within the limit by the corrected prior; 0 when none is."""
+        low, high = 0, 1
+        while high < LARGEST_SIZE and (self.bytes_at(high) or 0) <= limit:
+            low, high = high, high * 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if (self.bytes_at(middle) or 0) <= limit else (low, middle)
+        return low
 
     def _coefficients(self, *, near: int) -> tuple[float, float, float]:
         """Constant, slope and curvature of the curve around a size, from the points nearest to it."""

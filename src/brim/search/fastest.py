@@ -21,6 +21,9 @@ SECOND_LEAP = 64  # the second size is at most this many times the first
 LONGEST_LEAP = 16  # and every later one this many times the largest that fits
 LONGEST_LOOK_SECONDS = 1.0  # near the limit, only to know the largest size, a step may take this long
 LONGEST_STEP_SECONDS = 10.0  # a step longer than this is not worth a probe, unless small ones are long too
+FORECAST_START = 1 / 16  # with a forecast the first size is the one that should take this fraction of the limit,
+FORECAST_REACH = 0.9  # and the second one that should take this; a forecast can be off
+MOST_OFF = 2.0  # a forecast that its first size shows to be off by more than this factor is forgotten
 
 
 class FastestSearch:
@@ -47,13 +50,15 @@ class FastestSearch:
         self._fails = grid.last + 1
         self._failed_climbs = 0
         self._looked = False  # near the limit
+        self._looked_below = False  # the smallest size tried
+        self._forecast_counts = model.prior is not None  # until it has led near the limit, or has shown to be wrong
         self._knee_probes = 0
 
     def next_size(self) -> int | None:
         """The size to probe next, or None when the choice is made."""
         if not self._fitting:
-            return self.grid.first if self._fails > self.grid.first and not self.model.points else None
-        for stage in (self._learn, self._climb, self._knee):
+            return self._first()
+        for stage in (self._leap, self._learn, self._climb, self._knee):
             size = stage()
             if size is not None:
                 return size
@@ -86,13 +91,35 @@ class FastestSearch:
         """The largest size seen to fit."""
         return max(self._fitting, default=0)
 
+    def _first(self) -> int | None:
+        """The smallest size; with a forecast one that should take a small part of the limit, unless that has failed."""
+        if self._fails <= self.grid.first or self.model.points:
+            return None
+        if self.model.prior is None or self._failed_climbs:
+            return self.grid.first
+        start = self.model.largest_within(round(FORECAST_START * self.limit_bytes)) or 0
+        return max(self.grid.floor(start), self.grid.first)
+
+    def _leap(self) -> int | None:
+        """With a forecast, once: from the first size, which corrects it, to one that should be near the limit."""
+        if not self._forecast_counts:
+            return None
+        self._forecast_counts = False
+        if self._failed_climbs or not 1 / MOST_OFF <= self.model.prior_error() <= MOST_OFF:
+            return None
+        size = self.grid.floor(self._reach(FORECAST_REACH))
+        if not self.grid.up(self.largest) <= size < self._fails:
+            return None
+        self._looked = True
+        return size
+
     def _learn(self) -> int | None:
         """Up to three sizes: the smallest, and twice one half of what a line through the points so far allows.
 
         The first line starts at what is resident. Bytes that bend upwards too sharply for half a line cost one
         out-of-memory error, after which the climb goes on below it.
         """
-        if len(self._fitting) >= 3 or self._failed_climbs:
+        if len(self._fitting) >= 3 or self._failed_climbs or self._looked:
             return None
         if len(self._fitting) == 1:
             straight: float = self.model.proportionally_within(self.limit_bytes)
@@ -110,13 +137,14 @@ class FastestSearch:
         """A size near the limit: while it promises more, and once for its own sake if that takes little time."""
         if self._failed_climbs >= FAILED_CLIMBS:
             return None
-        reach = self._reach()
+        reach = self._reach(1 - self.headroom)
         if self._failed_climbs:  # step back: a little from a failure near the limit, half-way from a surprising one
             surprising = len(self._fitting) < 3 or self._failed_climbs > 1
             back = 0.5 if surprising else 0.08
             reach = min(reach, self._fails - back * (self._fails - self.largest))
         size = self.grid.floor(reach)
-        if size >= self._fails or size < max(self.largest * 1.1, self.grid.up(self.largest)):
+        worth = 1.1 if self.model.prior is None else 1.05  # a forecast has led near the limit, but not quite
+        if size >= self._fails or size < max(self.largest * worth, self.grid.up(self.largest)):
             return None
         seconds = self._expected_seconds(size)
         promising = not self._saturated() and size / seconds >= (1 + self.tolerance / 2) * self._best_rate()
@@ -138,10 +166,9 @@ class FastestSearch:
         best = self.best()
         return 0.0 if best is None else _rate(best)
 
-    def _reach(self) -> float:
-        """The largest size that the byte model and a step of bearable length allow."""
-        usable = round(self.limit_bytes * (1 - self.headroom))
-        within = self.model.largest_within(usable)
+    def _reach(self, share: float) -> float:
+        """The largest size that the byte model, within a share of the limit, and a step of bearable length allow."""
+        within = self.model.largest_within(round(self.limit_bytes * share))
         by_bytes = self.grid.last if within is None else within
         first, last = self._by_size()[0].step_seconds or 0.0, self._by_size()[-1].step_seconds or 0.0
         bearable = max(LONGEST_STEP_SECONDS, 4 * first)
@@ -155,13 +182,20 @@ class FastestSearch:
             return None
         below = [probe for probe in self._by_size() if probe.batch_size < chosen.batch_size]
         if not below:
-            return None
+            return self._below_the_smallest(chosen)
         size = _where_rate_reaches((1 - self.tolerance / 2) * _rate(best), below[-1], chosen)
         size = self.grid.floor(size + self.grid.multiple_of - 1)
         if not below[-1].batch_size * 1.1 < size < chosen.batch_size * 0.85:
             return None
         self._knee_probes += 1
         return size
+
+    def _below_the_smallest(self, chosen: Probe) -> int | None:
+        """With a forecast the smallest size tried may be fast already: look once at an eighth of it."""
+        if self.model.prior is None or self._looked_below or chosen.batch_size <= self.grid.first:
+            return None
+        self._looked_below = True
+        return max(self.grid.floor(chosen.batch_size / 8), self.grid.first)
 
     def _saturated(self) -> bool:
         """Whether doubling the size, or more, brought less than half the tolerance.

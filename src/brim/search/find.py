@@ -17,6 +17,7 @@ from brim.config.sizes import format_bytes, parse_bytes
 from brim.errors import BrimError
 from brim.ranks.agreement import Agreement
 from brim.records import MemoryFigures, Objective, Plan, Probe, Unit
+from brim.search.forecast_start import forecast_bytes
 from brim.search.plan_cache import CachedPlan, PlanCache
 from brim.search.probe import DeviceProber, Prober, ProbeSettings, Scene
 from brim.search.strategy import Found, search_sizes
@@ -148,11 +149,20 @@ def _find_here(prober: Prober, settings: SearchSettings, listener: SearchListene
                 verified = dataclasses.replace(plan, cached=False, reason=entry.plan.reason)
                 cache.save(verified, identity or {}, scene.environment)
             return plan
-    found = search_sizes(scene, settings, probe)
+    forecast, notes = _forecast(prober, settings)
+    found = search_sizes(scene, settings, probe, forecast)
     plan = _make_plan(found, scene, settings, identity)
+    plan = dataclasses.replace(plan, notes=(*plan.notes, *notes))
     if identity is not None and settings.use_cache and found.complete:
         cache.save(plan, identity, scene.environment)
     return plan
+
+
+def _forecast(prober: Prober, settings: SearchSettings) -> tuple[Callable[[int], int] | None, tuple[str, ...]]:
+    """Bytes to start the search for the fastest from, where the workload is in this process and can be traced."""
+    if settings.objective != "fastest" or settings.batch_size is not None or not isinstance(prober, DeviceProber):
+        return None, ()
+    return forecast_bytes(prober.workload)
 
 
 def _cache_identity(scene: Scene, settings: SearchSettings) -> dict[str, Any] | None:

@@ -44,9 +44,17 @@ class _Strategy(Protocol):
     def tell(self, probe: Probe) -> None: ...
 
 
-def search_sizes(scene: Scene, settings: SearchSettings, probe: Callable[[int], Probe]) -> Found:
-    """Probe sizes until the objective is met, and say why this one; `DoesNotFitError` when none fits."""
-    search = _Search(scene, settings, probe)
+def search_sizes(
+    scene: Scene,
+    settings: SearchSettings,
+    probe: Callable[[int], Probe],
+    forecast: Callable[[int], int] | None = None,
+) -> Found:
+    """Probe sizes until the objective is met, and say why this one; `DoesNotFitError` when none fits.
+
+    `forecast`, the reserved bytes of any size, saves the search for the fastest its first steps; probes correct it.
+    """
+    search = _Search(scene, settings, probe, forecast)
     if settings.fixed:
         return search.fixed()
     found = search.ceiling() if settings.batch_size is not None else None
@@ -58,13 +66,21 @@ def search_sizes(scene: Scene, settings: SearchSettings, probe: Callable[[int], 
 class _Search:
     """One search: its probes, its limits, its byte model."""
 
-    def __init__(self, scene: Scene, settings: SearchSettings, probe: Callable[[int], Probe]) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        settings: SearchSettings,
+        probe: Callable[[int], Probe],
+        forecast: Callable[[int], int] | None = None,
+    ) -> None:
         self.scene = scene
         self.settings = settings
         self.probes: list[Probe] = []
         self._probe = probe
         self._finished = True  # until the probes allowed are used up
-        self.model = ByteModel(base_bytes=scene.base_bytes, noise=0.0 if scene.exact else ALLOCATOR_NOISE)
+        noise = 0.0 if scene.exact else ALLOCATOR_NOISE
+        fastest = settings.objective == "fastest" and settings.batch_size is None
+        self.model = ByteModel(base_bytes=scene.base_bytes, noise=noise, prior=forecast if fastest else None)
         bounds = [settings.max_size, scene.largest_size, settings.batch_size]
         self.last = min(bound for bound in bounds if bound is not None)
 

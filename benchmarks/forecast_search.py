@@ -1,0 +1,115 @@
+"""How many probes the search for the fastest size takes with a forecast and without, over stored curves.
+
+    python benchmarks/forecast_search.py benchmarks/data/curves-h200.json
+
+Needs no GPU: a probe is a look at the curve (bytes and step times in lines between its points; a size from the first
+that did not fit on is out of memory). The forecast is the real one for that card, and the same off by a factor.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+GIB = 2**30
+FACTORS = (None, 1.0, 0.8, 1.25, 0.5, 2.0, 0.25, 4.0)  # None: no forecast
+
+
+class Curve:
+    """The measured points of one workload under a limit."""
+
+    def __init__(self, points: dict[str, Any]) -> None:
+        fitting = sorted((int(size), point) for size, point in points.items() if point["verdict"] == "fits")
+        self.sizes = [size for size, _ in fitting]
+        self.reserved = [point["reserved"] for _, point in fitting]
+        self.seconds = [size / point["rate"] for size, point in fitting]
+        self.fails = min(int(size) for size, point in points.items() if point["verdict"] != "fits")
+        self.best_rate = max(point["rate"] for _, point in fitting)
+
+    def at(self, values: list[float], size: int) -> float:
+        place = min(max(bisect.bisect_left(self.sizes, size), 1), len(self.sizes) - 1)
+        (low, high), (before, after) = self.sizes[place - 1 : place + 1], values[place - 1 : place + 1]
+        return before + (after - before) * (size - low) / (high - low)
+
+
+def main() -> None:
+    stored = json.loads(Path(sys.argv[1]).read_text())
+    ((limit, curves),) = stored["curves"].items()
+    from benchmarks.forecast_cases import build, case_named
+
+    from brim.config.sizes import parse_bytes
+    from brim.forecast.overheads import version_pair
+    from brim.forecast.skeleton import without_initialisation
+
+    environment = stored["environments"][limit]
+    version = version_pair(environment["packages"]["torch"])
+    results: dict[float | None, list[tuple[int, int, float]]] = {factor: [] for factor in FACTORS}
+    for name, points in curves.items():
+        case = case_named(name)
+        assert case is not None
+        with without_initialisation():
+            workload = build(case, "cpu")
+        base, forecast = _forecast(workload, environment["gpu"], version)
+        for factor in FACTORS:
+            results[factor].append(_searched(Curve(points), parse_bytes(limit), base, _off_by(forecast, base, factor)))
+    print("| forecast | probes of each workload | mean | out of memory | rate at the choice over the best, lowest |")
+    print("|---|---|---|---|---|")
+    for factor, rows in results.items():
+        probes = [probes for probes, _, _ in rows]
+        label = "none" if factor is None else "as it is" if factor == 1 else f"what grows × {factor:g}"
+        print(
+            f"| {label} | {', '.join(map(str, probes))} | {sum(probes) / len(probes):.1f} "
+            f"| {sum(ooms for _, ooms, _ in rows)} | {min(rate for *_, rate in rows):.3f} |"
+        )
+
+
+def _forecast(workload: Any, gpu: str, version: tuple[int, int]) -> tuple[int, Callable[[int], int]]:
+    """What is resident before a step, and the forecast reserved bytes of any size."""
+    from brim.forecast.forecast import Forecaster, TracedWorkload
+    from brim.forecast.gpus import find_gpu
+
+    model = Forecaster(TracedWorkload(workload), find_gpu(gpu), torch_version=version).model()
+    tensors = [t for module in workload.modules() for t in (*module.parameters(), *module.buffers())]
+    return sum(t.numel() * t.element_size() for t in tensors), lambda size: model.replayed(size).reserved_bytes
+
+
+def _off_by(forecast: Callable[[int], int], base: int, factor: float | None) -> Callable[[int], int] | None:
+    return None if factor is None else lambda size: round(base + factor * (forecast(size) - base))
+
+
+def _searched(curve: Curve, limit: int, base: int, forecast: Callable[[int], int] | None) -> tuple[int, int, float]:
+    """Probes, those out of memory, and the chosen rate over the best one."""
+    from brim.forecast.byte_model import ByteModel
+    from brim.records import Probe
+    from brim.search.fastest import FastestSearch
+    from brim.search.size_grid import SizeGrid
+
+    model = ByteModel(base_bytes=base, noise=0.01, prior=forecast)
+    search = FastestSearch(model, limit_bytes=limit, grid=SizeGrid(last=65_536), headroom=0.03)
+    probes = ooms = 0
+    while (size := search.next_size()) is not None:
+        probes += 1
+        if size >= curve.fails:
+            ooms += 1
+            search.tell(Probe(batch_size=size, verdict="oom"))
+            continue
+        seconds = curve.at(curve.seconds, size)
+        reserved = round(curve.at(curve.reserved, size))
+        search.tell(
+            Probe(
+                batch_size=size, verdict="fits", peak_reserved_bytes=reserved, step_seconds=seconds,
+                samples_per_second=size / seconds,
+            )
+        )  # fmt: skip
+    chosen = search.chosen()
+    assert chosen is not None
+    return probes, ooms, (chosen.samples_per_second or 0.0) / curve.best_rate
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    main()
