@@ -201,7 +201,7 @@ _ROWS = (
         "samples of an optimizer step over all ranks; by default batch_size × ranks, or 128 (an eighth of the data at "
         "most) where that is auto; auto: grows with the gradient noise scale",
     ),
-    SettingKey("hp.base_batch", optional(whole(1)), "the batch that learning_rate was chosen for: lr_scale starts there"),
+    SettingKey("hp.base_batch", optional(whole(1)), "the batch that learning_rate was chosen for; see lr_scale"),
     SettingKey("hp.learning_rate", number(above=0), "of the optimizer"),
     SettingKey("hp.weight_decay", optional(number(least=0)), "of the optimizer; by default the optimizer's own"),
     SettingKey("hp.epochs", whole(1), "times that every training sample is seen"),
@@ -224,7 +224,7 @@ _ROWS = (
     SettingKey("training.early_stopping", optional(whole(1)), "epochs without a better figure before the run ends"),
     SettingKey("training.early_stopping_min_delta", number(least=0), "a change that counts as better"),
     SettingKey("training.monitor", text(), "the figure that best weights and early stopping go by; auto: top1 or loss"),
-    SettingKey("training.checkpoint_every", optional(whole(1)), "optimizer steps between checkpoints, beside those of epochs"),
+    SettingKey("training.checkpoint_every", optional(whole(1)), "steps between checkpoints, beside each epoch's"),
     SettingKey("training.eval_batch_size", size_or_auto(), "samples of a validation batch; auto: found by brim"),
     SettingKey("training.eval_every", whole(1), "epochs between validations"),
     SettingKey(

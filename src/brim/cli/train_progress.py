@@ -1,0 +1,180 @@
+"""What `brim train` draws: a bar while it runs, a line for every epoch, a short table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from brim.config.sizes import format_bytes
+from brim.train.listener import StepRecord, TrainFacts, TrainListener
+from brim.train.run import TrainResult
+
+__all__ = ["TrainProgress", "print_comparison", "print_result"]
+
+
+class TrainProgress(TrainListener):
+    """The bar: samples seen, loss, samples/s, time left, micro-batch, OOM count. Notes and epochs come as lines."""
+
+    def __init__(self, console: Console, *, quiet: bool = False, lines: bool = True) -> None:
+        self._quiet = quiet
+        self._lines = lines or console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.fields[epoch]}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[state]}"),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+            expand=True,
+        )
+        self._task: TaskID | None = None
+        self._epochs = 0
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def opened(self, facts: TrainFacts) -> None:
+        """Say what is trained."""
+        self._epochs = facts.epochs
+        ranks = f" on {facts.ranks} ranks" if facts.ranks > 1 else ""
+        self._say(
+            f"{facts.task}: {facts.model} ({facts.parameters:,} weights) on {facts.train_samples:,} samples of "
+            f"{facts.data}, {facts.validation_samples:,} held out, {facts.device}{ranks}"
+        )
+        self._say(
+            f"effective batch {facts.effective_batch}, {facts.steps_per_epoch} steps an epoch, learning rate "
+            f"{facts.learning_rate:.3g}"
+        )
+
+    def started(self, total_samples: int, done: int) -> None:
+        """Set the bar up."""
+        self._task = self._progress.add_task("", total=total_samples, completed=done, epoch="", rate="", state="")
+
+    def step(self, record: StepRecord) -> None:
+        """Move the bar on."""
+        if self._task is None:
+            return
+        rate = record.effective_batch / max(record.seconds, 1e-9)
+        micro = max(record.micro_batches, default=0)
+        self._progress.update(
+            self._task,
+            completed=record.samples,
+            epoch=f"epoch {record.epoch + 1}/{self._epochs} loss {record.loss:.4f}",
+            rate=f"{rate:,.1f}/s",
+            state=f"micro-batch {micro} {record.oom_events} OOM",
+        )
+
+    def validating(self, epoch: int) -> None:
+        """Say so in the bar."""
+        if self._task is not None:
+            self._progress.update(self._task, state=f"validating epoch {epoch + 1}")
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """A line for the epoch."""
+        figures = [f"{name.removeprefix('val_')} {row[name]:.4f}" for name in row if name.startswith("val_")]
+        loss = "—" if row["train_loss"] is None else f"{row['train_loss']:.4f}"
+        rate = row["samples_per_second"]
+        speed = "" if rate is None else f", {rate:,.1f} samples/s"
+        validated = f"; held out: {', '.join(figures)}" if figures else ""
+        self._say(f"epoch {row['epoch'] + 1}: loss {loss}{validated}{speed}")
+
+    def note(self, line: str) -> None:
+        """One line above the bar."""
+        self._say(f"note: {line}")
+
+    def _say(self, line: str) -> None:
+        if not self._quiet and self._lines:
+            self._progress.console.print(line, markup=False, highlight=False)
+
+
+def print_result(console: Console, result: TrainResult) -> None:
+    """Figures, sizes, and where the rest is."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for name, figure in result.metrics.items():
+        spread = "" if figure["deviation"] is None else f" ± {figure['deviation']:.4f}"
+        table.add_row(name, f"{figure['mean']:.4f}{spread}")
+    for label, value in _figures(result.summary):
+        table.add_row(label, value)
+    console.print(table)
+    console.print(f"in {result.folder}", markup=False, highlight=False)
+
+
+def _figures(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    best = summary["best_epoch"]
+    rows = [("epochs", f"{summary['epochs']}" + ("" if best is None else f" (best: {best + 1})"))]
+    rows.append(("steps", f"{summary['steps']:,}"))
+    if summary["samples_per_second"]:
+        rows.append(("samples/s", f"{summary['samples_per_second']:,.1f}"))
+    rows.append(("effective batch", f"{summary['effective_batch_size']}"))
+    rows.append(("micro-batch", f"{summary['micro_batch_size']} × {summary['accumulation_steps']}"))
+    if summary["eval_batch_size"]:
+        rows.append(("validation batch", f"{summary['eval_batch_size']}"))
+    noise = summary["noise_scale"] or {}
+    if noise.get("useful_batch"):
+        rows.append(("samples stop helping at", f"batch {noise['useful_batch']:,}"))
+    rows.append(("out of memory", f"{summary['oom_events']} times"))
+    if summary["peak_reserved_bytes"]:
+        rows.append(("peak memory", format_bytes(summary["peak_reserved_bytes"])))
+    return rows
+
+
+def print_comparison(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The effective batches of --compare-batch side by side: one line of figures each, and one of memory."""
+    speed = Table(box=None, pad_edge=False)
+    for name in ("batch", "micro", "samples/s", "speed-up", "GPU use", "epoch", "in total", "loss", "OOM risk"):
+        speed.add_column(name, justify="right", no_wrap=True)
+    memory = Table(box=None, pad_edge=False)
+    for name in ("batch", "forecast", "measured", "limit", "free"):
+        memory.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        size = str(row["batch_size"])
+        if row.get("failed"):
+            speed.add_row(size, *["—"] * 7, row["risk"])
+            continue
+        used = row["gpu_utilisation_mean"]
+        speed.add_row(
+            size,
+            f"{row['micro_batch_size']}×{row['accumulation_steps']}",
+            f"{row['samples_per_second']:,.1f}",
+            f"{row['speed_up']:.2f}×",
+            "—" if used is None else f"{used:.0%}",
+            _duration(row["epoch_seconds"]),
+            _duration(row["total_seconds"]),
+            f"{row['final_loss']:.4f}",
+            row["risk"],
+        )
+        free = row["headroom_fraction"]
+        memory.add_row(
+            size,
+            format_bytes(row["forecast_peak_bytes"]),
+            format_bytes(row["peak_reserved_bytes"]),
+            format_bytes(row["limit_bytes"]),
+            "—" if free is None else f"{free:.0%}",
+        )
+    console.print(speed)
+    console.print()
+    console.print(memory)
+    for row in rows:
+        if row.get("failed"):
+            console.print(f"{row['batch_size']}: {row['failed']}", markup=False, highlight=False)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

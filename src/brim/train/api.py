@@ -1,0 +1,47 @@
+"""`brim.fit`: a whole training run as one call. (`brim.train` is the package that this file lies in.)"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from brim.config.train_settings import train_settings
+from brim.config.training_file import read_training_file
+from brim.errors import RequestError, nearest_names
+from brim.train.request import TrainRequest
+from brim.train.run import TrainResult, run_training
+
+__all__ = ["fit"]
+
+
+def fit(
+    config: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    output: str | Path | None = None,
+    **options: Any,
+) -> TrainResult:
+    """Train as a file, or a mapping of the same keys, says, and leave the run's folder behind: `brim train` in Python.
+
+        result = brim.fit("config.yaml", overrides={"hp.epochs": 3}, output="runs/first")
+        result.metrics["top1"]["mean"], result.summary["micro_batch_size"]
+        brim.fit({"model": {"type": "r3d_18"}, "hp": {"effective_batch": 64}})
+
+    `options` are the fields of `brim.train.request.TrainRequest` beside the settings: fixed, resume, plan and others.
+    """
+    known = {field.name for field in dataclasses.fields(TrainRequest)} - {"settings", "file"}
+    for name in options:
+        if name not in known:
+            raise RequestError(f"fit() has no option {name!r}{nearest_names(name, known)}")
+    if isinstance(config, Mapping):
+        if overrides:
+            raise RequestError("fit(): overrides go with a file; change the mapping itself")
+        nested, file = dict(config), None
+    else:
+        nested, _ = read_training_file(config, overrides=overrides or {})
+        file = os.fspath(config)
+    request = TrainRequest(settings=train_settings(nested), file=file, **options)
+    return run_training(request, output=None if output is None else Path(output))

@@ -1,0 +1,298 @@
+"""From a subject to a trainer: optimizer, schedule, micro-batches, validation, files, put together for one rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brim.errors import RequestError, nearest_names
+from brim.execute.loader import LoaderSettings
+from brim.memory.devices import DeviceMemory, memory_of
+from brim.memory.limit import resolve_limit
+from brim.ranks.agreement import Agreement
+from brim.ranks.gradients import RankGroup
+from brim.records import Plan
+from brim.search.probe import device_name
+from brim.train.absent_bytes import absent_bytes, state_bytes_when_made, tensors_of_state
+from brim.train.adaptive import Adaptive, make_adaptive
+from brim.train.checkpoint import load_checkpoint, restore_generators
+from brim.train.interrupt import Interrupt
+from brim.train.listener import TrainListener
+from brim.train.loop import LoopSettings, Trainer
+from brim.train.micro_batches import MicroBatches
+from brim.train.micro_sizes import MicroSizes, SizeRequest
+from brim.train.optimizer_step import OptimizerStep
+from brim.train.optimizers import make_training_optimizer, optimizer_options
+from brim.train.progress import Progress
+from brim.train.request import TrainRequest
+from brim.train.run_files import RunFiles
+from brim.train.sizing import EarlierSizes, PlanFile, choose_effective_batch
+from brim.train.subject import Subject
+from brim.train.validation import Validation
+from brim.train.whole_state import WholeState
+
+__all__ = ["Assembled", "Surroundings"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """Where a run takes place: its folder, the other ranks, who watches and who may stop it."""
+
+    folder: Path
+    agreement: Agreement
+    group: RankGroup
+    listener: TrainListener
+    interrupt: Interrupt
+    fingerprint: str = ""
+    sharded: bool = False  # the model is dealt over the ranks
+
+
+class Assembled:
+    """Everything that one rank trains with; nothing of it has started."""
+
+    def __init__(self, subject: Subject, request: TrainRequest, around: Surroundings) -> None:
+        settings, world = request.settings, around.agreement.world
+        self.subject = subject
+        self.request = request
+        self.around = around
+        self.ranks = world.size
+        self.earlier = EarlierSizes.read(request.plan) if request.plan is not None else None
+        self.effective = choose_effective_batch(
+            settings, samples=len(subject.data.train), ranks=world.size, earlier=self.earlier
+        )
+        self.notes = [*subject.notes, *self.effective.notes]
+        self.memory: DeviceMemory = memory_of(subject.device)
+        limit = resolve_limit(self.memory, asked_bytes=request.memory_limit_bytes, margin=settings.training.margin)
+        self.limit_bytes = limit.usable_bytes
+        self.metered = request.limited or not self.memory.meter_slows
+        self.refuse_with_shards()
+        options = optimizer_options(settings)
+        self.trainable = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
+        if not self.trainable:
+            raise RequestError(f"model.type {settings.model.type}: none of its weights can be trained")
+        self.optimizer = make_training_optimizer(settings.optimizer.name, self.trainable, options)
+        self.scaler = torch.amp.GradScaler(subject.device.type) if subject.scaled else None
+        self.adaptive: Adaptive = make_adaptive(
+            settings, self.effective, self.optimizer, options, samples=len(subject.data.train), notes=self.notes
+        )
+        self.plans = self._make_plans()
+        self.plan_known: Plan | None = self.plans.load() if self.earlier is None else None
+        self.micro = self._make_micro()
+        self.stepper = OptimizerStep(
+            model=subject.model,
+            optimizer=self.optimizer,
+            memory=self.memory,
+            micro=self.micro,
+            group=around.group,
+            scaler=self.scaler,
+            gradient_clip=settings.training.gradient_clip,
+            guarded=self.metered and not around.sharded,
+            sharded=around.sharded,
+        )
+        self.validation = self._make_validation()
+        self.whole = WholeState(subject.model, self.optimizer, sharded=around.sharded)
+        self.files = RunFiles(
+            around.folder,
+            whole=self.whole,
+            writes=world.rank == 0,
+            shared_state=self.shared_state,
+            own_state=self.own_state,
+        )
+        self.trainer = self._make_trainer()
+
+    def refuse_with_shards(self) -> None:
+        """What does not go together with a sharded model."""
+        if not self.around.sharded:
+            return
+        if self.scaler_needed:
+            raise RequestError("training.fsdp: gradients of shards are not scaled; use bfloat16 instead of float16")
+        if self.memory.meter_slows and self.request.limited:
+            raise RequestError("training.fsdp: the CPU's meter cannot follow shards; leave the memory limit out")
+        if self.effective.batch < self.ranks:
+            raise RequestError(
+                f"training.fsdp: every rank needs a sample in each step, and an effective batch of "
+                f"{self.effective.batch} has too few for {self.ranks} ranks; give a larger hp.effective_batch"
+            )
+
+    @property
+    def scaler_needed(self) -> bool:
+        """Whether gradients are scaled, as float16 wants it."""
+        return self.subject.scaled
+
+    @property
+    def sizes(self) -> MicroSizes:
+        """The micro-batches' sizes."""
+        return self.micro.sizes
+
+    @property
+    def share(self) -> int:
+        """Samples of a window that one rank has at most."""
+        return max(math.ceil(self.adaptive.effective_batch / self.ranks), 1)
+
+    def tell(self, line: str) -> None:
+        """Say a line once, and keep it for the record."""
+        if line not in self.notes:
+            self.notes.append(line)
+            self.around.listener.note(line)
+
+    def shared_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps that is the same on every rank."""
+        return {
+            "fingerprint": self.around.fingerprint,
+            "adaptive": self.adaptive.to_json(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+        }
+
+    def own_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this rank."""
+        return {"sizes": self.sizes.to_json()}
+
+    def resume(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint."""
+        rank = self.around.agreement.world.rank
+        loaded = load_checkpoint(checkpoint, shapes=self.whole.shapes(), rank=rank)
+        state = loaded.state
+        self.whole.load(loaded.weights, loaded.optimizer)
+        if loaded.generators is not None:
+            restore_generators(loaded.generators)
+        self.adaptive.restore(state["adaptive"])
+        if self.scaler is not None and state["scaler"] is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        self.sizes.restore(state["own"][rank if rank < len(state["own"]) else 0]["sizes"])
+        self.trainer.progress = Progress.from_json(state["progress"])
+
+    def _make_plans(self) -> PlanFile:
+        """Where the plan is filed: under everything that a micro-batch's size depends on."""
+        subject, training = self.subject, self.request.settings.training
+        identity = {
+            "kind": "train",
+            "workload": {"model": subject.learner.name, **subject.learner.identity},
+            "mode": "train",
+            "dtype": str(subject.autocast or subject.dtype),
+            "optimizer": self.request.settings.optimizer.name.lower(),
+            "gradient_checkpointing": training.gradient_checkpointing,
+            "tokens": self.request.settings.hp.tokens,
+            "data": subject.data.name,
+            "share": self.share,
+            "device": device_name(self.memory.device),
+            "memory_limit": self.request.memory_limit_bytes,
+        }
+        return PlanFile(
+            identity=identity, memory=self.memory, limit_bytes=self.limit_bytes, use_cache=self.request.use_cache
+        )
+
+    def _make_micro(self) -> MicroBatches:
+        subject, asked = self.subject, self.request.settings.hp.batch_size
+        unit: Any = "samples" if subject.data.train.uniform or self.around.sharded else "tokens"
+        known = None
+        if self.earlier is not None and self.earlier.unit == unit:
+            known = self.earlier.micro_cap
+        elif self.plan_known is not None and self.plan_known.unit == unit:
+            known = self.plan_known.size
+        sizes = MicroSizes(
+            SizeRequest(
+                ceiling=asked if isinstance(asked, int) and self.earlier is None else None,
+                fixed=self.request.fixed,
+                known=known,
+                smallest=subject.smallest,
+                unit=unit,
+                limit_bytes=self.limit_bytes if self.metered else None,
+                largest=self.share,
+            )
+        )
+        return MicroBatches(
+            model=subject.model,
+            objective=subject.objective,
+            memory=self.memory,
+            sizes=sizes,
+            dtype=subject.dtype,
+            autocast=subject.autocast,
+            scaler=self.scaler,
+            resident=self._resident,
+            metered=self.metered,
+            fail_on_oom=self.request.fail_on_oom,
+            together=self.ranks if self.around.sharded else 1,
+            tell=self.tell,
+        )
+
+    def _resident(self) -> list[torch.Tensor]:
+        """What is in memory whatever the micro-batch."""
+        model = self.subject.model
+        gradients = [parameter.grad for parameter in self.trainable if parameter.grad is not None]
+        return [*model.parameters(), *model.buffers(), *gradients, *tensors_of_state(self.optimizer)]
+
+    def _make_validation(self) -> Validation | None:
+        items = self.subject.data.validation
+        if items is None or not self.request.validate:
+            return None
+        world = self.around.agreement.world
+        asked = self.request.settings.training.eval_batch_size
+        return Validation(
+            items,
+            range(world.rank, len(items), world.size),
+            self.subject.objective,
+            self.memory,
+            batch_size=asked if isinstance(asked, int) else None,
+            known=self.earlier.eval_batch if self.earlier is not None else None,
+            dtype=self.subject.dtype,
+            autocast=self.subject.autocast,
+            limit_bytes=self.limit_bytes if self.metered else None,
+            loading=LoaderSettings(num_workers=self.request.settings.data.num_workers),
+            tell=self.tell,
+            between=self.around.interrupt.check if world.size == 1 else lambda: None,
+            rounds_of=math.ceil(len(items) / world.size) if self.around.sharded else None,
+        )
+
+    def _make_trainer(self) -> Trainer:
+        state_bytes = state_bytes_when_made(self.optimizer) if self.metered else 0
+
+        def reserve() -> int:
+            return absent_bytes(self.optimizer, state_bytes) if self.metered else 0
+
+        return Trainer(
+            settings=self._loop_settings(),
+            items=self.subject.data.train,
+            micro=self.micro,
+            stepper=self.stepper,
+            adaptive=self.adaptive,
+            validation=self.validation,
+            agreement=self.around.agreement,
+            group=self.around.group,
+            files=self.files,
+            progress=Progress(),
+            loading=LoaderSettings(num_workers=self.request.settings.data.num_workers),
+            listener=self.around.listener,
+            interrupt=self.around.interrupt,
+            reserve=reserve,
+        )
+
+    def _loop_settings(self) -> LoopSettings:
+        hp, training = self.request.settings.hp, self.request.settings.training
+        figures = self.subject.objective.figures
+        monitor = training.monitor.removeprefix("val_")
+        if monitor == "auto":
+            monitor = "top1" if "top1" in figures and self.validation is not None else "loss"
+        if monitor not in figures:
+            raise RequestError(
+                f"training.monitor {training.monitor}: there are auto, {', '.join(figures)}"
+                f"{nearest_names(monitor, figures)}"
+            )
+        if monitor != "loss" and self.validation is None:
+            raise RequestError(f"training.monitor {training.monitor}: there is no validation; use loss")
+        return LoopSettings(
+            epochs=hp.epochs,
+            seed=hp.seed,
+            max_steps=hp.max_steps,
+            checkpoint_every=training.checkpoint_every,
+            eval_every=training.eval_every,
+            monitor=monitor,
+            higher_is_better=monitor in self.subject.objective.higher_is_better,
+            early_stopping=training.early_stopping,
+            early_stopping_min_delta=training.early_stopping_min_delta,
+            per_rank=self.request.per_rank and not self.around.sharded,
+            in_step=self.around.sharded,
+        )

@@ -1,0 +1,1 @@
+"""Small models: data on the device, runs of many seeds stacked into one, whole steps as CUDA graphs."""

@@ -1,0 +1,63 @@
+"""The model `mlp`: layers on features, with the features' own mean and deviation in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from brim.errors import RequestError, nearest_names
+
+__all__ = ["FeatureHead", "make_feature_head"]
+
+_DEFAULTS: Mapping[str, Any] = {"hidden": [512, 256], "dropout": 0.0, "standardise": True}
+
+
+class FeatureHead(nn.Module):
+    """Features [n, d] to outputs [n, k]; weights saved with it bring the standardisation along."""
+
+    mean: torch.Tensor
+    deviation: torch.Tensor
+
+    def __init__(self, features: int, hidden: Sequence[int], outputs: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("deviation", torch.ones(features))
+        layers: list[nn.Module] = []
+        width = features
+        for following in hidden:
+            layers += [nn.Linear(width, following), nn.ReLU()]
+            layers += [nn.Dropout(dropout)] if dropout else []
+            width = following
+        self.layers = nn.Sequential(*layers, nn.Linear(width, outputs))
+
+    def standardise(self, rows: torch.Tensor) -> None:
+        """Take mean and deviation from the training rows; a column that never changes is left as it is."""
+        deviation, mean = torch.std_mean(rows.double(), dim=0, correction=0)
+        self.mean.copy_(mean)
+        self.deviation.copy_(torch.where(deviation > 0, deviation, torch.ones_like(deviation)))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Scores or values."""
+        outputs: torch.Tensor = self.layers((rows - self.mean) / self.deviation)
+        return outputs
+
+
+def make_feature_head(rows: torch.Tensor, outputs: int, params: Mapping[str, Any]) -> FeatureHead:
+    """The model for these rows, as `model.params` asks."""
+    for name in params:
+        if name not in _DEFAULTS:
+            has = ", ".join(_DEFAULTS)
+            raise RequestError(f"model.params.{name}: mlp takes {has}{nearest_names(name, _DEFAULTS)}")
+    wanted = {**_DEFAULTS, **params}
+    hidden = wanted["hidden"]
+    if not isinstance(hidden, list) or any(not isinstance(width, int) or width < 1 for width in hidden):
+        raise RequestError(f"model.params.hidden {hidden!r}: give a list of widths, such as [512, 256]")
+    if not isinstance(wanted["dropout"], (int, float)) or not 0 <= wanted["dropout"] < 1:
+        raise RequestError(f"model.params.dropout {wanted['dropout']!r}: give a fraction from 0 to below 1")
+    head = FeatureHead(rows.shape[1], hidden, outputs, dropout=float(wanted["dropout"]))
+    if wanted["standardise"]:
+        head.standardise(rows)
+    return head

@@ -1,0 +1,205 @@
+"""What a model is trained on, item by item: each kind of data knows how to prepare one and to batch several."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from brim.data.base import Sample
+from brim.data.images import load_image
+from brim.data.video import load_video
+from brim.errors import RequestError
+from brim.train.objective import Batch
+
+__all__ = ["ImageItems", "Items", "OwnItems", "TensorItems", "TextItems", "VideoItems", "labels_tensor"]
+
+
+class Items(abc.ABC):
+    """A split of a data set as the loop sees it: numbered items, each with an id, a cost and a label."""
+
+    loads = True  # whether preparing an item takes long enough to be worth a process
+    uniform = True  # whether every item costs the same
+
+    def __init__(self, ids: Sequence[str], labels: torch.Tensor | None) -> None:
+        self.ids = ids
+        self.labels = labels  # [items]: classes as whole numbers, or values
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def cost(self, item: int) -> int:
+        """What an item weighs in a batch."""
+        del item
+        return 1
+
+    @abc.abstractmethod
+    def prepare(self, item: int) -> Any:
+        """One item as model input on the host; runs in worker processes."""
+
+    @abc.abstractmethod
+    def join(self, prepared: Sequence[Any]) -> Any:
+        """Prepared items as one input."""
+
+    def batch(self, items: Sequence[int], prepared: Sequence[Any] | None = None) -> Batch:
+        """Items with their labels; those that nobody has prepared are prepared here."""
+        if prepared is None:
+            prepared = [self.prepare(item) for item in items]
+        labels = None if self.labels is None else self.labels[torch.as_tensor(list(items))]
+        return Batch(self.join(prepared), labels)
+
+
+class TensorItems(Items):
+    """Rows of a tensor in memory, such as features: nothing to prepare."""
+
+    loads = False
+
+    def __init__(self, rows: torch.Tensor, labels: torch.Tensor, ids: Sequence[str] | None = None) -> None:
+        super().__init__(ids if ids is not None else _Numbers(len(rows)), labels)
+        self.rows = rows  # [items, features]
+
+    def prepare(self, item: int) -> torch.Tensor:
+        """One row."""
+        return self.rows[item]
+
+    def join(self, prepared: Sequence[Any]) -> torch.Tensor:
+        """Rows above each other."""
+        return torch.stack(list(prepared))
+
+    def batch(self, items: Sequence[int], prepared: Sequence[Any] | None = None) -> Batch:
+        """All rows at once."""
+        del prepared
+        places = torch.as_tensor(list(items))
+        assert self.labels is not None
+        return Batch(self.rows[places], self.labels[places])
+
+
+class _SampleItems(Items):
+    """Samples that a data set names and the model's own transform reads."""
+
+    def __init__(self, samples: Sequence[Sample], labels: torch.Tensor) -> None:
+        super().__init__([sample.id for sample in samples], labels)
+        self.samples = samples
+
+    def join(self, prepared: Sequence[Any]) -> torch.Tensor:
+        """Pictures or clips above each other."""
+        return torch.stack(list(prepared))
+
+
+class ImageItems(_SampleItems):
+    """Pictures."""
+
+    def __init__(
+        self, samples: Sequence[Sample], labels: torch.Tensor, transform: Callable[[Any], torch.Tensor]
+    ) -> None:
+        super().__init__(samples, labels)
+        self._transform = transform
+        _refuse_without([sample.id for sample in samples if not sample.images], "an image")
+
+    def prepare(self, item: int) -> torch.Tensor:
+        """The picture as the model sees it, [channels, height, width]."""
+        return self._transform(load_image(self.samples[item].images[0]))
+
+
+class VideoItems(_SampleItems):
+    """Clips."""
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        labels: torch.Tensor,
+        transform: Callable[[Any], torch.Tensor],
+        *,
+        frames: int,
+    ) -> None:
+        super().__init__(samples, labels)
+        self._transform, self._frames = transform, frames
+        _refuse_without([sample.id for sample in samples if sample.video is None], "a video")
+
+    def prepare(self, item: int) -> torch.Tensor:
+        """The clip as the model sees it, [channels, frames, height, width]."""
+        video = self.samples[item].video
+        assert video is not None
+        frames = load_video(video, frames=self._frames)  # [frames, height, width, 3]
+        return self._transform(torch.from_numpy(frames).permute(0, 3, 1, 2))
+
+
+class TextItems(Items):
+    """Texts as token ids; one costs as many as it has, since a batch is padded to its longest."""
+
+    loads = False
+    uniform = False
+
+    def __init__(
+        self, samples: Sequence[Sample], labels: torch.Tensor, tokenizer: Any, *, longest: int | None = None
+    ) -> None:
+        super().__init__([sample.id for sample in samples], labels)
+        _refuse_without([sample.id for sample in samples if not sample.prompt], "a text")
+        options: dict[str, Any] = {} if longest is None else {"truncation": True, "max_length": longest}
+        self._tokens: list[list[int]] = tokenizer([sample.prompt for sample in samples], **options)["input_ids"]
+        self._pad = tokenizer.pad_token_id or 0
+
+    def cost(self, item: int) -> int:
+        """Its tokens."""
+        return max(len(self._tokens[item]), 1)
+
+    def prepare(self, item: int) -> list[int]:
+        """Token ids."""
+        return self._tokens[item]
+
+    def join(self, prepared: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Padded on the right, with the mask that says so."""
+        longest = max(len(ids) for ids in prepared)
+        return {
+            "input_ids": torch.tensor([[*ids, *[self._pad] * (longest - len(ids))] for ids in prepared]),
+            "attention_mask": torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in prepared]),
+        }
+
+
+class OwnItems(Items):
+    """What a Python factory gives: (input, label) pairs, or inputs alone where the model has its own loss."""
+
+    def __init__(self, samples: Any, labels: torch.Tensor | None, join: Callable[[Sequence[Any]], Any] | None) -> None:
+        super().__init__(_Numbers(len(samples)), labels)
+        self._samples = samples
+        self._join = join
+
+    def prepare(self, item: int) -> Any:
+        """The input, without its label."""
+        sample = self._samples[item]
+        return sample[0] if self.labels is not None else sample
+
+    def join(self, prepared: Sequence[Any]) -> Any:
+        """As the factory's `collate` does, else as torch does."""
+        if self._join is not None:
+            return self._join(prepared)
+        return torch.utils.data.default_collate(list(prepared))
+
+
+class _Numbers(Sequence[str]):
+    """The ids of things that have only their place."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [str(number) for number in range(self._count)[place]]
+        return str(range(self._count)[place])
+
+
+def labels_tensor(values: Sequence[float | int], *, task: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Classes as whole numbers, values to learn as `dtype`."""
+    return torch.tensor(list(values), dtype=torch.int64 if task == "classify" else dtype)
+
+
+def _refuse_without(ids: Sequence[str], what: str) -> None:
+    if ids:
+        raise RequestError(
+            f"data.root: the model reads {what}, and {len(ids)} samples have none (the first is {ids[0]!r})"
+        )

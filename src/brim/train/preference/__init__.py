@@ -1,0 +1,1 @@
+"""Preference training on features: energies that rank in-distribution samples below out-of-distribution ones."""

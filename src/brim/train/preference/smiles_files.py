@@ -1,0 +1,168 @@
+"""Files of SMILES, and DrugOOD-style files of splits, as lists of molecules that know where they stand.
+
+Whether RDKit accepts a molecule is not looked at here; rows without any SMILES are left out and told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from brim.data.base import BadRecord
+from brim.data.csv_files import read_csv
+from brim.data.identity import text_digest
+from brim.data.text_files import decoded, inner_suffix, read_content
+from brim.errors import RequestError, nearest_names
+
+__all__ = ["JSON_SPLITS", "Molecules", "SplitFile", "read_smiles", "read_splits"]
+
+_SMILES_NAMES = ("smiles", "canonical_smiles", "isomeric_smiles", "mol", "molecule")
+_LABEL_NAMES = ("cls_label", "label", "labels", "class", "y")
+JSON_SPLITS = ("train", "iid_val", "iid_test", "ood_val", "ood_test")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Molecules:
+    """SMILES in the order of their file, and where each stands there."""
+
+    smiles: tuple[str, ...]
+    places: tuple[str, ...]  # `in.csv line 7`, `a.json train[3]`
+    lines: tuple[int, ...] = ()  # of a text file, from 1
+    labels: tuple[Any, ...] | None = None
+    bad: tuple[BadRecord, ...] = ()
+    digest: str = ""  # of the file's content
+
+    def __len__(self) -> int:
+        return len(self.smiles)
+
+    def chosen(self, rows: Sequence[int]) -> Molecules:
+        """These rows only, in this order."""
+        return dataclasses.replace(
+            self,
+            smiles=tuple(self.smiles[row] for row in rows),
+            places=tuple(self.places[row] for row in rows),
+            lines=tuple(self.lines[row] for row in rows) if self.lines else (),
+            labels=None if self.labels is None else tuple(self.labels[row] for row in rows),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SplitFile:
+    """A DrugOOD-style file: molecules by the name of their split."""
+
+    splits: Mapping[str, Molecules]
+    digest: str
+
+
+def read_smiles(path: Path, mapping: Mapping[str, str] | None = None) -> Molecules:
+    """Molecules of a `.csv` or `.tsv` file with a header, or of a `.smi` or `.txt` file with one SMILES a line.
+
+    `mapping` names the columns of `smiles` and `label` where they are called otherwise. All may be packed with gzip.
+    """
+    mapping = mapping or {}
+    for field in mapping:
+        if field not in ("smiles", "label"):
+            raise RequestError(f"--map {field}={mapping[field]}: here it must be smiles=COLUMN or label=COLUMN")
+    suffix = inner_suffix(path)
+    if suffix in (".csv", ".tsv"):
+        return _from_table(path, mapping)
+    if suffix in (".smi", ".smiles", ".txt"):
+        return _from_lines(path)
+    raise RequestError(f"{path}: molecules come as .csv, .tsv, .smi or .txt; features as .safetensors")
+
+
+def read_splits(path: Path) -> SplitFile:
+    """The splits of a DrugOOD-style JSON file, `{"split": {"train": [{"smiles": …}, …], …}}`."""
+    content = read_content(path)
+    try:
+        document = json.loads(decoded(content, path))
+    except ValueError as error:
+        raise RequestError(f"{path} is not JSON: {error}") from error
+    split = document.get("split") if isinstance(document, dict) else None
+    if not isinstance(split, dict):
+        raise RequestError(f'{path} has no "split": it must look like {{"split": {{"train": [{{"smiles": …}}], …}}}}')
+    missing = [name for name in JSON_SPLITS if name not in split]
+    if missing:
+        raise RequestError(f"{path}: split {missing[0]!r} is missing; it has {', '.join(map(repr, split)) or 'none'}")
+    found = {name: _from_records(path, name, records) for name, records in split.items()}
+    empty = [name for name in JSON_SPLITS if not len(found[name])]
+    if empty:
+        raise RequestError(f"{path}: split {empty[0]!r} is empty; every one of {', '.join(JSON_SPLITS)} is needed")
+    return SplitFile(splits=found, digest=text_digest([content]))
+
+
+def _from_table(path: Path, mapping: Mapping[str, str]) -> Molecules:
+    table = read_csv(path)
+    column = _column(path, table.columns, mapping.get("smiles"), _SMILES_NAMES)
+    if column is None and len(table.columns) == 1:
+        column = table.columns[0]
+    if column is None:
+        raise RequestError(
+            f"{path} has no column of SMILES among {', '.join(table.columns)}; name it with --map smiles=COLUMN"
+        )
+    label = _column(path, table.columns, mapping.get("label"), _LABEL_NAMES)
+    rows = [row for row in table.rows if row.values[column] is not None]
+    absent = [
+        BadRecord(place=row.place, reason="there is no SMILES") for row in table.rows if row.values[column] is None
+    ]
+    if not rows:
+        raise RequestError(f"{path} holds no molecules: column {column} is empty")
+    labels = tuple(row.values.get(label) for row in rows) if label is not None else None
+    return Molecules(
+        smiles=tuple(str(row.values[column]).strip() for row in rows),
+        places=tuple(row.place for row in rows),
+        lines=tuple(row.number for row in rows),
+        labels=labels if labels is not None and None not in labels else None,
+        bad=(*table.bad, *absent),
+        digest=str(table.content["sha256"]),
+    )
+
+
+def _column(path: Path, columns: Sequence[str], asked: str | None, usual: Sequence[str]) -> str | None:
+    if asked is not None:
+        if asked not in columns:
+            near = nearest_names(asked, columns)
+            raise RequestError(f"--map …={asked}: {path} has the columns {', '.join(columns)}{near}")
+        return asked
+    lowered = {name.lower(): name for name in reversed(columns)}
+    return next((lowered[name] for name in usual if name in lowered), None)
+
+
+def _from_lines(path: Path) -> Molecules:
+    """The first word of each line: what follows a SMILES in such files is its name."""
+    content = read_content(path)
+    lines = decoded(content, path).splitlines()
+    found = [(number, line.split()[0]) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not found:
+        raise RequestError(f"{path} holds no molecules")
+    return Molecules(
+        smiles=tuple(text for _, text in found),
+        places=tuple(f"{path.name} line {number}" for number, _ in found),
+        lines=tuple(number for number, _ in found),
+        digest=text_digest([content]),
+    )
+
+
+def _from_records(path: Path, split: str, records: Any) -> Molecules:
+    if not isinstance(records, list):
+        raise RequestError(f"{path}: split {split!r} is no list of molecules")
+    smiles, places, labels, bad = [], [], [], []
+    for number, record in enumerate(records):
+        place = f"{path.name} {split}[{number}]"
+        text = record.get("smiles") if isinstance(record, dict) else record
+        if not isinstance(text, str) or not text.strip():
+            bad.append(BadRecord(place=place, reason="there is no SMILES"))
+            continue
+        smiles.append(text.strip())
+        places.append(place)
+        given = record if isinstance(record, dict) else {}
+        labels.append(next((given[name] for name in _LABEL_NAMES if given.get(name) is not None), None))
+    return Molecules(
+        smiles=tuple(smiles),
+        places=tuple(places),
+        labels=tuple(labels) if labels and None not in labels else None,
+        bad=tuple(bad),
+    )

@@ -1,0 +1,124 @@
+"""What is trained, opened: the data, the model and where it runs. Knows nothing of sizes, ranks or folders."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from brim.config.train_settings import TrainSettings
+from brim.errors import RequestError
+from brim.models.placement import resolve_device, resolve_precision
+from brim.train.data_sets import TrainingData, make_items, read_data
+from brim.train.learner import Learner, build_learner, model_reads, smallest_micro_batch
+from brim.train.objective import Classification, Objective, OwnLoss, Regression
+from brim.train.optimizers import optimizer_options
+from brim.train.schedules import scheduler_class
+from brim.workloads.checkpointing import enable_gradient_checkpointing
+
+__all__ = ["Subject", "open_subject"]
+
+_BATCH_NORM = (
+    "the model has batch normalisation: each micro-batch is normalised by its own statistics, so that accumulated "
+    "micro-batches are not equivalent to one big batch"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model on its device, with its data and its objective."""
+
+    settings: TrainSettings
+    learner: Learner
+    data: TrainingData
+    objective: Objective
+    device: torch.device
+    dtype: torch.dtype  # of the weights
+    autocast: torch.dtype | None
+    scaled: bool
+    smallest: int  # samples that a micro-batch must have
+    notes: tuple[str, ...]
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, in training mode."""
+        return self.learner.model
+
+    def identity(self) -> dict[str, Mapping[str, Any]]:
+        """What the result of a run depends on, in parts: model, data, settings."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
+        settings = self.settings.to_json()
+        for name in ("epochs", "max_steps", "batch_size"):
+            settings["hp"].pop(name)
+        kept = ("gradient_clip", "lr_scale", "scale_betas", "fsdp")
+        settings["training"] = {name: settings["training"][name] for name in kept}
+        settings["data"].pop("num_workers")
+        return {
+            "model": {"name": self.learner.name, **self.learner.identity, "shapes": shapes},
+            "data": dict(self.data.facts),
+            "settings": {**settings, "dtype": str(self.autocast or self.dtype)},
+        }
+
+
+def open_subject(settings: TrainSettings) -> Subject:
+    """Check what is cheap to check, read the data, build the model and put it on its device."""
+    optimizer_options(settings)
+    scheduler_class(settings.scheduler.name)
+    device = resolve_device(settings.training.device)
+    double = settings.training.dtype == "float64"
+    precision = resolve_precision("float32" if double else settings.training.dtype, "train")
+    dtype = torch.float64 if double else torch.float32
+    if double and device.type == "mps":
+        raise RequestError("training.dtype float64: mps has no double precision; use cpu or float32")
+    reads = model_reads(settings)
+    read = read_data(settings, reads)
+    learner = build_learner(settings, outputs=read.outputs, rows=read.rows)
+    data = make_items(read, learner, dtype=dtype)
+    objective = _objective(settings, data, learner, read.outputs)
+    notes = [*read.notes, *learner.notes]
+    model = learner.model
+    _refuse_synced(model)
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        notes.append(_BATCH_NORM)
+    smallest = smallest_micro_batch(model, data.train.prepare(0) if len(data.train) else None)
+    model.to(device=device, dtype=dtype).train()
+    if settings.training.gradient_checkpointing:
+        notes.append(enable_gradient_checkpointing(model))
+    return Subject(
+        settings=settings,
+        learner=learner,
+        data=data,
+        objective=objective,
+        device=device,
+        dtype=dtype,
+        autocast=precision.autocast,
+        scaled=precision.scaled,
+        smallest=smallest,
+        notes=tuple(notes),
+    )
+
+
+def _objective(settings: TrainSettings, data: TrainingData, learner: Learner, outputs: int) -> Objective:
+    if hasattr(learner.model, "training_loss"):
+        return OwnLoss()
+    if data.task == "own":
+        raise RequestError(
+            f"data.type {settings.data.type}: its samples are not (input, label) pairs, and the model has no method "
+            "training_loss(batch) to learn from them"
+        )
+    if data.task == "regress":
+        return Regression()
+    return Classification(outputs, label_smoothing=settings.hp.label_smoothing)
+
+
+def _refuse_synced(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise RequestError(
+                f"model.type: {name or 'the model'} is SyncBatchNorm, which talks to the other ranks in every forward; "
+                "here a micro-batch runs on its rank alone, so that one rank may run out of memory and repeat it. Use "
+                "BatchNorm (statistics are averaged over the ranks after each epoch), GroupNorm or LayerNorm"
+            )

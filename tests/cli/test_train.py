@@ -1,0 +1,227 @@
+"""`brim train`: what people type, what they read, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from conftest import Brim
+
+CONFIG = """\
+model:
+  type: mlp
+  params: {{hidden: [8]}}
+data:
+  root: {root}
+hp:
+  epochs: 2
+  effective_batch: 16
+  learning_rate: 1e-2
+training:
+  device: cpu
+"""
+
+
+@pytest.fixture
+def features(tmp_path: Path) -> Path:
+    draw = numpy.random.default_rng(0)
+    rows = draw.standard_normal((80, 4)).astype("float32")
+    numpy.savez(tmp_path / "features.npz", features=rows, labels=(rows[:, 0] > 0).astype(int))
+    return tmp_path / "features.npz"
+
+
+@pytest.fixture
+def config(tmp_path: Path, features: Path) -> str:
+    file = tmp_path / "config.yaml"
+    file.write_text(CONFIG.format(root=features), encoding="utf-8")
+    return str(file)
+
+
+def test_a_file_is_trained_and_the_figures_shown(brim: Brim, config: str, tmp_path: Path) -> None:
+    result = brim("train", config, "-o", str(tmp_path / "run"))
+    assert result.code == 0
+    assert "top1" in result.out
+    assert "effective batch" in result.out
+    assert f"in {tmp_path / 'run'}" in result.out
+    assert "epoch 2: loss" in result.err
+    assert "72 samples of features.npz, 8 held out" in result.err
+    assert max(map(len, result.out.splitlines()[:-1])) <= 80
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["kind"] == "train"
+
+
+def test_json_is_one_document_on_standard_output(brim: Brim, config: str, tmp_path: Path) -> None:
+    result = brim("train", config, "--json", "-o", str(tmp_path / "run"))
+    record = json.loads(result.out)
+    assert record["schema"] == "brim.run/1"
+    assert record["summary"]["effective_batch_size"] == 16
+    assert record["request"]["command"] == "train"
+
+
+def test_flags_and_overrides_change_the_file(brim: Brim, config: str, tmp_path: Path) -> None:
+    result = brim(
+        "train", config, "hp.epochs=1", "optimizer.params.weight_decay=0.1", "-b", "4", "--effective-batch", "32",
+        "--lr-scale", "sqrt", "--optimizer", "sgd", "--eval_batch_size", "3", "--json", "-o", str(tmp_path / "run"),
+    )  # fmt: skip
+    assert result.code == 0
+    record = json.loads(result.out)
+    settings = record["request"]["settings"]
+    assert settings["hp"]["epochs"] == 1
+    assert settings["hp"]["batch_size"] == 4
+    assert settings["optimizer"] == {"name": "sgd", "params": {"weight_decay": 0.1}}
+    assert record["summary"]["micro_batch_size"] == 4
+    assert record["summary"]["accumulation_steps"] == 8
+    assert record["summary"]["eval_batch_size"] == 3
+    assert record["summary"]["learning_rate"]["factor"] == pytest.approx(8**0.5)  # 32 over the -b of 4
+
+
+def test_flags_may_come_before_the_file(brim: Brim, config: str, tmp_path: Path) -> None:
+    assert brim("train", "--effective-batch", "8", "-o", str(tmp_path / "run"), config, "hp.epochs=1").code == 0
+
+
+def test_help_shows_the_flags_of_a_file_and_names_the_other_command(brim: Brim) -> None:
+    for arguments in (["train", "--help"], ["train", "-h"], ["train"]):
+        result = brim(*arguments)
+        assert result.code == 0
+        assert "--effective-batch" in result.out
+        assert "CONFIG" in result.out
+        assert "brim train dpo" in result.out
+        assert max(map(len, result.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing.yaml"], "cannot be read"),
+        (["{config}", "hp.epoch=3"], "did you mean hp.epochs"),
+        (["{config}", "optimizer.name=adamm"], "did you mean adam"),
+        (["{config}", "scheduler.name=cosin"], "did you mean cosine"),
+        (["{config}", "optimizer.params.beta=1"], "did you mean betas"),
+        (["{config}", "model.type=resnet5000"], "resnet5000"),
+        (["{config}", "data.root=absent.npz"], "there is no such file"),
+        (["{config}", "training.monitor=top3"], "did you mean top1"),
+        (["{config}", "hp.epochs=2", "hp.epochs=3"], "given twice"),
+        (["{config}", "hp.batch_size=4", "-b", "8"], "a flag says it as well"),
+        (["{config}", "-b", "none"], "auto or a whole number"),
+        (["{config}", "--no-auto-batch-size"], "needs a size"),
+        (["{config}", "--fail-on-oom", "-b", "4"], "goes with --no-auto-batch-size"),
+        (["{config}", "--resume"], "say which run"),
+        (["{config}", "--plan", "nowhere"], "there is no run.json in it"),
+        (["{config}", "--compare-batch", "a,b"], "give whole numbers"),
+        (["{config}", "--memory-limit", "lots"], "24GiB"),
+        (["{config}", "--device", "cuda:99"], "there is no such device"),
+    ],
+)
+def test_a_wrong_request_is_exit_2_with_the_reason_and_writes_nothing(
+    brim: Brim, config: str, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    folder = [] if "--resume" in arguments else ["-o", str(tmp_path / "run")]
+    result = brim("train", *(argument.format(config=config) for argument in arguments), *folder)
+    assert result.code == 2
+    assert words in result.err.replace("\n", " ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sweeps_file_is_sent_to_brim_sweep(brim: Brim, tmp_path: Path) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text("grid_search:\n  grid:\n    model.type: [r3d_18]\n", encoding="utf-8")
+    result = brim("train", str(file))
+    assert result.code == 2
+    assert "brim sweep" in result.err
+
+
+def test_a_mistake_in_the_file_is_told_with_its_line(brim: Brim, config: str) -> None:
+    file = Path(config)
+    file.write_text(file.read_text().replace("epochs: 2", "epochs: 0"), encoding="utf-8")
+    result = brim("train", config)
+    assert result.code == 2
+    assert f"{config}:7" in result.err
+    assert "hp.epochs" in result.err
+
+
+def test_features_and_labels_of_different_length_are_exit_2(brim: Brim, config: str, features: Path) -> None:
+    numpy.savez(features, features=numpy.ones((5, 4)), labels=numpy.zeros(6))
+    result = brim("train", config)
+    assert result.code == 2
+    assert "5 rows of features and 6 labels" in result.err
+
+
+def test_nothing_fits_is_exit_3(brim: Brim, config: str, tmp_path: Path) -> None:
+    result = brim("train", config, "--memory-limit", "1000", "-o", str(tmp_path / "run"))
+    assert result.code == 3
+    assert "What may help" in result.err
+
+
+def test_a_loss_that_is_no_number_is_exit_1(brim: Brim, config: str, tmp_path: Path) -> None:
+    result = brim(
+        "train", config, "hp.learning_rate=1e30", "optimizer.name=sgd", "hp.epochs=20", "-o", str(tmp_path / "run")
+    )
+    assert result.code == 1
+    assert "the loss is" in result.err
+    assert "the last good checkpoint is" in result.err or "there is no checkpoint yet" in result.err
+    assert json.loads((tmp_path / "run" / "bad_batch.json").read_text())["ids"]
+
+
+def test_compare_batch_shows_each_size_side_by_side(brim: Brim, config: str) -> None:
+    result = brim("train", config, "--compare-batch", "8,32,4096")
+    assert result.code == 0
+    header, *rows = result.out.splitlines()
+    for word in ("batch", "samples/s", "speed-up", "GPU use", "epoch", "in total", "loss", "OOM risk"):
+        assert word in header
+    assert [row.split()[0] for row in rows[:3]] == ["8", "32", "4096"]
+    assert "1.00×" in rows[0]
+    assert "forecast" in result.out
+    assert "measured" in result.out
+    assert "more than the 72 training samples" in result.err.replace("\n", " ")
+    assert max(map(len, result.out.splitlines())) <= 80
+
+
+def test_compare_batch_as_json(brim: Brim, config: str) -> None:
+    document = json.loads(brim("train", config, "--compare-batch", "8,16", "--json").out)
+    assert document["schema"] == "brim.compare/1"
+    first, second = document["rows"]
+    fields = (
+        "forecast_peak_bytes", "peak_reserved_bytes", "headroom_fraction", "gpu_utilisation_mean",
+        "samples_per_second", "speed_up", "epoch_seconds", "total_seconds", "final_loss", "risk", "oom_events",
+    )  # fmt: skip
+    assert set(fields) <= set(first)
+    assert first["trial_samples"] == pytest.approx(second["trial_samples"], rel=0.2)  # losses after the same samples
+    assert first["peak_reserved_bytes"] > 0
+    assert first["risk"] == "low"
+
+
+def test_resume_goes_on_from_the_checkpoint(brim: Brim, config: str, tmp_path: Path) -> None:
+    assert brim("train", config, "hp.epochs=1", "-o", str(tmp_path / "run")).code == 0
+    again = brim("train", config, "-o", str(tmp_path / "run"))
+    assert again.code == 2
+    assert "go on with --resume" in again.err
+    resumed = brim("train", config, "--resume", "-o", str(tmp_path / "run"))
+    assert resumed.code == 0
+    assert "resumed after step 5" in resumed.err
+
+
+def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(config: str, tmp_path: Path) -> None:
+    """In a process of its own, as from a shell."""
+    command = [sys.executable, "-m", "brim", "train", config, "hp.epochs=100000", "-o", str(tmp_path / "run")]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=plain_environment())
+    steps = tmp_path / "run" / "steps.jsonl"
+    deadline = time.monotonic() + 120
+    while not (steps.exists() and steps.stat().st_size) and time.monotonic() < deadline and run.poll() is None:
+        time.sleep(0.05)
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=120)
+    assert run.returncode == 130, errors
+    assert "stopping after this step" in errors
+    assert f"--resume -o {tmp_path / 'run'}" in errors.replace("\n", " ")
+    assert json.loads((tmp_path / "run" / "checkpoint.json").read_text())["step"] > 0
+
+
+def plain_environment() -> dict[str, Any]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
