@@ -92,7 +92,7 @@ def best_fixed(request: Any, used: int) -> dict[str, Any]:
                                      num_workers=0)  # fmt: skip
         subject = open_subject(enough)
         ready = {item: subject.task.prepare(item) for item in range(len(subject.costs))}
-        subject.task.prepare = ready.__getitem__  # type: ignore[method-assign]
+        subject.task.prepare = ready.__getitem__  # type: ignore[assignment,method-assign]
         with tempfile.TemporaryDirectory() as folder:
             run_subject(enough, subject, Path(folder), EvalListener())  # warm: graphs, allocator
             summary = run_subject(enough, subject, Path(folder), EvalListener())

@@ -26,11 +26,17 @@ QUARANTINE = {
     "torch.distributed": ("ranks/",),
     "transformers": ("models/hf_", "decode/", "demo/model.py"),
     "PIL": ("data/images.py", "demo/digitboard.py"),
+    "altair": ("report/charts/",),
 }
-ONE_FILE_EACH = ("torchvision", "timm", "sacrebleu", "rouge_score", "ray", "av", "datasets", "pyarrow", "yaml")
+ONE_FILE_EACH = (
+    "torchvision", "timm", "sacrebleu", "rouge_score", "ray", "submitit", "av", "datasets", "pyarrow", "yaml",
+    "vl_convert", "jinja2",
+)  # fmt: skip
 WITHOUT_TORCH = (
-    "config/", "storage/", "execute/", "metrics/", "data/", "records.py", "errors.py", "forecast/byte_model.py",
-    "__init__.py", "memory/failures.py",
+    "config/", "storage/", "execute/", "metrics/", "data/", "records.py", "errors.py", "forecast/attention_rules.py",
+    "forecast/byte_model.py",
+    "forecast/allocator.py", "forecast/events.py", "forecast/extrapolate.py", "forecast/gpus.py",
+    "forecast/overheads.py", "__init__.py", "memory/failures.py", "report/",
 )  # fmt: skip
 
 

@@ -54,8 +54,24 @@ def test_torch_free_names_are_used_without_torch() -> None:
     assert loaded.isdisjoint(HEAVY)
 
 
+def test_a_grid_is_expanded_without_torch() -> None:
+    grid = "{'model.type': ['r3d_18', 's3d'], 'hp.batch_size': [8, 4]}"
+    loaded = modules_after(f"import brim; assert len(brim.expand_grid({grid}).experiments) == 2")
+    assert loaded.isdisjoint(HEAVY)
+
+
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["find", "--help"], ["eval", "--help"], ["--version"], ["cache", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        ["find", "--help"],
+        ["eval", "--help"],
+        ["--version"],
+        ["cache", "--help"],
+        ["report", "--help"],
+        ["train", "dpo", "--help"],
+        ["encode", "--help"],
+    ],
 )
 def test_asking_for_help_loads_no_torch(arguments: list[str]) -> None:
     code = f"import runpy, sys; sys.argv = ['brim', *{arguments!r}]; runpy.run_module('brim', run_name='__main__')"

@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from brim.config.search_settings import SearchSettings
+    from brim.config.sweep_file import expand_grid, validate_grid
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
     from brim.evaluation.api import evaluate
     from brim.evaluation.run import EvalResult
     from brim.execute.executor import ItemFailure
     from brim.execute.mapping import MapResult, map
-    from brim.records import MemoryFigures, Plan, Probe
+    from brim.forecast.forecast import forecast_batch_size, forecast_memory
+    from brim.profile.api import profile_knob
+    from brim.profile.run import ProfileResult
+    from brim.records import Forecast, MemoryFigures, Plan, Probe
     from brim.search.find import SearchListener, find_batch_size, find_plan
+    from brim.train.api import fit
+    from brim.train.run import TrainResult
     from brim.workloads.base import Workload
 
 __version__ = "0.1.0"
@@ -26,43 +32,61 @@ _HOMES = {
     "BrimError": "brim.errors",
     "DoesNotFitError": "brim.errors",
     "EvalResult": "brim.evaluation.run",
+    "Forecast": "brim.records",
     "ItemFailure": "brim.execute.executor",
     "LostError": "brim.errors",
     "MapResult": "brim.execute.mapping",
     "MemoryFigures": "brim.records",
     "Plan": "brim.records",
     "Probe": "brim.records",
+    "ProfileResult": "brim.profile.run",
     "RankError": "brim.errors",
     "RequestError": "brim.errors",
     "SearchListener": "brim.search.find",
     "SearchSettings": "brim.config.search_settings",
+    "TrainResult": "brim.train.run",
     "Workload": "brim.workloads.base",
     "evaluate": "brim.evaluation.api",
+    "expand_grid": "brim.config.sweep_file",
     "find_batch_size": "brim.search.find",
     "find_plan": "brim.search.find",
+    "fit": "brim.train.api",
+    "forecast_batch_size": "brim.forecast.forecast",
+    "forecast_memory": "brim.forecast.forecast",
     "map": "brim.execute.mapping",
+    "profile_knob": "brim.profile.api",
+    "validate_grid": "brim.config.sweep_file",
 }
 
 __all__ = [
     "BrimError",
     "DoesNotFitError",
     "EvalResult",
+    "Forecast",
     "ItemFailure",
     "LostError",
     "MapResult",
     "MemoryFigures",
     "Plan",
     "Probe",
+    "ProfileResult",
     "RankError",
     "RequestError",
     "SearchListener",
     "SearchSettings",
+    "TrainResult",
     "Workload",
     "__version__",
     "evaluate",
+    "expand_grid",
     "find_batch_size",
     "find_plan",
+    "fit",
+    "forecast_batch_size",
+    "forecast_memory",
     "map",
+    "profile_knob",
+    "validate_grid",
 ]
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trained_pages import TRAINED_PAGES
+
 from brim.report.write import write_comparison, write_report
 from reported_runs import (
     failed_entry,
@@ -123,4 +125,4 @@ PAGES: dict[str, Callable[[Path], Path]] = {
         full, one_value, failures, nothing_worked, two_knobs, words, long_range, many_points, evaluation,
         bare_evaluation, find, unknown_kind, hostile_profile, compared_evaluations, compared_profiles,
     )
-}  # fmt: skip
+} | TRAINED_PAGES  # fmt: skip

@@ -13,9 +13,10 @@ from typing import NoReturn
 import typer
 
 from brim import __version__
-from brim.cli import cache, evaluate, find, knobs
+from brim.cli import cache, demo, encode, evaluate, find, forecast, knobs, profile, report, sweep, train, train_dpo
 from brim.cli.console import error_console
 from brim.errors import BrimError, RankError
+from brim.storage.run_folder import keep_command_line
 
 __all__ = ["app", "run"]
 
@@ -32,7 +33,15 @@ app = typer.Typer(
 )
 app.command("find")(find.find)
 app.command("eval")(evaluate.evaluate)
+app.command("profile")(profile.profile)
+app.command("sweep")(sweep.sweep)
+app.command("forecast")(forecast.forecast)
+app.command("encode")(encode.encode)
 app.command("knobs")(knobs.knobs)
+app.command("report")(report.report)
+app.command("demo")(demo.demo)
+train.app.command("dpo")(train_dpo.dpo)
+app.add_typer(train.app, name="train")
 app.add_typer(cache.app, name="cache")
 
 
@@ -54,6 +63,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments = dashed(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    keep_command_line(["brim", *arguments])
     code: int | str | None
     try:
         code = app(args=list(arguments), standalone_mode=True)
@@ -71,6 +81,8 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # the reader of a pipe has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    finally:
+        keep_command_line([])
     if code == INTERRUPTED:
         error_console().print("brim: interrupted")
     sys.exit(code)

@@ -10,13 +10,16 @@ import typer
 from brim.errors import RequestError
 
 __all__ = [
-    "BatchSize", "Chat", "CompareBatch", "CostCap", "Data", "Device", "Dtype", "FailFast", "FailOnOom", "Fields",
-    "GpusPerWorker", "GradientCheckpointing", "Images", "Isolate", "JsonOutput", "Knobs", "Launcher", "Limit", "Margin",
-    "MaxBatchSize", "MaxProbes", "MaxTokens", "MemoryLimit", "Metrics", "Mode", "ModelArgument", "ModelFlag",
-    "ModelName", "MultipleOf", "NoAutoBatchSize", "NoCache", "NumWorkers", "Objective", "Offload", "Optimizer",
-    "Output", "PerRank", "PinMemory", "Plugins", "PowerOfTwo", "PrefetchFactor", "ProbeTimeout", "Resume", "RunFolder",
-    "SavePredictions", "Seed", "SkipBad", "Split", "StopStrings", "SystemPrompt", "Task", "Temperature", "Tolerance",
-    "TopP", "TrustRemoteCode", "Verbose", "Weights", "Workers", "collect_knobs", "parse_batch_size",
+    "BatchSize", "CardMemory", "Chat", "CompareBatch", "CompareTrainingBatch", "CostCap", "Data", "Device", "Dtype",
+    "EarlierPlan", "EffectiveBatch", "EvalBatchSize", "FailFast", "FailOnOom", "Fields", "GpuNames", "GpusPerWorker",
+    "GradientCheckpointing", "Images", "Isolate", "JsonOutput", "Knobs", "Launcher", "Limit", "LrScale", "Margin",
+    "MaxBatchSize", "MaxProbes", "MaxTokens", "MemoryLimit", "Metrics", "MicroBatchSize", "Mode", "ModelArgument",
+    "ModelFlag", "ModelName", "MultipleOf", "NoAutoBatchSize", "NoCache", "NumWorkers", "Objective", "Offload",
+    "Optimizer", "Output", "PerRank", "PinMemory", "PlotFile", "Plugins", "PowerOfTwo", "PrefetchFactor",
+    "ProbeTimeout", "Resume", "ResumeTraining", "RunFolder", "SavePredictions", "ScaleBetas", "Seed", "SkipBad",
+    "Split", "StopStrings", "SystemPrompt", "Task", "Temperature", "Tolerance", "TopP", "TrainingDevice",
+    "TrainingDtype", "TrainingOptimizer", "TrustRemoteCode", "Verbose", "Weights", "Workers", "collect_knobs",
+    "parse_batch_size",
 ]  # fmt: skip
 
 _BATCH, _WHERE, _OUT = "Batch size", "Device and precision", "Output"
@@ -220,9 +223,65 @@ GradientCheckpointing = Annotated[
 Output = Annotated[
     Path | None, _flag("-o", "--output", text="Also write run.json into this folder.", panel=_OUT, metavar="DIR")
 ]
+GpuNames = Annotated[
+    list[str] | None,
+    _flag("--gpu", text="A card by name, such as a100-80gb or 'rtx 4090'; repeatable. --gpus lists them.", panel=_WHERE,
+          metavar="NAME"),
+]  # fmt: skip
+CardMemory = Annotated[
+    str | None,
+    _flag("--memory", text="Any other card by its memory, as the driver reports it: 24GiB.", panel=_WHERE,
+          metavar="SIZE"),
+]  # fmt: skip
+PlotFile = Annotated[
+    Path | None,
+    _flag("--plot", text="Also draw it, as one HTML file that needs no network.", panel=_OUT, metavar="FILE"),
+]
 JsonOutput = Annotated[
     bool, _flag("--json", text="One JSON document on standard output, the rest on standard error.", panel=_OUT)
 ]
+
+MicroBatchSize = Annotated[
+    str | None,
+    _flag("-b", "--batch-size", text="Samples of a micro-batch on each rank: auto (default), or N as a ceiling.",
+          panel=_BATCH, metavar="auto|N"),
+]  # fmt: skip
+EffectiveBatch = Annotated[
+    str | None,
+    _flag("--effective-batch", text="Samples of an optimizer step over all ranks: N, or auto to let it grow.",
+          panel=_BATCH, metavar="auto|N"),
+]  # fmt: skip
+EvalBatchSize = Annotated[
+    str | None,
+    _flag("--eval-batch-size", text="Samples of a validation batch: auto (default), or N as a ceiling.", panel=_BATCH,
+          metavar="auto|N"),
+]  # fmt: skip
+LrScale = Annotated[
+    str | None,
+    _flag("--lr-scale", text="How the learning rate follows the batch: none, sqrt, linear or auto.", panel=_BATCH,
+          metavar="RULE"),
+]  # fmt: skip
+ScaleBetas = Annotated[bool, _flag("--scale-betas", text="With --lr-scale, Adam's betas and eps too.", panel=_BATCH)]
+EarlierPlan = Annotated[
+    str | None, _flag("--plan", text="Go back to the sizes of an earlier run.", panel=_BATCH, metavar="DIR")
+]
+CompareTrainingBatch = Annotated[
+    str | None,
+    _flag("--compare-batch", text="Short trials of these effective batches instead: 512,2048,8192.", panel=_BATCH,
+          metavar="SIZES"),
+]  # fmt: skip
+TrainingDevice = Annotated[
+    str | None, _flag("--device", text="auto, cpu, cuda, cuda:N or mps.", panel=_WHERE, metavar="DEVICE")
+]
+TrainingDtype = Annotated[
+    str | None,
+    _flag("--dtype", "--torch-dtype", text="auto, float32, float16 or bfloat16 (autocast).", panel=_WHERE,
+          metavar="DTYPE"),
+]  # fmt: skip
+TrainingOptimizer = Annotated[
+    str | None, _flag("--optimizer", text="Any of torch.optim, by name.", panel=_WHERE, metavar="NAME")
+]
+ResumeTraining = Annotated[bool, _flag("--resume", text="Go on from the last checkpoint in -o.", panel=_OUT)]
 
 
 def parse_batch_size(text: str) -> int | None:

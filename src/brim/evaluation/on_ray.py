@@ -3,7 +3,7 @@
 The driver, this process, deals shares of the samples by their cost, which the first worker to have its model works
 out; it writes each finished batch's lines into the journal as they come back. So the run's folder needs no shared
 storage, and with a worker only the batch it was at is lost: what is left of its share goes to the others and to a new
-worker in its place. Model and data must lie at the same path on every machine. The only file that imports ray.
+worker in its place. Model and data must lie at the same path on every machine.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import functools
-import logging
 import os
-import secrets
 import sys
 import time
 from collections import deque
@@ -33,6 +30,7 @@ from brim.evaluation.subject import SubjectFacts
 from brim.evaluation.summary import RankFigures, plans_to_keep
 from brim.evaluation.worker import Lines
 from brim.execute.figures import ExecutionFigures
+from brim.execute.ray_cluster import connected_ray, exit_detail
 from brim.ranks.world import current_world
 from brim.storage.fingerprint import differing_parts
 from brim.storage.run_folder import check_folder
@@ -43,7 +41,6 @@ MOST_LOSSES = 3  # in a row, with no line in between: then it is not the machine
 SHARE_BATCHES = 8  # the fewest in a share: one of them is not full
 USUAL_BATCH = 32  # where the size is yet to be found
 PLACE_SECONDS = 300.0  # how long Ray may take to start a worker while there is no other
-OBJECT_STORE_BYTES = 256 * 2**20  # of a Ray that is started here: only shares and lines pass through it
 FORWARDED = ("HF_", "TRANSFORMERS_", "TOKENIZERS_")  # the driver's variables that decide what a worker loads
 
 
@@ -70,7 +67,7 @@ def evaluate_on_ray(
     if gpus_per_worker is not None and not 0 < gpus_per_worker <= 1:
         raise RequestError(f"--gpus-per-worker {gpus_per_worker:g}: give a part of one GPU, above 0 and up to 1")
     # Ray's own words about its processes go to standard output, which is the result's.
-    with contextlib.redirect_stdout(sys.stderr), _connected(workers) as ray:
+    with contextlib.redirect_stdout(sys.stderr), connected_ray(workers) as ray:
         means = _means(ray.cluster_resources(), request, workers, gpus_per_worker)
         crew = _Crew(ray, request, means, listener)
         try:
@@ -291,7 +288,7 @@ class _Crew:
         seat.state, seat.share, seat.waiting = "lost", [], None
         with contextlib.suppress(Exception):
             self._ray.kill(seat.actor)
-        reason = str(cause) if isinstance(cause, LostError) else _exit_detail(error)
+        reason = str(cause) if isinstance(cause, LostError) else exit_detail(error)
         self._losses += 1
         if self._losses >= MOST_LOSSES:
             raise LostError(
@@ -339,85 +336,3 @@ def _means(
         asked = f"--workers {workers}" if workers else f"--gpus-per-worker {each:g}"
         raise RequestError(f"{asked}: the Ray cluster has {gpus:g} GPUs, enough for {most} workers with {each:g} each")
     return Means(workers=workers or most, gpus=each, cpus=1)
-
-
-@contextlib.contextmanager
-def _connected(workers: int | None) -> Iterator[Any]:
-    """Ray: one that this process is connected to already, the one at `RAY_ADDRESS`, or one of our own on loopback."""
-    address = os.environ.get("RAY_ADDRESS") or "local"
-    if "://" in address:
-        raise RequestError(
-            f"RAY_ADDRESS={address}: results come as streams, which Ray's client does not have; run this on a machine "
-            "of the cluster (ray job submit) with RAY_ADDRESS=auto"
-        )
-    with _private() if address == "local" else contextlib.nullcontext():
-        ray = _import_ray()
-        if ray.is_initialized():
-            yield ray
-            return
-        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-        own = {
-            "include_dashboard": False,
-            "num_cpus": max(os.cpu_count() or 1, workers or 1),
-            "object_store_memory": OBJECT_STORE_BYTES,
-        }
-        try:
-            ray.init(address=address, **quiet, **(own if address == "local" else {}))
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise RequestError(f"cannot reach Ray at RAY_ADDRESS={address}: {_first_line(error)}") from error
-        try:
-            yield ray
-        finally:
-            ray.shutdown()
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError as error:
-        raise RequestError("--on ray needs Ray: pip install 'brim[ray]'") from error
-    return ray
-
-
-@contextlib.contextmanager
-def _private() -> Iterator[None]:
-    """While inside, a Ray that is started listens on this machine only, and obeys this process only.
-
-    There is no argument for either. For the first Ray takes the switch that it has for laptops with a firewall; for
-    the second a token, which it would otherwise leave in the user's home.
-    """
-    variables = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    if not any(name.startswith("RAY_AUTH_") for name in os.environ):
-        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ |= variables
-    constants: Any = None
-    with contextlib.suppress(ImportError):
-        from ray._private import ray_constants as constants
-    cluster = getattr(constants, "ENABLE_RAY_CLUSTER", None)  # read when ray was imported, perhaps long ago
-    if cluster is not None:
-        constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        if cluster is not None:
-            constants.ENABLE_RAY_CLUSTER = cluster
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-@functools.cache
-def _token() -> str:
-    """One for the life of the process: Ray reads it once."""
-    return secrets.token_hex(32)
-
-
-def _exit_detail(error: Exception) -> str:
-    """What Ray knows of a worker's end, without its guesses at the cause."""
-    text = " ".join(str(error).split())
-    return (text.partition("exit detail: ")[2] or text).partition(" Some common causes")[0].rstrip(".")
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -9,6 +9,7 @@ from brim.report.comparisons.base import Comparison
 from brim.report.comparisons.evaluations import compare_evaluations, evaluations_page
 from brim.report.comparisons.others import compare_others, others_page
 from brim.report.comparisons.profiles import compare_profiles, profiles_page
+from brim.report.comparisons.training import compare_trainings, trainings_page
 from brim.report.read import Run
 
 __all__ = ["COMPARISONS", "comparison_of"]
@@ -16,6 +17,7 @@ __all__ = ["COMPARISONS", "comparison_of"]
 COMPARISONS: Mapping[str, Comparison] = {
     "eval": Comparison(compare_evaluations, evaluations_page),
     "profile": Comparison(compare_profiles, profiles_page),
+    "train": Comparison(compare_trainings, trainings_page),
 }
 
 

@@ -10,6 +10,7 @@ from brim.report.kinds.find import find_page
 from brim.report.kinds.other import other_page
 from brim.report.kinds.profile import profile_page
 from brim.report.kinds.sweep import sweep_page
+from brim.report.kinds.training import training_page
 from brim.report.read import Run
 
 __all__ = ["PAGES", "page_of"]
@@ -19,6 +20,7 @@ PAGES: Mapping[str, Callable[[Run], Page]] = {
     "find": find_page,
     "profile": profile_page,
     "sweep": sweep_page,
+    "train": training_page,
 }
 
 

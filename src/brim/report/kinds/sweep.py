@@ -84,8 +84,8 @@ def _facts(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], metri
             found.append(Fact(name="reserved memory", value=bytes_text(best["peak_reserved_bytes"])))
     saved = mapping_of(document, "time_saved")
     full = number(saved.get("experiments_full_product"))
-    if full and full > len(rows):
-        value = f"{len(rows):,} of {count_text(full)}"
+    if full and full > (number(saved.get("experiments")) or full):
+        value = f"{count_text(saved.get('experiments'))} of {count_text(full)}"
         found.append(Fact(name="experiments", value=value, note=f"{fraction_text(saved.get('fraction'))} saved"))
     return tuple(found)
 
@@ -188,7 +188,7 @@ def _saved_section(document: Mapping[str, Any], pairing: Mapping[str, Any]) -> S
     lines = [f"Pairing: {text(pairing.get('mode'))}. {text(pairing.get('reason'))}"]
     if full and count and full > count:
         lines.append(
-            f"{count_text(count)} experiments were run instead of the {count_text(full)} of every list crossed: "
+            f"{count_text(count)} experiments instead of the {count_text(full)} of every list crossed: "
             f"{fraction_text(saved.get('fraction'))} less, about {duration_text(saved.get('seconds_saved_estimate'))} "
             "at the mean time of one."
         )

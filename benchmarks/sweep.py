@@ -1,0 +1,216 @@
+"""Sweeps on a CUDA machine: planned batch sizes beside hand-picked ones, and many small experiments on one card.
+
+    python benchmarks/sweep.py planned --json planned.json                       # nine video models at auto
+    python benchmarks/sweep.py planned --memory-limit 24GiB --json planned24.json
+    python benchmarks/sweep.py given --json given.json                           # the hand-picked sizes, exactly
+    python benchmarks/sweep.py packing --json packing.json                       # 12 small ones, packed and in turn
+    python benchmarks/sweep.py packing --tiny                                    # to try it out, without a card
+    python benchmarks/sweep.py tables planned.json planned24.json given.json     # the rows beside each other
+
+Training is 16 frames at 224² (112² for the *_18 models), bfloat16, AdamW, on built-in clips. A rate is that of the run
+as a whole; `of best` is the rate at the size used over the best rate that any size tried in the run had.
+Each part takes less than ten minutes; `--models` and `--steps` make it shorter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import environment
+
+from brim.config.sizes import format_bytes
+from brim.config.sweep_file import read_sweep
+from brim.sweep.devices import local_devices, mps_is_running
+from brim.sweep.forecasts import SizeForecast, forecast_experiments
+from brim.sweep.launch_local import LocalLauncher
+from brim.sweep.request import SweepRequest
+from brim.sweep.run import SweepPlan, SweepResult, run_sweep
+from brim.sweep.scout import Scout
+
+GIVEN = {  # by hand, for no card in particular
+    "r3d_18": 128, "mc3_18": 64, "r2plus1d_18": 128, "s3d": 32, "mvit_v1_b": 16, "mvit_v2_s": 16, "swin3d_b": 16,
+    "swin3d_s": 16, "swin3d_t": 16,
+}  # fmt: skip
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.part == "tables":
+        print(side_by_side([json.loads(Path(file).read_text()) for file in arguments.files]))
+        return
+    parts = {"planned": video, "given": video, "packing": packing}
+    with tempfile.TemporaryDirectory() as folder:
+        document = {
+            "part": arguments.part,
+            "arguments": vars(arguments),
+            **parts[arguments.part](arguments, Path(folder)),
+        }
+    document["environment"] = environment()
+    print(json.dumps(document, indent=2) if arguments.part == "packing" else side_by_side([document]))
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(document, indent=2))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("planned", "given", "packing", "tables"))
+    parser.add_argument("files", nargs="*", help="with tables: what the other parts wrote")
+    parser.add_argument("--models", default=",".join(GIVEN))
+    parser.add_argument("--memory-limit", default=None)
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps of each video model")
+    parser.add_argument(
+        "--samples", type=int, default=1024, help="clips; the effective batch is an eighth, 128 at most"
+    )
+    parser.add_argument("--small", type=int, default=12, help="experiments of the packing part")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--json", default=None)
+    return parser.parse_args()
+
+
+def video(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Each model for a few steps, at a planned size or at the one given by hand."""
+    models = arguments.models.split(",")
+    planned = arguments.part == "planned"
+    training: dict[str, Any] = {"dtype": "bfloat16"}
+    if arguments.memory_limit:
+        training["memory_limit"] = arguments.memory_limit
+    source = {
+        "data": {"type": "moving_shapes", "val_split": "none", "params": {"samples": arguments.samples}},
+        "hp": {"max_steps": arguments.steps, "epochs": 100, "frames": 16},
+        "optimizer": {"name": "adamw"},
+        "training": training,
+        "grid_search": {
+            "grid": {
+                "model.type": models,
+                "hp.size": [112 if model.endswith("_18") else 224 for model in models],
+                "hp.batch_size": ["auto"] if planned else [GIVEN[model] for model in models],
+            },
+            "zip": [["model.type", "hp.size"] if planned else ["model.type", "hp.size", "hp.batch_size"]],
+        },
+    }
+    result, seconds, forecast_seconds = sweep(source, folder / "sweep", jobs_per_gpu=1, retry=planned)
+    return {
+        "seconds": seconds,
+        "forecast_seconds": forecast_seconds,
+        "rows": [video_row(result, entry) for entry in result.document["experiments"]],
+    }
+
+
+def video_row(result: SweepResult, entry: Mapping[str, Any]) -> dict[str, Any]:
+    outcome = entry["result"]
+    forecast = entry["forecast"] or {}
+    rates = probe_rates(result.folder / outcome["folder"] / "run.json")
+    used = outcome.get("batch_size_used")
+    best = max(rates.values(), default=None)
+    return {
+        "model": entry["settings"]["model"]["type"],
+        "state": outcome["state"],
+        "error": outcome["error"],
+        "batch_size": used,
+        "samples_per_second": outcome.get("samples_per_second"),
+        "of_best": rates[used] / best if best and used in rates else None,
+        "rates": rates,
+        "oom_events": outcome.get("oom_events"),
+        "peak_reserved_bytes": outcome.get("peak_reserved_bytes"),
+        "forecast_bytes": forecast.get("peak_reserved_bytes"),
+        "forecast_size": forecast.get("batch_size"),
+    }
+
+
+def probe_rates(record: Path) -> dict[int, float]:
+    """Samples per second of every size that a run has tried."""
+    try:
+        plan = json.loads(record.read_text())["plan"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return {
+        probe["batch_size"]: probe["samples_per_second"] for probe in plan["probes"] if probe.get("samples_per_second")
+    }
+
+
+def packing(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The same small experiments one after the other, and as many at once as fit."""
+    size, samples, epochs = (32, 64, 1) if arguments.tiny else (64, 2048, 6)
+    source = {
+        "data": {
+            "type": "moving_shapes",
+            "num_workers": 0,
+            "params": {"samples": samples, "val_samples": samples // 8},
+        },
+        "hp": {"epochs": epochs, "size": size, "batch_size": 32},
+        "training": {"device": "cpu" if arguments.tiny else "auto"},
+        "grid_search": {
+            "grid": {"model.type": ["resnet18"], "hp.learning_rate": [1e-4 * (1 + i) for i in range(arguments.small)]}
+        },
+    }
+    found: dict[str, Any] = {"mps": mps_is_running()}
+    for name, jobs in (("one_after_another", 1), ("packed", 2 if arguments.tiny else None)):
+        result, seconds, _ = sweep(source, folder / name, jobs_per_gpu=jobs, retry=True, forecasting=not arguments.tiny)
+        found[name] = {"seconds": seconds, "counts": result.document["counts"]}
+    found["times_sooner"] = found["one_after_another"]["seconds"] / found["packed"]["seconds"]
+    return found
+
+
+def sweep(
+    source: Mapping[str, Any], folder: Path, *, jobs_per_gpu: int | None, retry: bool, forecasting: bool = True
+) -> tuple[SweepResult, float, float]:
+    """Run it on this machine; gives the result, the seconds of the experiments and those of the forecasts."""
+    file = read_sweep(source)
+    expansion = file.expand()
+    began = time.perf_counter()
+    with Scout() as scout:
+        found = scout.devices()
+        scout.card = {"here": True} if found else {}
+        forecasts: dict[str, SizeForecast] = {}
+        if forecasting:
+            forecasts = forecast_experiments(expansion.experiments, scout.forecast)
+    planned = time.perf_counter()
+    launcher = LocalLauncher(local_devices(found, jobs_per_gpu=jobs_per_gpu), shares=jobs_per_gpu is not None)
+    request = SweepRequest(file="benchmark", retry=retry, use_cache=False)
+    result = run_sweep(SweepPlan(expansion=expansion, forecasts=forecasts), request, launcher, output=folder)
+    return result, time.perf_counter() - planned, planned - began
+
+
+def side_by_side(documents: Sequence[Mapping[str, Any]]) -> str:
+    """A markdown table: a row for each model, columns for each document."""
+    titles = ["model"]
+    for document in documents:
+        limit = document["arguments"].get("memory_limit") or "uncapped"
+        name = f"{document['part']}, {limit}"
+        titles += [f"{name}: size", "samples/s", "of best", "OOM", "reserved", "forecast"]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    models = [row["model"] for row in documents[0]["rows"]]
+    for model in models:
+        cells = [model]
+        for document in documents:
+            row = next((one for one in document["rows"] if one["model"] == model), None)
+            cells += ["—"] * 6 if row is None else row_cells(row)
+        lines.append("| " + " | ".join(cells) + " |")
+    for document in documents:
+        seconds = f"experiments {document['seconds']:.0f} s, forecasts {document['forecast_seconds']:.0f} s"
+        lines.append(f"\n{document['part']}: {seconds}")
+    return "\n".join(lines)
+
+
+def row_cells(row: Mapping[str, Any]) -> list[str]:
+    if row["state"] != "completed":
+        return [f"failed: {str(row['error']).splitlines()[0][:60]}", "—", "—", "—", "—", "—"]
+    rate, part = row["samples_per_second"], row["of_best"]
+    return [
+        str(row["batch_size"]),
+        "—" if rate is None else f"{rate:.1f}",
+        "—" if part is None else f"{part:.2f}",
+        str(row["oom_events"]),
+        format_bytes(row["peak_reserved_bytes"]),
+        format_bytes(row["forecast_bytes"]),
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""What `brim sweep` draws: a bar and what runs, a line for every experiment that ends, the best and the failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from brim.config.sizes import format_bytes
+from brim.sweep.job import Job, Outcome
+from brim.sweep.listener import SweepListener
+from brim.sweep.results import Result, first_line
+from brim.sweep.run import SweepResult
+
+__all__ = ["SweepProgress", "print_sweep"]
+
+_NAME = 34  # characters of an experiment's name in a bar
+
+
+class SweepProgress(SweepListener):
+    """One bar for the sweep and one for each running experiment; ends and notes come as lines."""
+
+    def __init__(self, console: Console, *, lines: bool = True) -> None:
+        self._lines = lines or console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[state]}", markup=False),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+            expand=True,
+        )
+        self._whole: TaskID | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._total = self._done = 0
+        self._told: set[str] = set()
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def planned(self, experiments: int, done: int) -> None:
+        """Say how much there is to do."""
+        self._total, self._done = experiments, done
+        before = f", of which {done} were done already" if done else ""
+        self._say(f"{experiments} experiment{'s' if experiments != 1 else ''}{before}")
+        self._whole = self._progress.add_task("experiments", total=experiments, completed=done, state=self._count())
+
+    def started(self, job: Job, device: str) -> None:
+        """A bar for it."""
+        name = job.id if len(job.id) <= _NAME else f"{job.id[: _NAME - 1]}…"
+        self._tasks[job.id] = self._progress.add_task(name, total=None, state=device)
+
+    def news(self, job: Job, event: Mapping[str, Any]) -> None:
+        """Its rate moves the bar; its notes are lines, each once for the whole sweep."""
+        if event["event"] == "rate" and job.id in self._tasks:
+            state = f"{event['samples_per_second']:,.1f}/s loss {event['loss']:.3f}"
+            self._progress.update(
+                self._tasks[job.id], completed=event["samples"], total=event["total"] or None, state=state
+            )
+        elif event["event"] == "note" and event["line"] not in self._told:
+            self._told.add(event["line"])
+            self.note(f"{job.id}: {event['line']}")
+
+    def ended(self, job: Job, outcome: Outcome, retried: Job | None) -> None:
+        """One line with its figures, or why it failed."""
+        task = self._tasks.pop(job.id, None)
+        if task is not None:
+            self._progress.remove_task(task)
+        if retried is None and outcome.state != "interrupted":
+            self._done += 1
+        if self._whole is not None:
+            self._progress.update(self._whole, completed=self._done, state=self._count())
+        self._say(f"[{self._done}/{self._total}] {job.id}: {_ending(outcome, retried)}")
+
+    def note(self, line: str) -> None:
+        """A line above the bars."""
+        self._say(line)
+
+    def _count(self) -> str:
+        return f"{self._done}/{self._total}"
+
+    def _say(self, line: str) -> None:
+        if self._lines:
+            self._progress.console.print(line, markup=False, highlight=False)
+
+
+def _ending(outcome: Outcome, retried: Job | None) -> str:
+    if outcome.state == "interrupted":
+        return "stopped, with a checkpoint"
+    if outcome.state == "failed":
+        then = f"; {retried.changed_because or 'tried again'}" if retried is not None else ""
+        return f"failed: {first_line(outcome.error)}{then}"
+    figures = outcome.figures
+    parts = [f"{name} {value:.4g}" for name, value in list((figures.get("best") or {}).items())[:3]]
+    if figures.get("batch_size_used"):
+        parts.append(f"batch {figures['batch_size_used']} ({outcome.batch_size_reason.split(':')[0]})")
+    parts.append(f"{outcome.seconds:,.1f} s")
+    return ", ".join(parts)
+
+
+def print_sweep(console: Console, result: SweepResult, *, top_n: int, report: Path | None) -> None:
+    """The best experiments, the failed ones with their reason, what pairing saved, and where the rest is."""
+    document = result.document
+    best = result.best
+    if best:
+        console.print(_best_table(best[:top_n], document["metric"]["name"]))
+        if len(best) > top_n:
+            console.print(f"… {len(best) - top_n} more in {result.folder / 'results.csv'}", style="dim")
+    if result.failed:
+        console.print(f"{len(result.failed)} of {len(result.results)} experiments failed:", highlight=False)
+        table = Table(box=None, pad_edge=False)
+        for name in ("experiment", "failure", "why"):
+            table.add_column(name, overflow="fold")
+        for one in result.failed[:50]:
+            assert one.outcome is not None
+            table.add_row(one.experiment.id, one.outcome.failure, first_line(one.outcome.error)[:300])
+        console.print(table, markup=False)
+    saved = document["time_saved"]
+    if saved["experiments_full_product"] > saved["experiments"]:
+        seconds = saved["seconds_saved_estimate"]
+        about = "" if seconds is None else f", about {_duration(seconds)} at the mean time of one"
+        console.print(
+            f"{saved['experiments']} experiments instead of {saved['experiments_full_product']} with every list "
+            f"crossed: {saved['fraction']:.0%} saved{about}",
+            highlight=False,
+            soft_wrap=False,
+        )
+    where = f"report: {report}" if report is not None else f"in {result.folder}"
+    console.print(where, markup=False, highlight=False, soft_wrap=True)
+
+
+def _best_table(best: tuple[Result, ...], metric: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("experiment", overflow="ellipsis", no_wrap=True)
+    for name in (metric, "batch", "samples/s", "peak", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in best:
+        rate, peak, value = one.figure("samples_per_second"), one.figure("peak_reserved_bytes"), one.metric(metric)
+        table.add_row(
+            one.experiment.id,
+            "—" if value is None else f"{value:.4f}",
+            str(one.figure("batch_size_used") or "—"),
+            "—" if not rate else f"{rate:,.1f}",
+            format_bytes(peak),
+            "—" if one.outcome is None else f"{one.outcome.seconds:,.1f}",
+        )
+    return table
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:,.0f} s"
+    return f"{seconds / 60:,.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

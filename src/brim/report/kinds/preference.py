@@ -1,0 +1,254 @@
+"""The page of a preference training: method × data set with mean and deviation, each seed, sizes, speed and peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from brim.report.base import Column, Fact, Page, Panel, Section, Table
+from brim.report.charts.spreads import draw_spreads
+from brim.report.charts.theme import lines_for
+from brim.report.read import Run
+from brim.report.rows.preference import METRICS, best_rows, cell_rows, method_rows, spread_rows
+from brim.report.sections.machine import machine_section
+from brim.report.sections.settings import settings_sections
+from brim.report.training_run import read_cells
+from brim.report.units import bytes_text, count_text, duration_text, number, score_text, significant, text
+from brim.report.wording import listed, plural
+
+__all__ = ["preference_page"]
+
+LEFT_OUT = 20  # molecules that are each named
+_PHASES = ("encoding", "training", "evaluation")
+
+
+def preference_page(run: Run) -> Page:
+    """Headline, table, seeds, trainings, memory, molecules left out, machine, settings."""
+    summary = run.summary
+    rows = method_rows(summary.get("table"))
+    sets = list(dict.fromkeys(row["set"] for row in rows))
+    sections = [
+        _method_section(rows, sets),
+        _seed_section(cell_rows(read_cells(run))),
+        _training_section(summary),
+        _memory_section(summary),
+        _left_out_section(summary),
+        machine_section([("", run.trace())], limit_bytes=None),
+        _notes(summary),
+        *settings_sections(run),
+    ]
+    method = str(summary.get("method") or "dpo")
+    metrics = summary.get("metrics")
+    headline = _headline(method, metrics if isinstance(metrics, dict) else {}, summary)
+    return Page(
+        title="Preference training",
+        subtitle=f"on {listed(sets) or 'no data'}; {plural(len(rows), 'row')} of method and data in "
+        f"{duration_text(run.document.get('duration_seconds'))}",
+        headline=headline,
+        facts=_facts(summary),
+        remarks=_remarks(rows, method),
+        warnings=_warnings(summary),
+        sections=tuple(section for section in sections if section is not None),
+    )
+
+
+def _headline(method: str, metrics: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    figure = metrics.get("auroc")
+    if not isinstance(figure, dict) or number(figure.get("mean")) is None:
+        return f"{method}: no seed has a result"
+    seeds = summary.get("seeds")
+    over = f" over {plural(len(seeds), 'seed')}" if isinstance(seeds, list) and len(seeds) > 1 else ""
+    return f"{method}: AUROC {_spread(figure)}{over}"
+
+
+def _spread(figure: object) -> str:
+    if not isinstance(figure, dict):
+        return score_text(None)
+    half = number(figure.get("deviation"))
+    return score_text(figure.get("mean")) + ("" if half is None else f" ± {score_text(half)}")
+
+
+def _facts(summary: Mapping[str, Any]) -> tuple[Fact, ...]:
+    metrics = summary.get("metrics")
+    metrics = metrics if isinstance(metrics, dict) else {}
+    facts = [Fact(name=METRICS[name], value=_spread(metrics[name])) for name in ("aupr", "fpr95") if name in metrics]
+    if number(summary.get("pairs_per_second")) is not None:
+        facts.append(Fact(name="throughput", value=f"{significant(summary.get('pairs_per_second'))} pairs/s"))
+    if number(summary.get("effective_batch_size")) is not None:
+        parts = f"{count_text(summary.get('accumulation_steps'))} × {count_text(summary.get('micro_batch_size'))}"
+        facts.append(Fact(name="batch", value=count_text(summary.get("effective_batch_size")), note=parts))
+    if summary.get("fast_path"):
+        facts.append(Fact(name="path", value=str(summary.get("fast_path"))))
+    if number(summary.get("peak_reserved_bytes")) is not None:
+        facts.append(
+            Fact(name="reserved memory", value=bytes_text(summary.get("peak_reserved_bytes")), note="training")
+        )
+    return tuple(facts)
+
+
+def _remarks(rows: Sequence[Mapping[str, Any]], method: str) -> tuple[str, ...]:
+    """Whether the first head beats every other method, data set by data set: said either way."""
+    told = []
+    for name, best in best_rows(rows).items():
+        own = next((row for row in rows if row["set"] == name and row["method"] == method), None)
+        rivals = [row for row in rows if row["set"] == name and row["method"] != method and row["auroc"] is not None]
+        if own is None or own["auroc"] is None or not rivals:
+            continue
+        if best is own:
+            second = max(rivals, key=lambda row: row["auroc"])
+            words = f"{method} has the highest AUROC, {own['auroc shown']}; next is {second['method']} with "
+            told.append(f"On {name}: {words}{second['auroc shown']}.")
+        else:
+            words = f"{best['method']} has the highest AUROC, {best['auroc shown']}; {method} has {own['auroc shown']}"
+            told.append(f"On {name}: {words}.")
+    return tuple(told)
+
+
+def _warnings(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    told = []
+    if failed := int(number(summary.get("num_failed")) or 0):
+        errors = summary.get("errors")
+        first = f": {errors[0]}" if isinstance(errors, list) and errors else ""
+        told.append(f"{plural(failed, 'cell')} of {count_text(summary.get('num_cells'))} failed{first}")
+    left_out = _left_out(summary)
+    if left_out:
+        told.append(f"{plural(len(left_out), 'molecule')} could not be read and were left out.")
+    return tuple(told)
+
+
+def _method_section(rows: Sequence[Mapping[str, Any]], sets: Sequence[str]) -> Section | None:
+    if not rows:
+        return None
+    lines = lines_for(list(sets))
+    panels = []
+    for metric, title in METRICS.items():
+        drawn, dots = spread_rows(rows, metric)
+        if not drawn:
+            continue
+        words = "; ".join(f"{row['name']} {row['shown']}" + (f" on {row['line']}" if len(sets) > 1 else "")
+                          for row in drawn)  # fmt: skip
+        better = ", lower is better" if metric == "fpr95" else ""
+        seeds = " A stroke is a seed." if dots else ""
+        panels.append(
+            Panel(
+                title=f"{title}{better}",
+                spec=draw_spreads(drawn, dots, lines=lines, x_title=title, what="method",
+                                  rule=0.5 if metric == "auroc" else None),
+                alternative=f"{title} by method: {words}.{seeds}",
+                keys=tuple(line.key() for line in lines) if len(lines) > 1 else (),
+            )
+        )  # fmt: skip
+    columns = (
+        Column(title="method", field="method", words=True),
+        Column(title="data", field="data", words=True),
+        Column(title="encoder", field="encoder", words=True),
+        *(Column(title=title, field=f"{metric} shown") for metric, title in METRICS.items()),
+        Column(title="seeds", field="num_seeds", show=count_text),
+        Column(title="failed", field="failed", show=count_text),
+    )
+    said = "Mean ± deviation over seeds; a method without randomness has one value. An AUROC of 0.5 is chance."
+    table = Table(caption="Method by data set", columns=columns, rows=rows)
+    return Section(title="Methods", paragraphs=(said,), panels=tuple(panels), table=table, table_open=True)
+
+
+def _seed_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
+    if not rows:
+        return None
+    columns = (
+        Column(title="method", field="method", words=True),
+        Column(title="data", field="data", words=True),
+        Column(title="encoder", field="encoder", words=True),
+        Column(title="seed", field="seed"),
+        *(Column(title=title, field=metric, show=score_text) for metric, title in METRICS.items()),
+        Column(title="learning rate", field="lr", show=significant),
+        Column(title="epochs", field="epochs", show=count_text),
+        Column(title="best epoch", field="best_epoch", show=count_text),
+        Column(title="validation AUROC", field="validation_auroc", show=score_text),
+        Column(title="last loss", field="last_loss", show=significant),
+        Column(title="error", field="error", words=True),
+    )
+    table = Table(caption="Every seed's value", columns=columns, rows=rows).known()
+    return Section(title="Seeds", table=table, table_open=len(rows) <= 12)
+
+
+def _training_section(summary: Mapping[str, Any]) -> Section | None:
+    trainings = summary.get("trainings")
+    rows = []
+    for one in trainings if isinstance(trainings, list) else []:
+        if not isinstance(one, dict):
+            continue
+        choice = one.get("fast_path_choice")
+        rows.append({**one, "reason": choice.get("reason") if isinstance(choice, dict) else None})
+    if not rows:
+        return None
+    columns = (
+        Column(title="method", field="method", words=True),
+        Column(title="data", field="data", words=True),
+        Column(title="encoder", field="encoder", words=True),
+        Column(title="runs", field="runs", show=count_text),
+        Column(title="path", field="fast_path", words=True),
+        Column(title="why", field="reason", words=True),
+        Column(title="batch", field="effective_batch_size", show=count_text),
+        Column(title="micro-batch", field="micro_batch_size", show=count_text),
+        Column(title="in a step", field="accumulation_steps", show=count_text),
+        Column(title="samples/s", field="samples_per_second", show=significant),
+        Column(title="pairs/s", field="pairs_per_second", show=significant),
+        Column(title="OOM events", field="oom_events", show=count_text),
+        Column(title="reserved", field="peak_reserved_bytes", show=bytes_text),
+        Column(title="training", field="train_seconds", show=duration_text),
+    )
+    table = Table(caption="Each training: all its seeds and learning rates", columns=columns, rows=rows).known()
+    said = "A run is one seed at one learning rate; a stack trains several as one."
+    return Section(title="Sizes and speed", paragraphs=(said,), table=table, table_open=True)
+
+
+def _memory_section(summary: Mapping[str, Any]) -> Section | None:
+    """Peak memory of encoding, training and evaluation, apart."""
+    peaks = summary.get("peaks")
+    peaks = peaks if isinstance(peaks, dict) else {}
+    rows = []
+    for phase in _PHASES:
+        figures = peaks.get(phase)
+        if isinstance(figures, dict) and any(number(value) is not None for value in figures.values()):
+            rows.append({"name": phase, **figures})
+    if not rows:
+        return None
+    columns = (
+        Column(title="phase", field="name", words=True),
+        Column(title="peak allocated", field="peak_allocated_bytes", show=bytes_text),
+        Column(title="peak reserved", field="peak_reserved_bytes", show=bytes_text),
+    )
+    table = Table(caption="Peak memory, phase by phase", columns=columns, rows=rows)
+    return Section(title="Memory", table=table, table_open=True)
+
+
+def _left_out(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = summary.get("molecules_left_out")
+    return [
+        {"place": place, "data": data, "why": text(why)}
+        for data, places in (found.items() if isinstance(found, dict) else ())
+        if isinstance(places, dict)
+        for place, why in places.items()
+    ]
+
+
+def _left_out_section(summary: Mapping[str, Any]) -> Section | None:
+    rows = _left_out(summary)
+    if not rows:
+        return None
+    columns = (
+        Column(title="where", field="place", words=True),
+        Column(title="data", field="data", words=True),
+        Column(title="why", field="why", words=True),
+    )
+    shown = rows[:LEFT_OUT]
+    caption = f"The first {len(shown)} of {plural(len(rows), 'molecule')} that could not be read"
+    return Section(
+        title="Molecules left out", table=Table(caption=caption, columns=columns, rows=shown), table_open=True
+    )
+
+
+def _notes(summary: Mapping[str, Any]) -> Section | None:
+    notes = summary.get("notes")
+    lines = tuple(str(note) for note in notes) if isinstance(notes, list) else ()
+    return Section(title="Notes", points=lines) if lines else None

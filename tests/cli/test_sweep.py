@@ -1,0 +1,194 @@
+"""`brim sweep`: previews, checks, old flags, and one real sweep with its results, its report and its exit codes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from brim.errors import RequestError
+from brim.sweep.scout import Scout
+
+Brim = Callable[..., Any]
+
+SEED = """grid_search:
+  grid:
+    model.type: [
+      "r3d_18", "mc3_18", "r2plus1d_18", "s3d",
+      "mvit_v1_b", "mvit_v2_s",
+      "swin3d_b", "swin3d_s", "swin3d_t"
+    ]
+    hp.batch_size: [128, 64, 128, 32, 16, 16, 16, 16, 16]
+    hp.learning_rate: [0.001]
+    optimizer.name: ["adam"]
+"""
+
+
+class FakeScout(Scout):
+    """Knows every model but `r3d_19`, no device, and forecasts one GiB a sample on a card of 100."""
+
+    def devices(self) -> list[dict[str, Any]]:
+        return []
+
+    def check_model(self, model: str) -> None:
+        if model == "r3d_19":
+            raise RequestError(f"MODEL {model!r}: no such model; did you mean r3d_18?")
+
+    def forecast(self, settings: Mapping[str, Any], sizes: Sequence[int | str]) -> dict[str, Any]:
+        def answer(size: int | str) -> dict[str, Any]:
+            count = 60 if size == "auto" else int(size)
+            figures = {"batch_size": count, "device_bytes": count << 30, "limit_bytes": 100 << 30, "device": "a card"}
+            return {**figures, "fits": count <= 100, "batch_size_max": 100}
+
+        return {str(size): answer(size) for size in sizes}
+
+
+@pytest.fixture
+def scout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brim.sweep.scout.Scout", FakeScout)
+
+
+@pytest.fixture
+def seed(tmp_path: Path) -> str:
+    path = tmp_path / "ucf101_video_grid.yaml"
+    path.write_text(SEED)
+    return str(path)
+
+
+@pytest.mark.usefixtures("scout")
+def test_the_seeds_file_is_nine_pairs_in_order(brim: Brim, seed: str) -> None:
+    result = brim("sweep", seed, "--dry-run", "--json")
+    document = json.loads(result.out)
+    assert result.code == 0
+    assert document["schema"] == "brim.sweep/1"
+    assert document["pairing"]["mode"] == "zip"
+    assert "counts are equal" in document["pairing"]["reason"]
+    pairs = [(one["settings"]["model"]["type"], one["settings"]["hp"]["batch_size"]) for one in document["experiments"]]
+    assert pairs[:4] == [("r3d_18", 128), ("mc3_18", 64), ("r2plus1d_18", 128), ("s3d", 32)]
+    assert len(pairs) == 9
+    assert document["experiments"][0]["forecast"]["fits"] is False
+    told = [warning["message"] for warning in document["warnings"]]
+    assert len(told) == 2
+    assert "r3d_18 at 128 samples is forecast to take 128.0 GiB" in told[0]
+
+
+@pytest.mark.usefixtures("scout")
+def test_the_old_command_line_works(brim: Brim, seed: str) -> None:
+    result = brim("sweep", "--config", seed, "--max_experiments", "3", "--multi_gpu", "--dry-run", "--json")
+    models = [one["settings"]["model"]["type"] for one in json.loads(result.out)["experiments"]]
+    assert models == ["r3d_18", "mc3_18", "r2plus1d_18"]
+
+
+@pytest.mark.usefixtures("scout")
+def test_the_preview_fits_the_terminal(brim: Brim, seed: str) -> None:
+    result = brim("sweep", seed, "hp.batch_size=auto", "--dry-run")
+    assert result.code == 0
+    assert max(len(line) for line in result.out.splitlines()) <= 80
+    assert "a batch size is planned for each of the 9" in " ".join(result.out.split())
+    assert "built-in moving shapes" in result.out
+
+
+@pytest.mark.usefixtures("scout")
+def test_overrides_and_the_part_of_the_data_are_in_the_settings(brim: Brim, seed: str) -> None:
+    result = brim("sweep", seed, "hp.learning_rate=[0.1,0.01]", "--data_percentage", "10", "--dry-run", "--json")
+    document = json.loads(result.out)
+    assert len(document["experiments"]) == 18
+    assert document["experiments"][0]["settings"]["data"] == {"percentage": 10.0}
+
+
+@pytest.mark.usefixtures("scout")
+def test_check_names_every_mistake_with_its_line(brim: Brim, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(
+        "grid_search:\n  grid:\n    model.type: [r3d_19]\n    hp.batch_size: [0]\n    hp.lerning_rate: [1]\n"
+    )
+    result = brim("sweep", "--check", str(path))
+    assert result.code == 2
+    assert f"{path}:3: error" in result.out
+    assert "did you mean r3d_18?" in result.out
+    assert f"{path}:4: error: hp.batch_size" in result.out
+    assert f"{path}:5: error" in result.out
+
+
+@pytest.mark.usefixtures("scout")
+def test_strict_turns_a_pair_that_does_not_fit_into_an_error(brim: Brim, seed: str) -> None:
+    assert brim("sweep", "--check", seed).code == 0
+    result = brim("sweep", "--check", seed, "--strict")
+    assert result.code == 2
+    assert "ucf101_video_grid.yaml:8: error: hp.batch_size: r3d_18 at 128" in result.out
+    assert "100 would fit" in result.out
+    assert brim("sweep", seed, "--strict", "--dry-run").code == 2
+
+
+@pytest.mark.usefixtures("scout")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "name a file"),
+        (("hp.epochs=3",), "that is a setting; name the file first"),
+        (("nowhere.yaml",), "nowhere.yaml"),
+        (("{seed}", "--resume"), "say which sweep with -o DIR"),
+        (("{seed}", "--on", "moon"), "--on moon"),
+        (("{seed}", "--gpu", "h100", "--memory", "24GiB"), "both name a card"),
+        (("{seed}", "--config", "{seed}"), "both name a file"),
+        (("{seed}", "--log", "wndb"), "did you mean wandb"),
+        (("{seed}", "--slurm", "partition=gpu"), "goes with --on slurm"),
+    ],
+)
+def test_a_wrong_request_ends_with_2_and_says_what_to_do(
+    brim: Brim, seed: str, arguments: tuple[str, ...], words: str
+) -> None:
+    result = brim("sweep", *(argument.format(seed=seed) for argument in arguments), "--dry-run")
+    assert result.code == 2
+    assert words in " ".join(result.err.split())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("sweep")
+    draw = numpy.random.default_rng(0)
+    rows = draw.standard_normal((64, 6)).astype("float32")
+    numpy.savez(folder / "rows.npz", features=rows, labels=rows[:, :3].argmax(axis=1))
+    (folder / "nets.py").write_text("def broken():\n    raise ValueError('no [layer] here')\n")
+    (folder / "grid.yaml").write_text(
+        f"""
+data: {{root: {folder}/rows.npz, num_workers: 0}}
+hp: {{epochs: 2, learning_rate: 0.01}}
+training: {{device: cpu}}
+grid_search:
+  grid:
+    model.type: [mlp, "py:{folder}/nets.py:broken"]
+    hp.batch_size: [16, 8]
+"""
+    )
+    return folder
+
+
+@pytest.mark.usefixtures("scout")
+def test_a_real_sweep_leaves_its_results_and_resumes(brim: Brim, folder: Path) -> None:
+    """Three processes with torch: two experiments, and the failed one again."""
+    out = folder / "out"
+    arguments = ("sweep", str(folder / "grid.yaml"), "--no-forecast", "--no-cache", "-o", str(out))
+    result = brim(*arguments, "--jobs-per-gpu", "2", "--results_file", str(folder / "mine.csv"))
+    assert result.code == 1, result.err
+    assert "1 of 2 experiments failed" in result.out
+    assert "no [layer] here" in " ".join(result.out.split())
+    assert "2 experiments instead of 4" in result.out
+    assert max(len(line) for line in result.out.splitlines() if "/" not in line) <= 80
+    with (folder / "mine.csv").open(newline="") as file:
+        good, bad = csv.DictReader(file)
+    assert (good["state"], bad["state"]) == ("completed", "failed")
+    assert 0 <= float(good["best_top1"]) <= 1
+    assert (good["batch_size_used"], good["batch_size_reason"], good["epochs_trained"]) == ("16", "as asked", "2")
+    assert bad["failure"] in ("error", "request")
+    assert (out / "report.html").stat().st_size > 1000
+    again = brim(*arguments, "--resume", "--json")
+    assert again.code == 1
+    document = json.loads(again.out)
+    assert document["counts"] == {"completed": 1, "failed": 1, "interrupted": 0, "waiting": 0}
+    assert [one["result"]["attempts"] for one in document["experiments"]] == [1, 2], "what is done is not done again"

@@ -1,0 +1,73 @@
+"""Experiments in processes of their own, without torch: a crash, a hang, an error and a retry, side by side."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from sweep_runs import GIB, Watcher, sweep_of, write_child
+
+from brim.sweep.job import Job
+from brim.sweep.launch_local import LocalLauncher, _environment, _within
+from brim.sweep.request import SweepRequest
+from brim.sweep.run import SweepPlan, SweepResult, run_sweep
+from brim.sweep.scheduler import Device
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
+    folder = tmp_path_factory.mktemp("local")
+    grid = {"model.type": ["one", "crash", "hang", "broken", "memory"], "hp.batch_size": [16]}
+    launcher = LocalLauncher(
+        [Device(name="cpu", slots=3)], timeout_seconds=6, command=[sys.executable, str(write_child(folder))]
+    )
+    plan = SweepPlan(expansion=sweep_of(grid).expand())
+    return run_sweep(plan, SweepRequest(file="g.yaml"), launcher, output=folder / "out", listener=Watcher())
+
+
+def why(result: SweepResult, model: str) -> tuple[str, str]:
+    outcome = next(one.outcome for one in result.results if one.experiment.flat["model.type"] == model)
+    assert outcome is not None
+    return outcome.failure, outcome.error
+
+
+def test_each_failure_is_its_own_experiments_and_says_why(result: SweepResult) -> None:
+    assert [one.state for one in result.results] == ["completed", "failed", "failed", "failed", "completed"]
+    assert why(result, "crash") == ("killed", "segmentation fault (signal 11)")
+    assert why(result, "hang") == ("timeout", "it was not done within 6 s (--timeout) and was ended")
+    assert why(result, "broken") == ("error", "ValueError: no such [layer]")
+
+
+def test_the_traceback_is_in_the_experiments_log(result: SweepResult) -> None:
+    broken = next(one for one in result.results if one.experiment.flat["model.type"] == "broken")
+    assert "Traceback" in (result.folder / broken.folder / "log.txt").read_text()
+
+
+def test_out_of_memory_was_survived_by_a_retry_at_half(result: SweepResult) -> None:
+    memory = next(one for one in result.results if one.experiment.flat["model.type"] == "memory")
+    assert memory.attempts == 2
+    assert memory.state == "completed"
+
+
+def a_job(**training: object) -> Job:
+    return Job(id="x", settings={"model": {"type": "m"}, "training": training}, folder="f")
+
+
+def test_an_experiment_that_shares_a_card_is_limited_to_what_it_reserved() -> None:
+    device = Device(name="cuda:0", memory_bytes=80 * GIB, slots=4, context_bytes=GIB)
+    assert _within(a_job(), 5 * GIB, device).run_settings["training"] == {"memory_limit": str(4 * GIB)}
+    assert _within(a_job(memory_limit="2GiB"), 5 * GIB, device).run_settings["training"] == {"memory_limit": "2GiB"}
+    assert _within(a_job(), None, device) == a_job()
+    assert _within(a_job(), 5 * GIB, Device(name="cpu", slots=4)) == a_job()
+
+
+def test_a_childs_environment_has_its_card_and_its_share_of_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    second = Device(name="cuda:1", slots=4, visible="GPU-5")
+    assert _environment(second, a_job()) == {"CUDA_VISIBLE_DEVICES": "GPU-5", "OMP_NUM_THREADS": "2"}
+    named = Job(id="x", settings={}, folder="f", device="cuda:1")
+    assert "CUDA_VISIBLE_DEVICES" not in _environment(second, named), "it names its card itself"
+    assert _environment(Device(name="cuda:0"), a_job()) == {}
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert _environment(second, a_job()) == {"CUDA_VISIBLE_DEVICES": "GPU-5"}
