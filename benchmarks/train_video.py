@@ -139,7 +139,7 @@ def _train(
                     "frames": arguments.frames,
                     "size": size,
                 },
-                "training": {"device": device, "dtype": "bfloat16", "memory_limit": arguments.memory_limit},
+                "training": {"device": device, "dtype": arguments.dtype, "memory_limit": arguments.memory_limit},
             }
         )
         request = TrainRequest(settings=settings, use_cache=False, fixed=fixed, fail_on_oom=fixed)
@@ -254,6 +254,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--frames", type=int, default=16)
     parser.add_argument("--size", type=int, default=None, help="instead of each model's own, for a quick try")
     parser.add_argument("--memory-limit", default=None)

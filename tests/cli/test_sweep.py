@@ -85,10 +85,12 @@ def test_the_old_command_line_works(brim: Brim, seed: str) -> None:
 
 
 @pytest.mark.usefixtures("scout")
-def test_the_preview_fits_the_terminal(brim: Brim, seed: str) -> None:
+def test_the_preview_fits_the_terminal_with_its_warnings(brim: Brim, seed: str) -> None:
+    warned = brim("sweep", seed, "--dry-run")
+    assert "100 would fit" in " ".join(warned.out.split())
     result = brim("sweep", seed, "hp.batch_size=auto", "--dry-run")
     assert result.code == 0
-    assert max(len(line) for line in result.out.splitlines()) <= 80
+    assert max(len(line) for line in (warned.out + result.out).splitlines()) <= 80
     assert "a batch size is planned for each of the 9" in " ".join(result.out.split())
     assert "built-in moving shapes" in result.out
 

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
-from conftest import Brim
+
+Brim = Callable[..., Any]
 
 CONFIG = """\
 model:

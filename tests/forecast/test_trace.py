@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -307,6 +308,8 @@ def test_sizes_that_make_no_sense_are_refused() -> None:
 
 def test_a_compiled_step_is_traced_as_it_is_written() -> None:
     model = perceptron()
-    compiled = torch.compile(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some torch warn about their own modules on the way
+        compiled = torch.compile(model)
     plain = trace_workload(training(model, rows), 8)
     assert trace_workload(training(model, rows, lambda _, x: compiled(x).square().mean()), 8).events == plain.events

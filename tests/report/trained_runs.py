@@ -18,12 +18,18 @@ PROBES = [(2, 61.0, 4.1), (4, 118.0, 5.0), (16, 371.0, 10.4), (32, 502.0, 17.6),
 
 
 def step_lines(
-    *, batch: int = 256, micro: int = 32, epochs: int = EPOCHS, grows: bool = True, ooms: Sequence[int] = (90, 91)
+    *,
+    batch: int = 256,
+    micro: int = 32,
+    grows: bool = True,
+    ooms: Sequence[int] = (90, 91),
+    pace: float = 1.0,
+    rate: float = 480.0,
 ) -> list[dict[str, Any]]:
     """steps.jsonl: a loss that falls, a batch that doubles once, and steps that ran out of memory."""
     lines: list[dict[str, Any]] = []
     samples, step, events, cap = 0, 0, 0, micro
-    for epoch in range(epochs):
+    for epoch in range(EPOCHS):
         position = 0
         while position < TRAIN_SAMPLES:
             effective = batch * 2 if grows and samples >= GROWS_AT else batch
@@ -37,9 +43,9 @@ def step_lines(
             lines.append(
                 {
                     "step": step, "epoch": epoch, "samples": samples,
-                    "loss": 0.35 + 2.1 * math.exp(-samples / 26_000) + noise,
+                    "loss": 0.35 + 2.1 * math.exp(-pace * samples / 26_000) + noise,
                     "learning_rate": 3e-4 * min(step / 35, 1.0) * (math.sqrt(effective / batch)),
-                    "effective_batch": window, "seconds": window / (480 if cap == micro else 390),
+                    "effective_batch": window, "seconds": window / (rate if cap == micro else 0.8 * rate),
                     "micro_batches": [min(cap, window - done) for done in range(0, window, cap)],
                     "oom_events": events,
                 }
@@ -47,12 +53,14 @@ def step_lines(
     return lines
 
 
-def epoch_lines(steps: Sequence[Mapping[str, Any]], figures: Sequence[str] = ("top1", "top5")) -> list[dict[str, Any]]:
+def epoch_lines(
+    steps: Sequence[Mapping[str, Any]], figures: Sequence[str] = ("top1", "top5"), *, pace: float = 1.0
+) -> list[dict[str, Any]]:
     """epochs.csv of these steps; `mae` is no fraction."""
     rows = []
     for epoch in range(steps[-1]["epoch"] + 1):
         own = [line for line in steps if line["epoch"] == epoch]
-        done = own[-1]["samples"] / 40_000
+        done = pace * own[-1]["samples"] / 40_000
         known = {"top1": 0.83 - 0.7 * math.exp(-done), "top5": 0.97 - 0.5 * math.exp(-2 * done), "mae": 4 / (1 + done)}
         rows.append(
             {

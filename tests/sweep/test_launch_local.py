@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 from sweep_runs import GIB, Watcher, sweep_of, write_child
 
+from brim.sweep.forecasts import SizeForecast
 from brim.sweep.job import Job
 from brim.sweep.launch_local import LocalLauncher, _environment, _within
 from brim.sweep.request import SweepRequest
@@ -47,6 +50,39 @@ def test_out_of_memory_was_survived_by_a_retry_at_half(result: SweepResult) -> N
     memory = next(one for one in result.results if one.experiment.flat["model.type"] == "memory")
     assert memory.attempts == 2
     assert memory.state == "completed"
+
+
+CARD_CHILD = """
+import json, os, pathlib, sys, time
+from brim.sweep.experiment import main
+
+def train(job, tell):
+    told = {"card": os.environ.get("CUDA_VISIBLE_DEVICES"), "limit": job.run_settings["training"]["memory_limit"]}
+    (pathlib.Path(job.folder) / "told.json").write_text(json.dumps(told))
+    time.sleep(0.5)
+    return {"best": {"top1": 0.5}, "final": {}}, [], "as asked"
+
+sys.exit(main(train))
+"""
+
+
+def test_two_cards_are_both_used_and_each_child_is_held_to_its_share(tmp_path: Path) -> None:
+    child = tmp_path / "child.py"
+    child.write_text(CARD_CHILD, encoding="utf-8")
+    expansion = sweep_of({"model.type": ["a", "b", "c", "d"], "hp.batch_size": [16]}).expand()
+    need = SizeForecast(batch_size=16, device_bytes=31 * GIB, context_bytes=GIB, limit_bytes=76 * GIB, fits=True)
+    devices = [
+        Device(name=f"cuda:{index}", memory_bytes=76 * GIB, slots=4, visible=str(index), context_bytes=GIB)
+        for index in range(2)
+    ]
+    launcher = LocalLauncher(devices, command=[sys.executable, str(child)])
+    plan = SweepPlan(expansion=expansion, forecasts={one.id: need for one in expansion})
+    watcher = Watcher()
+    result = run_sweep(plan, SweepRequest(file="g.yaml"), launcher, output=tmp_path / "out", listener=watcher)
+    assert [device for _, device in watcher.starts] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    told = [json.loads((tmp_path / "out" / one.folder / "told.json").read_text()) for one in result.results]
+    assert [one["card"] for one in told] == ["0", "1", "0", "1"]
+    assert {one["limit"] for one in told} == {str(33 * GIB)}, "a tenth more than the forecast, without the context"
 
 
 def a_job(**training: object) -> Job:

@@ -87,6 +87,18 @@ def pairs(count: int = 40):
 """
 
 
+ENDLESS = """
+class Endless:
+    def __len__(self):
+        return 12
+    def __getitem__(self, item):
+        return torch.full((3,), float(item % 2)), item % 2
+
+def endless():
+    return lambda split: Endless() if split == "train" else None
+"""
+
+
 @pytest.fixture
 def nets(tmp_path: Path) -> Path:
     (tmp_path / "nets.py").write_text(TINY, encoding="utf-8")
@@ -273,6 +285,13 @@ class TestOwnCode:
         found, other = weights(tmp_path / "whole"), weights(tmp_path / "parts")
         torch.testing.assert_close(found["table.weight"], other["table.weight"], rtol=0, atol=1e-10)
 
+    def test_a_data_set_that_never_says_where_it_ends_is_not_iterated(self, tmp_path: Path, nets: Path) -> None:
+        """As many data sets for torch do, it has a length and gives something for any number."""
+        nets.write_text(nets.read_text() + ENDLESS, encoding="utf-8")
+        nested = base(model__type=f"py:{nets}:pictures", data__type=f"py:{nets}:endless", hp__epochs=2)
+        del nested["data"]["root"]
+        assert run(nested, tmp_path / "run").summary["samples"] == 2 * 12
+
     @pytest.mark.parametrize(
         ("data", "words"),
         [
@@ -426,10 +445,10 @@ class TestModels:
         from torch import nn
 
         flat = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-        assert smallest_micro_batch(flat, torch.zeros(3)) == 2
+        assert smallest_micro_batch(flat, lambda: torch.zeros(1, 3)) == 2
         wide = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
-        assert smallest_micro_batch(wide, torch.zeros(3, 8, 8)) == 1
-        assert smallest_micro_batch(nn.Linear(3, 4), torch.zeros(3)) == 1
+        assert smallest_micro_batch(wide, lambda: torch.zeros(1, 3, 8, 8)) == 1
+        assert smallest_micro_batch(nn.Linear(3, 4), lambda: torch.zeros(1, 3)) == 1
 
     def test_a_file_of_weights_is_started_from(self, tmp_path: Path) -> None:
         from safetensors.torch import save_file

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from brim.cli import options
 from brim.cli.console import error_console, output_console
+from brim.cli.run_report import leave_report
 from brim.errors import RequestError
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ def _show(result: TrainResult, *, json_output: bool) -> None:
 
     if current_world().rank > 0:
         return
+    leave_report(result.folder)
     if json_output:
         document = json.loads((result.folder / "run.json").read_text(encoding="utf-8"))
         print(json.dumps(document, indent=2, ensure_ascii=False))

@@ -11,6 +11,7 @@ import typer
 
 from brim.cli import options
 from brim.cli.console import error_console, output_console
+from brim.cli.run_report import leave_report
 from brim.errors import RequestError
 
 if TYPE_CHECKING:
@@ -195,6 +196,7 @@ def dpo(
         resume=resume,
     )
     result = _run(request, output, quiet=json_output)
+    leave_report(result.folder)
     _show(result, json_output=json_output)
     if result.failed or result.summary["molecules_left_out"]:
         raise typer.Exit(SOME_FAILED)

@@ -18,6 +18,8 @@ __all__ = ["CaptureFailedError", "capture", "graphs_work_on"]
 
 # Device index: the memory that its graphs share, and a graph of nothing that keeps it alive when all others are gone.
 _pools: dict[int, tuple[Any, torch.cuda.CUDAGraph]] = {}
+# Device index: the stream that captures. One for all: cuBLAS keeps a workspace (32 MiB on Hopper) for every stream.
+_streams: dict[int, torch.cuda.Stream] = {}
 
 
 class CaptureFailedError(Exception):
@@ -44,7 +46,9 @@ def capture(step: Callable[[], Any], device: torch.device) -> torch.cuda.CUDAGra
 def _record(step: Callable[[], Any], device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     current = torch.cuda.current_stream(device)
-    stream = torch.cuda.Stream(device)
+    if current.device_index not in _streams:
+        _streams[current.device_index] = torch.cuda.Stream(device)
+    stream = _streams[current.device_index]
     stream.wait_stream(current)
     problem: Exception | None = None
     with torch.cuda.stream(stream):

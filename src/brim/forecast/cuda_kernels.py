@@ -45,9 +45,8 @@ def as_on_cuda(tracer: Tracer, target: Target | None) -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL", f"Autograd{tracer.device_type.upper()}")
     try:
         library.impl("scaled_dot_product_attention", attention)
-        if tracer.device_type == "cpu":
-            for name, kernel in chosen.items():
-                library.impl(name, kernel)
+        for name, kernel in chosen.items():
+            library.impl(name, kernel)
         yield
     finally:
         library._destroy()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from brim.forecast.events import Category
-from brim.forecast.ghost import Ghost, make_ghost
+from brim.forecast.ghost import Ghost
 from brim.forecast.ledger import Block, Ledger
 from brim.forecast.shapes import TensorSpec
 
@@ -106,19 +106,6 @@ class RealValues:
         part: torch.Tensor = run_for_real(copy.as_strided, tensor.shape, tensor.stride(), tensor.storage_offset())
         self._stand_ins[id(tensor)] = (weakref.ref(tensor, _popper(self._stand_ins, id(tensor))), part)
         return part
-
-    def ghost_of(self, tensor: torch.Tensor) -> Ghost:
-        """A ghost on the same block, for a place where the tensor itself cannot go."""
-        if isinstance(tensor, Ghost):
-            return tensor
-        return make_ghost(
-            tensor.shape,
-            tensor.stride(),
-            tensor.dtype,
-            tensor.device,
-            self.block_of(tensor),
-            int(tensor.storage_offset()),
-        )
 
     def _copy_of(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
         """One copy of a whole storage from outside, so that whatever shares memory there shares it here."""

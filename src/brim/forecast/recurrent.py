@@ -50,8 +50,9 @@ class RecurrentKernel:
         del has_biases, dropout
         self._tracer.facts.guesses.setdefault(_GUESS)
         states = list(hx) if self._has_cell else [hx]
-        if torch.is_autocast_enabled("cpu"):
-            dtype = torch.get_autocast_dtype("cpu")
+        device_type = input.device.type
+        if torch.is_autocast_enabled(device_type):
+            dtype = torch.get_autocast_dtype(device_type)
             input, *states = (part.to(dtype) for part in (input, *states))
             params = [parameter.to(dtype) for parameter in params]
         steps, batch = (input.shape[1], input.shape[0]) if batch_first else input.shape[:2]

@@ -184,8 +184,7 @@ class Tracer(TorchDispatchMode):
     ) -> tuple[bool, Any]:
         """Whether the result comes from real values, and if so, what it is."""
         if traits.is_literal:
-            self.values.born(tensors[0], traits.name, on_device=tensors[0].dim() > 0)  # a bare number stays on the host
-            return True, tensors[0]
+            return True, self._literal(tensors[0], traits.name)
         valued = [self.values.valued(tensor) for tensor in tensors]
         if any(value is None for value in valued):
             return False, None
@@ -211,6 +210,16 @@ class Tracer(TorchDispatchMode):
             self.values.born(made, self._kernel or traits.name, on_device=self.device_type == "cpu")
         self._book(traits, args, kwargs, results)
         return True, result
+
+    def _literal(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
+        """`torch.tensor(…)`: real, and where it was made on a device, a ghost with its value."""
+        if tensor.device.type == "cpu":
+            self.values.born(tensor, op, on_device=tensor.dim() > 0)  # a bare number stays on the host
+            return tensor
+        block = self.ledger.take(tensor.numel() * tensor.element_size(), op)
+        ghost = make_ghost(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, block)
+        ghost.value = run_for_real(tensor.cpu)
+        return ghost
 
     def _realise(
         self,
@@ -314,9 +323,11 @@ def _answers_itself(kind: type) -> bool:
 
 def _device_of(kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> torch.device:
     """Where the results of a call would be."""
-    device = kwargs.get("device")
-    if device is not None:
-        return torch.device(device)
+    asked = kwargs.get("device")
+    if asked is not None:
+        device = torch.device(asked)
+        whole = device.type != "cuda" or device.index is not None
+        return device if whole else torch.device("cuda", torch.cuda.current_device())
     return next((tensor.device for tensor in tensors if tensor.dim() > 0), tensors[0].device if tensors else _HOST)
 
 

@@ -70,7 +70,12 @@ def _index(tracer: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     """Masks among the indices become positions, as they do on CUDA."""
     tensor, indices = args
     masks = [index for index in indices if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)]
-    if not masks or not any(is_unknown(value) for value in (tensor, *masks)):
+    if not masks:
+        picked = tracer.run(func, args, kwargs)
+        if isinstance(tensor, Ghost) and tensor.density is not None:
+            picked.density = tensor.density  # some rows of a mask: as full as all of it
+        return picked
+    if not any(is_unknown(value) for value in (tensor, *masks)):
         return NotImplemented
     positions: list[Any] = []
     for index in indices:

@@ -22,7 +22,8 @@ def render_sweep(expansion: Expansion, forecasts: Mapping[str, SizeForecast], *,
     parts = [render_preview(expansion, width=width)]
     memory = render_forecasts(expansion.experiments, forecasts, width=width)
     told = [problem.message for problem in expansion.problems if problem.key == "data" and problem.severity == "note"]
-    return "\n\n".join(part for part in (*parts, memory, *told) if part)
+    text = "\n\n".join(part for part in (*parts, memory, *told) if part)
+    return "\n".join(_wrapped(line, width) for line in text.split("\n"))
 
 
 def render_forecasts(
@@ -60,6 +61,13 @@ def render_forecasts(
         lines.append(f"… {len(rows) - MOST_ROWS:,} more …")
     lines += [textwrap.shorten(reason, width, placeholder=" …") for reason in list(reasons)[:5]]
     return "\n".join(lines)
+
+
+def _wrapped(line: str, width: int) -> str:
+    """A line of prose that is too long (a warning), over several."""
+    if len(line) <= width:
+        return line
+    return textwrap.fill(line, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _row(experiment: Experiment, forecast: SizeForecast) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ class _Recording:
         self._outcomes: dict[str, Outcome] = {}
         self._devices: dict[str, str] = {}
         self._effective: dict[str, int] = {}  # the effective batch that an experiment has said it has
-        self._written_at = 0.0
+        self._write_at = 0.0  # not before
 
     def begin(self) -> None:
         """Take over what is done already."""
@@ -162,7 +162,7 @@ class _Recording:
         if again is None and outcome.state != "interrupted":
             self._loggers.log(job, outcome)
         self._listener.ended(job, outcome, again)
-        if time.monotonic() - self._written_at > WRITE_SECONDS:
+        if time.monotonic() >= self._write_at:
             self._write_tables()
         return again
 
@@ -193,13 +193,15 @@ class _Recording:
         return document
 
     def _write_tables(self) -> None:
+        began = time.monotonic()
         results = self.results()
         table = csv_text([result_row(result) for result in results])
         write_atomic(self._state.folder / "results.csv", table)
         write_atomic(self._state.folder / "details.csv", csv_text(detail_rows(results), first=("id", "epoch")))
         if self._request.results_file is not None:
             write_atomic(Path(self._request.results_file), table)
-        self._written_at = time.monotonic()
+        now = time.monotonic()
+        self._write_at = now + max(WRITE_SECONDS, 20 * (now - began))  # thousands of rows take a while
 
 
 def _kept_effective_batch(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 from brim.config.train_settings import TrainSettings
 from brim.errors import RequestError
 from brim.models import python_factory
-from brim.train.items import Items, OwnItems, labels_tensor
+from brim.train.items import Items, OwnItems
 from brim.train.learner import Learner
 from brim.train.reading import ReadData, natural_task, outputs_of, task_of
 from brim.workloads.knobs import check_knobs
@@ -27,20 +27,17 @@ __all__ = ["read_factory_data"]
 
 
 def read_factory_data(settings: TrainSettings, name: str) -> ReadData:
-    """A function of the user's: called with train, then validation, it gives a sequence of samples or None."""
+    """Ask the function for both splits, and find out what their labels are."""
     checked = check_knobs(dict(settings.data.params), python_factory.factory_knobs(name), owner=f"py:{name}")
     split: Any = python_factory.load_function(name, knobs=checked, device=torch.device("cpu"), dtype=None)
     train, validation = split("train"), split("validation")
     if not hasattr(train, "__len__") or len(train) == 0:
         raise RequestError(f"data.type py:{name}: the training split is empty or has no length")
-    own = settings.task is None and not _is_pair(train[0])
-    values = [] if own else [sample[1] for sample in train]
-    task = "own" if own else task_of(settings, natural_task([_plain(value) for value in values]))
-    classes = 0 if task != "classify" else 1 + max(int(value) for value in values)
+    task, classes = _task_and_classes(settings, train)
 
     def items(samples: Any, dtype: torch.dtype) -> OwnItems:
-        labels = None if own else labels_tensor([_plain(one[1]) for one in samples], task=task, dtype=dtype)
-        return OwnItems(samples, labels, getattr(split, "collate", None))
+        kinds = {"own": None, "classify": torch.int64, "regress": dtype}
+        return OwnItems(samples, label_dtype=kinds[task], join=getattr(split, "collate", None))
 
     def make(learner: Learner, dtype: torch.dtype) -> tuple[Items, Items | None]:
         del learner
@@ -55,8 +52,24 @@ def read_factory_data(settings: TrainSettings, name: str) -> ReadData:
     )
 
 
-def _is_pair(sample: Any) -> bool:
-    return isinstance(sample, tuple) and len(sample) == 2
+def _task_and_classes(settings: TrainSettings, train: Any) -> tuple[str, int]:
+    """What the labels are for, and how many classes there are.
+
+    Classes are counted in `train.targets` where there is one, as torchvision's data sets have it; with
+    `model.num_classes` they are not counted; else every sample is looked at.
+    """
+    first = train[0]
+    if settings.task is None and not (isinstance(first, tuple) and len(first) == 2):
+        return "own", 0
+    task = task_of(settings, natural_task([_plain(first[1])]))
+    if task != "classify":
+        return task, 0
+    if settings.model.num_classes is not None:
+        return task, settings.model.num_classes
+    labels = getattr(train, "targets", None)
+    if labels is None:
+        labels = [train[item][1] for item in range(len(train))]
+    return task, 1 + max(int(label) for label in labels)
 
 
 def _plain(value: Any) -> Any:

@@ -161,21 +161,31 @@ class TextItems(Items):
 class OwnItems(Items):
     """What a Python factory gives: (input, label) pairs, or inputs alone where the model has its own loss."""
 
-    def __init__(self, samples: Any, labels: torch.Tensor | None, join: Callable[[Sequence[Any]], Any] | None) -> None:
-        super().__init__(_Numbers(len(samples)), labels)
+    def __init__(
+        self, samples: Any, *, label_dtype: torch.dtype | None, join: Callable[[Sequence[Any]], Any] | None = None
+    ) -> None:
+        super().__init__(_Numbers(len(samples)), None)
         self._samples = samples
+        self._label_dtype = label_dtype  # None: samples have no label
         self._join = join
 
     def prepare(self, item: int) -> Any:
-        """The input, without its label."""
-        sample = self._samples[item]
-        return sample[0] if self.labels is not None else sample
+        """The sample, with its label."""
+        return self._samples[item]
 
     def join(self, prepared: Sequence[Any]) -> Any:
         """As the factory's `collate` does, else as torch does."""
         if self._join is not None:
             return self._join(prepared)
         return torch.utils.data.default_collate(list(prepared))
+
+    def batch(self, items: Sequence[int], prepared: Sequence[Any] | None = None) -> Batch:
+        """Inputs joined, and the labels that came with them."""
+        samples = [self.prepare(item) for item in items] if prepared is None else list(prepared)
+        if self._label_dtype is None:
+            return Batch(self.join(samples), None)
+        labels = torch.stack([torch.as_tensor(label, dtype=self._label_dtype) for _, label in samples])
+        return Batch(self.join([one for one, _ in samples]), labels)
 
 
 class _Numbers(Sequence[str]):

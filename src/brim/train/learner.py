@@ -92,16 +92,20 @@ def build_learner(settings: TrainSettings, *, outputs: int, rows: torch.Tensor |
     return dataclasses.replace(learner, notes=(*learner.notes, *([note] if note else [])))
 
 
-def smallest_micro_batch(model: nn.Module, item: Any) -> int:
-    """2 where batch normalisation would see a single value per channel, else 1; tried on tensors without memory."""
+def smallest_micro_batch(model: nn.Module, make_inputs: Callable[[], Any]) -> int:
+    """2 where batch normalisation would see a single value per channel, else 1; tried on tensors without memory.
+
+    `make_inputs` gives the inputs of a single sample; it is asked only where there is batch normalisation.
+    """
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         return 1
-    if not isinstance(item, torch.Tensor):
+    inputs = make_inputs()
+    if not isinstance(inputs, torch.Tensor):
         return 1
     try:
         twin = copy.deepcopy(model).to("meta").train()
         with torch.no_grad():
-            twin(torch.empty(1, *item.shape, dtype=item.dtype, device="meta"))
+            twin(torch.empty_like(inputs, device="meta"))
     except ValueError:
         return 2
     except Exception:  # the model needs real values: it will tell when it runs

@@ -83,7 +83,7 @@ def open_subject(settings: TrainSettings) -> Subject:
     _refuse_synced(model)
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         notes.append(_BATCH_NORM)
-    smallest = smallest_micro_batch(model, data.train.prepare(0) if len(data.train) else None)
+    smallest = smallest_micro_batch(model, lambda: data.train.batch([0]).inputs)
     model.to(device=device, dtype=dtype).train()
     if settings.training.gradient_checkpointing:
         notes.append(enable_gradient_checkpointing(model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -74,20 +75,22 @@ def _points(rows: Sequence[Row], x: Any, y: Any, lines: Sequence[Line], hover: d
     counts = {line.label: sum(row["line"] == line.label for row in rows) for line in lines}
     layers = []
     for seen in (False, True):
-        own = [row for row in rows if (counts[row["line"]] <= MOST_POINTS and not _bare(lines, row)) == seen]
+        own = [row for row in rows if _pointed(counts[row["line"]], lines, row) == seen]
         if own:
             marks = chart_of(own).mark_point(size=44 if seen else 70, opacity=1 if seen else 0, filled=True)
             layers.append(marks.encode(x=x, y=y, color=colours(lines), shape=shapes(lines), tooltip=tips(hover)))
     return layers
 
 
-def _bare(lines: Sequence[Line], row: Row) -> bool:
-    return any(line.bare for line in lines if line.label == row["line"])
+def _pointed(count: int, lines: Sequence[Line], row: Row) -> bool:
+    """Whether a row's symbol is drawn; a line of one row would not be seen without."""
+    bare = any(line.bare for line in lines if line.label == row["line"])
+    return count == 1 or (count <= MOST_POINTS and not bare)
 
 
 def _horizontal(places: Sequence[float], title: str, *, whole: bool) -> Any:
     low, high = min(places, default=0.0), max(places, default=1.0)
-    domain = padded(low, high, 0.04) if whole else [0.0, high or 1.0]
+    domain = padded(low, high, 0.04) if whole else [0.0, 1.012 * high or 1.0]  # a symbol at the end stays whole
     labels = alt.Axis(
         format=".3~s" if high >= 100_000 else ",~r", labelOverlap="greedy", **({"tickMinStep": 1} if whole else {})
     )
@@ -102,6 +105,14 @@ def _vertical(figures: Sequence[float], kind: Vertical) -> Any:
     low, high = min(figures), max(figures)
     if low > 0 and high / low >= LOG_FROM:
         scale = alt.Scale(type="log", domain=[low / 1.15, high * 1.15], nice=False)
-        return alt.Y("y:Q", title=None, scale=scale, axis=alt.Axis(format="~g", tickCount=4, labelOverlap="greedy"))
+        return alt.Y("y:Q", title=None, scale=scale, axis=alt.Axis(format="~g", values=_multiples(low, high)))
     scale = alt.Scale(domain=padded(low, high, 0.06), nice=True, zero=False)
     return alt.Y("y:Q", title=None, scale=scale, axis=alt.Axis(format="~g"))
+
+
+def _multiples(low: float, high: float) -> list[float]:
+    """Powers of ten between two figures, not more than half a dozen; where there are few, their doubles and fives."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits = (1, 2, 5) if len(powers) <= 3 else (1,)
+    found = [digit * 10.0**power for power in powers for digit in digits if low <= digit * 10.0**power <= high]
+    return found[:: math.ceil(len(found) / 6) or 1]

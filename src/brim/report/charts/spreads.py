@@ -34,7 +34,7 @@ def draw_spreads(
     figures = [row[field] for row in [*rows, *dots] for field in ("x", "low", "high") if row.get(field) is not None]
     low, high = padded(min(figures, default=0.0), max(figures, default=1.0), 0.06)
     x = alt.X("x:Q", title=x_title, scale=alt.Scale(domain=[low, high], nice=False, zero=False),
-              axis=alt.Axis(grid=True, format="~g", labelOverlap="greedy"))  # fmt: skip
+              axis=alt.Axis(grid=True, format="~g", labelOverlap="parity"))  # fmt: skip
     y = alt.Y("name:N", sort=names, title=None, axis=alt.Axis(grid=False, labelLimit=140))
     beside = {"yOffset": alt.YOffset("line:N", sort=[line.label for line in lines])} if len(lines) > 1 else {}
     layers: list[Any] = []

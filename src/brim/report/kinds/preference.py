@@ -39,7 +39,7 @@ def preference_page(run: Run) -> Page:
     ]
     method = str(summary.get("method") or "dpo")
     metrics = summary.get("metrics")
-    headline = _headline(method, metrics if isinstance(metrics, dict) else {}, summary)
+    headline = _headline(method, metrics if isinstance(metrics, dict) else {}, summary.get("seeds"), len(sets))
     return Page(
         title="Preference training",
         subtitle=f"on {listed(sets) or 'no data'}; {plural(len(rows), 'row')} of method and data in "
@@ -52,13 +52,13 @@ def preference_page(run: Run) -> Page:
     )
 
 
-def _headline(method: str, metrics: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+def _headline(method: str, metrics: Mapping[str, Any], seeds: object, num_sets: int) -> str:
     figure = metrics.get("auroc")
     if not isinstance(figure, dict) or number(figure.get("mean")) is None:
         return f"{method}: no seed has a result"
-    seeds = summary.get("seeds")
     over = f" over {plural(len(seeds), 'seed')}" if isinstance(seeds, list) and len(seeds) > 1 else ""
-    return f"{method}: AUROC {_spread(figure)}{over}"
+    mean = f", mean of {num_sets} data sets" if num_sets > 1 else ""
+    return f"{method}: AUROC {_spread(figure)}{over}{mean}"
 
 
 def _spread(figure: object) -> str:

@@ -101,13 +101,14 @@ def _headline(training: TrainingRun, main: Mapping[str, Any] | None) -> str:
 def _facts(
     summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], main: Mapping[str, Any] | None
 ) -> tuple[Fact, ...]:
-    facts = [
-        Fact(name=row["name"], value=spread_text(row["mean"], row["deviation"])) for row in metrics if row is not main
-    ][:3]
-    facts.append(Fact(name="throughput", value=f"{significant(summary.get('samples_per_second'))} samples/s"))
+    others = [row for row in metrics if row is not main and row["name"] != "train_loss"]
+    facts = [Fact(name=row["name"], value=spread_text(row["mean"], row["deviation"])) for row in others[:3]]
+    if number(summary.get("samples_per_second")) is not None:
+        facts.append(Fact(name="throughput", value=f"{significant(summary.get('samples_per_second'))} samples/s"))
     micro, count = summary.get("micro_batch_size"), summary.get("accumulation_steps")
-    parts = "" if number(micro) is None else f"{count_text(count)} × {count_text(micro)}"
-    facts.append(Fact(name="effective batch", value=count_text(summary.get("effective_batch_size")), note=parts))
+    parts = "" if number(micro) is None else f"{count_text(count)} × {count_text(micro)} samples"
+    if number(summary.get("effective_batch_size")) is not None:
+        facts.append(Fact(name="effective batch", value=count_text(summary.get("effective_batch_size")), note=parts))
     noise = summary.get("noise_scale")
     if isinstance(noise, dict) and number(noise.get("useful_batch")) is not None:
         facts.append(Fact(name="samples stop helping at", value=f"batch {count_text(noise.get('useful_batch'))}"))

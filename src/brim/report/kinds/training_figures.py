@@ -57,7 +57,8 @@ def loss_section(training: TrainingRun) -> Section:
     )
     table = Table(caption="Loss by epoch", columns=columns, rows=training.epochs).known()
     if not rows and not held_out:
-        return Section(title="Loss", paragraphs=("No step was recorded.",), table=table, table_open=True)
+        said = ("No step was recorded.",)
+        return Section(title="Loss", paragraphs=said, table=table if training.epochs else None, table_open=True)
     lines = [line for line in LOSS_LINES if any(row["line"] == line.label for row in [*rows, *held_out])]
     words = [f"training loss {_course([(span.samples, mean) for span, mean in means])}"] if means else []
     if held_out:
@@ -68,11 +69,11 @@ def loss_section(training: TrainingRun) -> Section:
         alternative=f"{'; '.join(words).capitalize()}.",
         keys=tuple(curve_key(line, points=line.label == VALIDATION) for line in lines),
     )
-    said = []
+    told = []
     if len(fine) > 1:
-        each = "each step" if training.steps.num_steps == len(fine) else "means over neighbouring steps"
-        said.append(f"Faint: the loss of {each}. Bold: its running mean over a twentieth of the run.")
-    return Section(title="Loss", paragraphs=tuple(said), panels=(panel,), table=table, table_open=len(table.rows) <= 5)
+        each = "each step" if training.steps.num_steps == len(fine) else "a few neighbouring steps together"
+        told.append(f"Faint: the loss of {each}. Bold: its running mean over a twentieth of the run.")
+    return Section(title="Loss", paragraphs=tuple(told), panels=(panel,), table=table, table_open=len(table.rows) <= 5)
 
 
 def _at(x: float, y: float | None, line: str, show: Callable[[object], str], *, what: str = "") -> dict[str, Any]:
@@ -177,7 +178,7 @@ def _rate_words(told: object) -> tuple[str, ...]:
     return (" ".join(words),)
 
 
-def size_section(training: TrainingRun) -> Section:
+def size_section(training: TrainingRun) -> Section | None:
     """The effective batch, the micro-batches it is cut into, and where memory ran out."""
     spans = [span for span in training.steps.spans if span.micro_high is not None]
     columns = (
@@ -191,7 +192,7 @@ def size_section(training: TrainingRun) -> Section:
     table = Table(caption="Batch and micro-batches along the run", columns=columns, rows=schedule_rows(spans))
     said = _size_words(training)
     if not spans:
-        return Section(title="Batch and micro-batches", paragraphs=said, table=table, table_open=True)
+        return Section(title="Batch and micro-batches", paragraphs=said) if said else None
     lines = (
         Line(label="effective batch", colour=LIMIT, shape="square", dash=(6, 4), bare=True),
         Line(label="micro-batch", colour=series_colour(0), bare=True),
@@ -305,15 +306,20 @@ def noise_section(training: TrainingRun) -> Section | None:
     caption = "What another batch would bring, computed from the noise scale: not measured"
     return Section(
         title=title,
-        paragraphs=(words, "The scale is an average over the last part of the run; it grows as the loss falls."),
+        paragraphs=(
+            words,
+            "The scale is an average over the last part of the run; it usually grows as the loss falls.",
+        ),
         table=Table(caption=caption, columns=columns, rows=gain),
         table_open=True,
     )
 
 
-def speed_section(training: TrainingRun, figures: Sequence[Mapping[str, str]]) -> Section:
+def speed_section(training: TrainingRun, figures: Sequence[Mapping[str, str]]) -> Section | None:
     """Samples per second and reserved memory by epoch, and every figure of speed and memory."""
     epochs, limit = training.epochs, training.limit_bytes
+    if not figures:
+        return None
     panels = []
     rates = [_at(row["epoch"], row["samples_per_second"], "rate", significant) for row in epochs
              if row.get("samples_per_second") is not None]  # fmt: skip

@@ -20,7 +20,7 @@ __all__ = [
 MOST_SPANS = 180  # to twice as many are kept: a wide chart has about two pixels for each
 MOST_EVENTS = 200  # OOM events that are each drawn
 MOST_STRETCHES = 40  # rows of the table of sizes
-SMOOTHED_OVER = 20  # the running mean takes a twentieth of the run on either side
+SMOOTHED_OVER = 20  # the running mean takes a twentieth of the run, half of it on either side
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -152,13 +152,16 @@ def _largest(line: Mapping[str, Any]) -> float | None:
 
 
 def smoothed(spans: Sequence[Span]) -> list[tuple[Span, float]]:
-    """The running mean of the loss, as wide on one side as on the other, so that it lags behind nothing."""
+    """The running mean of the loss over a twentieth of the run.
+
+    At the start, where a loss falls fast, it is as narrow as it must be not to lag; at the end it looks back only.
+    """
     known = [span for span in spans if span.weight]
     reach = len(known) // (2 * SMOOTHED_OVER)
     found = []
     for place, span in enumerate(known):
-        half = min(reach, place, len(known) - 1 - place)
-        near = known[place - half : place + half + 1]
+        ahead = min(reach, place)
+        near = known[place - ahead : place + ahead + 1]
         found.append((span, math.fsum(one.loss_sum for one in near) / math.fsum(one.weight for one in near)))
     return found
 

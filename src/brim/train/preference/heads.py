@@ -84,7 +84,7 @@ def train_heads(
     problem = Problem(
         make_model=make_head,
         data=_rows(features, specs, settings, make_head, device),
-        criterion=_criterion(settings.loss),
+        criterion=_criterion(_within(settings.loss, settings.memory_limit_bytes)),
         validate=validate,
     )
     trained = train_runs(
@@ -112,6 +112,13 @@ def train_heads(
         eval_peak_reserved_bytes=reading.peak_reserved_bytes or None,
         oom_events=trained.oom_events + passes.oom_events + tester.oom_events,
     )
+
+
+def _within(loss: PreferenceLoss, limit_bytes: int | None) -> PreferenceLoss:
+    """Pair blocks that are small against the memory limit."""
+    if limit_bytes is None:
+        return loss
+    return dataclasses.replace(loss, block_bytes=min(max(limit_bytes // 64, 2**16), 2**25))
 
 
 def _criterion(loss: PreferenceLoss) -> Any:

@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from brim.errors import RequestError, nearest_names
-from brim.train.preference.pair_sums import BLOCK_BYTES, Hinge, LogSigmoid, PairFunction, mean_over_pairs
+from brim.train.preference.pair_sums import Hinge, LogSigmoid, PairFunction, mean_over_pairs
 
 __all__ = ["LOSSES", "LossName", "Pairs", "PreferenceLoss"]
 
@@ -44,7 +44,7 @@ class PreferenceLoss:
     beta: float = 0.1
     regulariser: float = 0.01  # λ
     margin: float = 1.0
-    block_bytes: int = BLOCK_BYTES
+    block_bytes: int | None = None  # of pairs at a time; None: what suits the device
 
     def __post_init__(self) -> None:
         if self.name not in LOSSES:

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-__all__ = ["BLOCK_BYTES", "Hinge", "LogSigmoid", "PairFunction", "mean_over_pairs"]
+__all__ = ["Hinge", "LogSigmoid", "PairFunction", "mean_over_pairs"]
 
-BLOCK_BYTES = 32 * 2**20  # of pairs at a time: small enough for a GPU's second-level cache
+BLOCK_BYTES = {"cuda": 32 * 2**20}  # of pairs at a time: what a second-level cache holds
+OTHER_BLOCK_BYTES = 2**20
 TENSORS_PER_PAIR = 4  # alive at once in a block: the differences, their loss and its buffer, its derivative
 WIDEST = 20.0  # β times the range of energies up to which the nodes below reach rounding
 NODES = {torch.float32: 64, torch.float64: 128}  # 1.36 to the power of −64 is 3e-9, of −128 8e-18
@@ -28,9 +29,10 @@ Means = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # the mean […], its g
 
 
 def mean_over_pairs(
-    inner: torch.Tensor, outer: torch.Tensor, function: PairFunction, *, block_bytes: int = BLOCK_BYTES
+    inner: torch.Tensor, outer: torch.Tensor, function: PairFunction, *, block_bytes: int | None = None
 ) -> torch.Tensor:
     """The mean over all pairs of `function(outer_j − inner_i)`, differentiable once; also under `torch.func.vmap`."""
+    block_bytes = block_bytes or BLOCK_BYTES.get(inner.device.type, OTHER_BLOCK_BYTES)
     mean: torch.Tensor = _AllPairs.apply(inner, outer, function, block_bytes)[0]
     return mean
 
@@ -62,7 +64,8 @@ class LogSigmoid(PairFunction):
         """By nodes where they are cheaper than the pairs and the energies lie close enough, else in blocks."""
         pairs, ends = inner.shape[-1] * outer.shape[-1], inner.shape[-1] + outer.shape[-1]
         nodes = NODES.get(inner.dtype, 64)
-        if inner.device.type == "mps" or pairs <= 4 * nodes * ends:
+        # On a card many small operations cost more than some more pairs.
+        if inner.device.type == "mps" or pairs <= (4 if inner.is_cuda else 1) * nodes * ends:
             return self.in_blocks(inner, outer, block_bytes)
         width = self.beta * (inner.amax(-1) - inner.amin(-1)).double()
         captured = inner.is_cuda and torch.cuda.is_current_stream_capturing()
