@@ -141,7 +141,8 @@ def values_of(key: str) -> st.SearchStrategy[Any]:
 
 PLAIN_KEYS = [
     key for key in SETTING_KEYS
-    if not key.endswith("*") and key not in ("training.dtype", "data.limit", "data.percentage", "scheduler.warmup_steps")
+    if not key.endswith("*")
+    and key not in ("training.dtype", "data.limit", "data.percentage", "scheduler.warmup_steps")
 ]  # fmt: skip
 
 

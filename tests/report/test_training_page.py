@@ -54,6 +54,18 @@ def cells(of: Section) -> list[list[str]]:
     return [[cell.text for cell in row] for row in of.table.cells()]
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The page of a whole training, made once."""
+    return page(write_training(tmp_path_factory.mktemp("trained")))
+
+
+@pytest.fixture(scope="module")
+def preferred(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The page of a whole preference training, made once."""
+    return page(write_preference(tmp_path_factory.mktemp("preferred")))
+
+
 def compare(*folders: Path) -> tuple[dict[str, Any], Page]:
     runs = [open_run(folder) for folder in folders]
     comparison = comparison_of(runs)
@@ -157,8 +169,8 @@ def test_the_figure_of_the_headline_is_the_one_that_the_run_goes_by(monitor: str
 # --- the page of a training
 
 
-def test_a_training_opens_with_its_figure_and_tells_how_it_was_cut(tmp_path: Path) -> None:
-    made = page(write_training(tmp_path))
+def test_a_training_opens_with_its_figure_and_tells_how_it_was_cut(trained: Page) -> None:
+    made = trained
     assert made.title == "Training of r3d_18"
     assert made.subtitle == "on UCF101, classify; 108,000 samples in 1 h 42 min"
     assert made.headline == "top1: 0.783 after epoch 12 of 12"
@@ -171,8 +183,8 @@ def test_a_training_opens_with_its_figure_and_tells_how_it_was_cut(tmp_path: Pat
     assert section(made, "How to repeat it").command == "brim train ucf101.yaml --effective-batch auto"
 
 
-def test_every_figure_of_a_training_is_there_and_said_in_words(tmp_path: Path) -> None:
-    made = page(write_training(tmp_path))
+def test_every_figure_of_a_training_is_there_and_said_in_words(trained: Page) -> None:
+    made = trained
     said = {panel.title: panel.alternative for one in made.sections for panel in one.panels}
     assert list(said) == [
         "Loss against samples", "top1 and top5 on the validation data", "Learning rate against samples",
@@ -185,8 +197,8 @@ def test_every_figure_of_a_training_is_there_and_said_in_words(tmp_path: Path) -
     assert "Memory ran out at 22,608 and 22,864 samples." in said["Effective batch and micro-batch (samples)"]
 
 
-def test_the_sizes_of_a_training_are_tabled_stretch_by_stretch(tmp_path: Path) -> None:
-    made = section(page(write_training(tmp_path)), "Batch and micro-batches")
+def test_the_sizes_of_a_training_are_tabled_stretch_by_stretch(trained: Page) -> None:
+    made = section(trained, "Batch and micro-batches")
     assert [row[2:] for row in cells(made)] == [
         ["256", "32", "8", "0"], ["256", "16", "16", "1"], ["256", "8", "32", "1"], ["256", "32", "8", "0"],
         ["512", "32", "16", "0"],
@@ -195,22 +207,22 @@ def test_the_sizes_of_a_training_are_tabled_stretch_by_stretch(tmp_path: Path) -
     assert "nothing was skipped and nothing counted twice" in " ".join(made.paragraphs)
 
 
-def test_what_is_not_known_of_the_noise_is_said_and_what_is_known_becomes_a_rule(tmp_path: Path) -> None:
-    lines = step_lines()
+def test_what_is_not_known_of_the_noise_is_said_and_what_is_known_becomes_a_rule(tmp_path: Path, trained: Page) -> None:
+    lines = step_lines()[:40]
     rows = epoch_lines(lines)
-    known = section(page(write_training(tmp_path / "a", steps=lines, epochs=rows)), "Gradient noise scale")
+    known = section(trained, "Gradient noise scale")
     assert "stop helping beyond a batch of about 688 (61 measurements)" in known.paragraphs[0]
     assert "At this run's 512 a step brings 42.7 %" in known.paragraphs[0]
     assert [row[0] for row in cells(known)] == ["128", "256", "512", "1,024", "2,048", "4,096"]
     few = training_summary(lines, rows, noise_scale={"noise_scale": None, "useful_batch": None, "measurements": 3})
-    unknown = section(page(write_training(tmp_path / "b", summary=few)), "Gradient noise scale")
+    unknown = section(page(write_training(tmp_path / "b", steps=lines, summary=few)), "Gradient noise scale")
     assert unknown.paragraphs == ("Not known: 3 measurements, too few or too noisy for a figure.",)
-    none = page(write_training(tmp_path / "c", summary=training_summary(lines, rows, noise_scale=None)))
+    none = page(write_training(tmp_path / "c", steps=lines, summary=training_summary(lines, rows, noise_scale=None)))
     assert "Gradient noise scale" not in [one.title for one in none.sections]
 
 
-def test_seeds_are_shown_each_where_there_are_several(tmp_path: Path) -> None:
-    lines = step_lines()
+def test_seeds_are_shown_each_where_there_are_several(tmp_path: Path, trained: Page) -> None:
+    lines = step_lines()[:40]
     rows = epoch_lines(lines)
     several = {"top1": {"mean": 0.8, "deviation": 0.1, "values": [0.7, 0.9]}}
     summary = training_summary(lines, rows, metrics=several, seeds=[3, 8])
@@ -220,7 +232,7 @@ def test_seeds_are_shown_each_where_there_are_several(tmp_path: Path) -> None:
     assert seeds.table is not None
     assert [column.title for column in seeds.table.columns] == ["metric", "mean", "deviation", "seed 3", "seed 8"]
     assert cells(seeds) == [["top1", "0.800", "0.100", "0.700", "0.900"]]
-    assert "Seeds" not in [one.title for one in page(write_training(tmp_path / "one")).sections]
+    assert "Seeds" not in [one.title for one in trained.sections]
 
 
 def test_trouble_is_told_before_anything_else(tmp_path: Path) -> None:
@@ -278,8 +290,8 @@ def test_a_table_of_epochs_that_a_kill_or_an_editor_damaged_is_read_as_far_as_it
 # --- the page of a preference training
 
 
-def test_a_preference_training_opens_with_its_auroc_and_admits_a_better_baseline(tmp_path: Path) -> None:
-    made = page(write_preference(tmp_path))
+def test_a_preference_training_opens_with_its_auroc_and_admits_a_better_baseline(preferred: Page) -> None:
+    made = preferred
     assert made.headline == "dpo: AUROC 0.810 ± 0.008 over 10 seeds, mean of 2 data sets"
     assert made.remarks == (
         "On lbap-assay: dpo has the highest AUROC, 0.810 ± 0.008; next is mahalanobis with 0.740.",
@@ -288,8 +300,8 @@ def test_a_preference_training_opens_with_its_auroc_and_admits_a_better_baseline
     assert [panel.title for panel in section(made, "Methods").panels] == ["AUROC", "AUPR", "FPR95, lower is better"]
 
 
-def test_the_table_is_method_by_data_set_with_deviation_and_every_seed_below(tmp_path: Path) -> None:
-    made = page(write_preference(tmp_path))
+def test_the_table_is_method_by_data_set_with_deviation_and_every_seed_below(preferred: Page) -> None:
+    made = preferred
     assert cells(section(made, "Methods"))[:2] == [
         ["dpo", "lbap-assay", "morgan", "0.810 ± 0.008", "0.760 ± 0.008", "0.490 ± 0.008", "10", "0"],
         ["mahalanobis", "lbap-assay", "morgan", "0.740", "0.690", "0.560", "—", "0"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -48,6 +49,51 @@ def test_a_killed_worker_is_replaced_and_the_sweep_ends_complete(tmp_path: Path)
     ends = [entry["outcome"]["id"] for entry in journal_of(folder) if entry["event"] == "ended"]
     assert len(ends) == len(set(ends)) == 3
     assert (folder / result.results[0].folder / "finished.txt").read_text().count("\n") == 1
+
+
+class RayError(Exception):
+    """As Ray's, for a worker that is gone."""
+
+
+class DeadlyRay:
+    """A cluster on which every worker dies."""
+
+    def __init__(self) -> None:
+        self.exceptions = type("exceptions", (), {"RayError": RayError})
+        self.submitted = 0
+
+    def remote(self, *arguments: Any, **options: Any) -> Any:
+        return self if callable(arguments[0] if arguments else None) else lambda function: self
+
+    def options(self, **options: Any) -> Any:
+        return type("Task", (), {"remote": self.submit})()
+
+    def submit(self, *arguments: Any, **settings: Any) -> str:
+        self.submitted += 1
+        return f"task {self.submitted}"
+
+    def nodes(self) -> list[Any]:
+        return []
+
+    def wait(self, handles: list[str], timeout: float) -> tuple[list[str], list[str]]:
+        return handles[:1], handles[1:]
+
+    def get(self, handle: str, timeout: float | None = None) -> Any:
+        raise RayError("The worker died. exit detail: killed. Some common causes include: none")
+
+
+def test_an_experiment_that_kills_its_workers_fails_after_three(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray, watcher = DeadlyRay(), Watcher()
+    monkeypatch.setattr("brim.sweep.launch_ray.connected_ray", lambda workers: contextlib.nullcontext(ray))
+    plan = SweepPlan(expansion=sweep_of({"model.type": ["one"]}).expand())
+    request = SweepRequest(file="grid.yaml", on="ray")
+    result = run_sweep(plan, request, RayLauncher(), output=tmp_path / "out", listener=watcher)
+    assert ray.submitted == 3
+    assert len(watcher.notes) == 2
+    (lost,) = result.document["failures"]
+    assert (lost["failure"], lost["error"]) == ("killed", "3 workers were lost at it, the last: killed")
 
 
 def job(gib: float | None = None, **more: Any) -> Job:

@@ -164,6 +164,9 @@ class Tracer(TorchDispatchMode):
             done, result = self._run_for_real(func, traits, args, kwargs, tensors)
             if done:
                 return result
+        for tensor in tensors:
+            if not isinstance(tensor, Ghost):
+                self.values.block_of(tensor)  # one from outside is there from now on
         if traits.returns_arguments is not None:  # in place: its results are among its arguments
             self._change_shape(func, traits, args, kwargs)
             self._book(traits, args, kwargs, [])

@@ -104,7 +104,7 @@ class RayLauncher:
                 if again is None:
                     tasks.remove(task)
                     continue
-                if again is not task.job:
+                if again.retries != task.job.retries:  # a new size: what was lost before is no evidence
                     task.losses = 0
                 task.job = again
                 task.handle = self._submit(ray, again, cards, recorder)

@@ -45,6 +45,8 @@ def compare_effective_batches(
     """One row per size, in the order given; the speed-up is over the first."""
     watcher = listener or TrainListener()
     subject = open_subject(request.settings)
+    subject.model.to("cpu")  # out of the trials' way: it is only forecast
+    memory_of(subject.device).release()
     samples = len(subject.data.train)
     seen = max(STEPS * min(max(sizes), samples), FEWEST_SAMPLES)  # by each trial
     rows = []
@@ -60,7 +62,10 @@ def compare_effective_batches(
                 row |= _measured(result, request.settings, samples, effective)
                 if row["peak_reserved_bytes"] is None:
                     row |= _measure_memory(trial, Path(folder) / f"{place}-memory")
+                memory_of(subject.device).release()
+                subject.model.to(subject.device)
                 row["forecast_peak_bytes"] = forecast_peak_bytes(subject, row["micro_batch_size"])
+                subject.model.to("cpu")
             except DoesNotFitError as error:
                 row |= {"failed": str(error).splitlines()[0]}
             row["risk"] = risk_of(row)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -255,21 +254,21 @@ def _ends_model(path: str, last: str) -> bool:
     return path == last or path.rpartition(".")[2] == last.rpartition(".")[2]
 
 
+_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)  # heads of SqueezeNet and S3D
+
+
 def _head_outputs(module: nn.Module) -> int | None:
     if isinstance(module, nn.Linear):
         return module.out_features
-    return module.out_channels if isinstance(module, nn.Conv2d) else None
+    return module.out_channels if isinstance(module, _CONVOLUTIONS) else None
 
 
 def _resized(module: nn.Module, outputs: int) -> nn.Module:
     if isinstance(module, nn.Linear):
         return nn.Linear(module.in_features, outputs, bias=module.bias is not None)
-    assert isinstance(module, nn.Conv2d)
-    takes = inspect.signature(nn.Conv2d).parameters
-    options = {
-        name: getattr(module, name) for name in ("kernel_size", "stride", "padding", "dilation") if name in takes
-    }
-    return nn.Conv2d(module.in_channels, outputs, bias=module.bias is not None, **options)
+    assert isinstance(module, _CONVOLUTIONS)
+    options = {name: getattr(module, name) for name in ("kernel_size", "stride", "padding", "dilation")}
+    return type(module)(module.in_channels, outputs, bias=module.bias is not None, **options)
 
 
 @contextlib.contextmanager

@@ -14,19 +14,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from brim.errors import BrimError, RequestError
-from brim.execute.loader import Loader, LoaderSettings, NotPrepared
+from brim.execute.loader import Loader, LoaderSettings
 from brim.ranks.agreement import Agreement, Outcome
 from brim.ranks.gradients import RankGroup
 from brim.train.adaptive import Adaptive
+from brim.train.bad_loss import refuse_loss
 from brim.train.interrupt import Interrupt
 from brim.train.items import Items
 from brim.train.listener import StepRecord, TrainListener
 from brim.train.micro_batches import MicroBatches, WindowDone, WindowWork
-from brim.train.objective import Batch
 from brim.train.optimizer_step import OptimizerStep, WindowSums
 from brim.train.progress import Progress
 from brim.train.run_files import RunFiles
+from brim.train.shares import Shares
 from brim.train.validation import Validation
 from brim.train.windows import Window, epoch_order, next_window
 
@@ -100,7 +100,7 @@ class Trainer:
         self._reserve = reserve
         self._unread: _Unread | None = None
         self.replay: dict[int, list[int]] = {}  # micro-batches of steps that a killed run had made, by step
-        self._costs = None if items.uniform else [items.cost(item) for item in range(len(items))]
+        self._shares = Shares(items)
 
     def run(self) -> None:
         """Train to the end; a `KeyboardInterrupt` after a checkpoint where somebody asked to stop."""
@@ -140,9 +140,12 @@ class Trainer:
             if loader is not None:
                 self.loader_wait_seconds += loader.wait_seconds
                 self.workers = loader.workers or 0
+                self._loading = dataclasses.replace(self._loading, num_workers=self.workers)  # measured once
                 for note in loader.notes:
                     self._listener.note(note)
+        started = time.perf_counter()
         self._read_last()
+        progress.spent(time.perf_counter() - started)
 
     def _enough_steps(self) -> bool:
         return self.settings.max_steps is not None and self.progress.step >= self.settings.max_steps
@@ -165,16 +168,18 @@ class Trainer:
         if self.settings.in_step:
             self._micro.sizes.repeat(self._lengths_in_step(len(share), window.samples))
         with self._micro.watched_step():
-            done, votes = self._run_share(self._work(share, window.samples, loader, measure))
+            done, votes = self._run_share(self._shares.work(share, window.samples, loader, measure_noise=measure))
             absent = set.intersection(*(set(vote["absent"]) for vote in votes))
             rate = adaptive.rate.apply(progress.step)
             sums = self._stepper.make(done, window.samples, absent=absent, measured=measure)
         if loader is not None:
             loader.done(share)
         adaptive.rate.step_done()
-        seconds = time.perf_counter() - started
-        progress.stepped(window, seconds)
+        progress.stepped(window)
         self._agree_on_sizes(votes)
+        self._read_last()  # waits for the step before this one: the time of a step is that of the device
+        seconds = time.perf_counter() - started
+        progress.spent(seconds)
         record = {
             "step": progress.step,
             "epoch": progress.epoch,
@@ -185,18 +190,22 @@ class Trainer:
             "seconds": seconds,
             "oom_events": sum(vote["oom_events"] for vote in votes),
         }
-        self._read_last()
         self._unread = _Unread(record=record, sums=sums, done=done, samples=window.samples)
-        change = adaptive.take_effect(progress.step)
-        if change is not None:
-            progress.batches.append({**change, "step": progress.step, "samples": progress.samples})
-            self._micro.sizes.allow(math.ceil(change["effective_batch"] / self._world.size))
-            self._listener.note(
-                f"step {progress.step}: the effective batch grows to {change['effective_batch']}, the learning rate to "
-                f"{change['learning_rate']:.3g} (noise scale {change['noise_scale']})"
-            )
+        self._maybe_grow()
         if any(vote["stop"] for vote in votes):
             self._stop()
+
+    def _maybe_grow(self) -> None:
+        """A larger effective batch from the next step on, where the noise scale has justified one."""
+        progress, change = self.progress, self._adaptive.take_effect(self.progress.step)
+        if change is None:
+            return
+        progress.batches.append({**change, "step": progress.step, "samples": progress.samples})
+        self._micro.sizes.allow(math.ceil(change["effective_batch"] / self._world.size))
+        self._listener.note(
+            f"step {progress.step}: the effective batch grows to {change['effective_batch']}, the learning rate to "
+            f"{change['learning_rate']:.3g} (noise scale {change['noise_scale']})"
+        )
 
     def _lengths_in_step(self, share: int, samples: int) -> list[int]:
         """As many micro-batches on every rank, under the smallest cap of all."""
@@ -227,25 +236,6 @@ class Trainer:
         sizes = self._micro.sizes
         return {"cap": sizes.wish(in_step=self.settings.in_step), "settled": sizes.settled}
 
-    def _work(self, share: Sequence[int], samples: int, loader: Loader | None, measure: bool) -> WindowWork:
-        items = list(share)
-        costs: Sequence[int]
-        if self._costs is None:
-            costs = [1] * len(items)
-        else:
-            known = self._costs
-            items.sort(key=lambda item: -known[item])
-            costs = [known[item] for item in items]
-
-        def fetch(part: Sequence[int]) -> Batch:
-            prepared = loader.take(part) if loader is not None else None
-            for item, one in zip(part, prepared or (), strict=False):
-                if isinstance(one, NotPrepared):
-                    raise RequestError(f"training sample {self._items.ids[item]} cannot be used: {one.message}")
-            return self._items.batch(part, prepared)
-
-        return WindowWork(items=items, costs=costs, samples=samples, fetch=fetch, measure_noise=measure)
-
     def _agree_on_sizes(self, votes: Sequence[Any]) -> None:
         """Unless each rank goes its own way, the smallest cap holds for all."""
         if self.settings.per_rank or self._world.size == 1:
@@ -265,32 +255,12 @@ class Trainer:
         assert total is not None
         assert weight is not None
         if not math.isfinite(loss):
-            self._refuse_loss(unread, loss)
+            refuse_loss(loss, unread.record, unread.done, self._items, self._agreement, self._files)
         record = StepRecord(loss=loss, **unread.record)
         self.progress.learnt(total, weight)
         self._adaptive.observe(unread.record["step"], unread.samples, figures)
         self._files.append_step(record)
         self._listener.step(record)
-
-    def _refuse_loss(self, unread: _Unread, loss: float) -> None:
-        """Every rank comes here at the same step: the sums are the same on all."""
-        guilty = [
-            self._items.ids[item]
-            for part in unread.done.parts
-            if not math.isfinite(float(part.total))
-            for item in part.items
-        ]
-        everywhere: list[list[str]] = self._agreement.gather(Outcome(value=guilty))
-        ids = [name for one in everywhere for name in one]
-        step = unread.record["step"]
-        self._files.write_bad_batch(step=step, epoch=unread.record["epoch"], loss=loss, ids=ids)
-        last = self._files.last_checkpoint()
-        kept = f"the last good checkpoint is {last}" if last is not None else "there is no checkpoint yet"
-        shown = ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
-        raise BrimError(
-            f"step {step}: the loss is {loss}. The samples with it: {shown} (all in bad_batch.json); {kept}. A smaller "
-            "hp.learning_rate, training.gradient_clip or other data may help"
-        )
 
     def _maybe_checkpoint(self) -> None:
         every = self.settings.checkpoint_every

@@ -47,6 +47,7 @@ class Objective(abc.ABC):
 
     task: str
     figures: tuple[str, ...]  # of validation, each a mean over samples
+    counts_samples = True  # whether a sum's weight is the number of its samples, known before it is computed
     higher_is_better: frozenset[str] = frozenset({"top1", "top5"})
 
     @abc.abstractmethod
@@ -130,6 +131,7 @@ class OwnLoss(Objective):
 
     task = "own"
     figures = ("loss",)
+    counts_samples = False
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
         """As the model says; a mean is refused, since means of micro-batches do not add up."""

@@ -87,7 +87,7 @@ class OptimizerStep:
             self._group.add_up(sums)
         else:
             self._group.sum_gradients(self.parameters, sums, absent=absent)
-        if isinstance(done.weight, torch.Tensor):  # tokens: how many there are is known only now
+        if not self._micro.objective.counts_samples:  # tokens, say: how many all ranks have is known only now
             self._scale_gradients(samples / sums[1])
         large = None
         if measured:

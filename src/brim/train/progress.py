@@ -31,11 +31,14 @@ class Progress:
     waited: int = 0  # epochs without a gain
     stopped_early: bool = False
 
-    def stepped(self, window: Window, seconds: float) -> None:
+    def stepped(self, window: Window) -> None:
         """An optimizer step was made."""
         self.step += 1
         self.position = window.stop
         self.samples += window.samples
+
+    def spent(self, seconds: float) -> None:
+        """Training took so long."""
         self.train_seconds += seconds
         self.epoch_seconds += seconds
 

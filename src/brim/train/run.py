@@ -161,14 +161,14 @@ class _Run:
     def _go_on(self, parts: Assembled) -> None:
         """From the checkpoint in the folder where that was asked for; a folder with one is not written over."""
 
-        def resume() -> None:
+        def resume() -> int:
             checkpoint = find_checkpoint(self.folder)
-            if checkpoint is None:
-                return
-            if not self.request.resume:
+            if not self.request.resume and (checkpoint is not None or (self.folder / "run.json").exists()):
                 raise RequestError(
                     f"--output {self.folder}: it holds a run; go on with --resume, or choose another folder"
                 )
+            if checkpoint is None:
+                return 0
             stored: Any = read_json(checkpoint / "state.json") or {}
             if stored.get("fingerprint") != parts.around.fingerprint:
                 what = (
@@ -179,8 +179,14 @@ class _Run:
                     "with, or choose another folder"
                 )
             parts.resume(checkpoint)
+            return parts.trainer.progress.step
 
-        self.agreement.run_on_all(resume)
+        steps = self.agreement.run_on_all(resume)
+        if len(set(steps)) > 1:
+            found = ", ".join(f"rank {rank} step {step}" for rank, step in enumerate(steps))
+            raise RequestError(
+                f"--resume: the ranks find different checkpoints in {self.folder} ({found}); share the folder"
+            )
         later = parts.files.open(keep_steps=parts.trainer.progress.step)
         if self.world.size == 1:
             parts.trainer.replay = {line["step"]: list(line["micro_batches"]) for line in later}

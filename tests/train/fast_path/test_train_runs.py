@@ -459,3 +459,12 @@ def test_models_are_not_touched_by_training() -> None:
     problem = Problem(make_model=lambda seed: copy.deepcopy(kept[seed]), data=problem.data, criterion=problem.criterion)
     train(problem, 2, "stacked")
     assert all(torch.equal(before[name], part) for name, part in kept[0].state_dict().items())
+
+
+def test_on_a_processor_a_smaller_stack_is_tried_too_and_every_run_is_trained() -> None:
+    trained = train(preference_problem(), 9, "stacked", epochs=1)
+    assert {trial.runs for trial in trained.trials} == {1, 4, 9}
+    assert trained.stack in (4, 9)
+    alone = train(preference_problem(), 9, "resident", epochs=1)
+    for one, other in zip(trained.outcomes, alone.outcomes, strict=True):
+        assert_same(one, other)

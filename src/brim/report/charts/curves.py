@@ -91,9 +91,8 @@ def _pointed(count: int, lines: Sequence[Line], row: Row) -> bool:
 def _horizontal(places: Sequence[float], title: str, *, whole: bool) -> Any:
     low, high = min(places, default=0.0), max(places, default=1.0)
     domain = padded(low, high, 0.04) if whole else [0.0, 1.012 * high or 1.0]  # a symbol at the end stays whole
-    labels = alt.Axis(
-        format=".3~s" if high >= 100_000 else ",~r", labelOverlap="greedy", **({"tickMinStep": 1} if whole else {})
-    )
+    counted: dict[str, Any] = {"tickMinStep": 1} if whole else {}
+    labels = alt.Axis(format=".3~s" if high >= 100_000 else ",~r", labelOverlap="greedy", **counted)
     return alt.X("x:Q", title=title, scale=alt.Scale(domain=domain, nice=False, zero=False), axis=labels)
 
 

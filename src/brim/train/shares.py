@@ -1,0 +1,41 @@
+"""One rank's share of a window as work: the dearest samples first, fetched part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from brim.errors import RequestError
+from brim.execute.loader import Loader, NotPrepared
+from brim.train.items import Items
+from brim.train.micro_batches import WindowWork
+from brim.train.objective import Batch
+
+__all__ = ["Shares"]
+
+
+class Shares:
+    """Makes work of item numbers."""
+
+    def __init__(self, items: Items) -> None:
+        self._items = items
+        self._costs = None if items.uniform else [items.cost(item) for item in range(len(items))]
+
+    def work(
+        self, share: Sequence[int], samples: int, loader: Loader | None, *, measure_noise: bool = False
+    ) -> WindowWork:
+        """The work of a share in a window of so many samples; without a loader items are prepared as they are fetched."""
+        items = list(share)
+        costs = [1] * len(items)
+        if self._costs is not None:
+            known = self._costs
+            items.sort(key=lambda item: -known[item])  # the order within a window changes nothing, and padding less
+            costs = [known[item] for item in items]
+
+        def fetch(part: Sequence[int]) -> Batch:
+            prepared = None if loader is None else loader.take(part)
+            for item, one in zip(part, prepared or (), strict=False):
+                if isinstance(one, NotPrepared):
+                    raise RequestError(f"training sample {self._items.ids[item]} cannot be used: {one.message}")
+            return self._items.batch(part, prepared)
+
+        return WindowWork(items=items, costs=costs, samples=samples, fetch=fetch, measure_noise=measure_noise)
