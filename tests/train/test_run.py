@@ -106,6 +106,17 @@ def test_under_a_limit_the_size_is_found_without_running_out(features: Path, tmp
     assert result.plan.memory.headroom_bytes is not None
 
 
+def test_a_validation_batch_that_does_not_fit_is_split(features: Path, tmp_path: Path) -> None:
+    nested = settings_of(features, hp__batch_size=4, hp__epochs=1, data__val_fraction=0.5)
+    free = run(nested | {"training": {**nested["training"], "eval_batch_size": 120}}, tmp_path / "free")
+    tight = {**nested["training"], "eval_batch_size": 120, "memory_limit": "9000"}
+    result = run(nested | {"training": tight}, tmp_path / "tight")
+    assert result.summary["oom_events"] > 0
+    assert result.summary["eval_batch_size"] < 120
+    assert free.summary["eval_batch_size"] == 120
+    assert result.metrics["val_loss"]["mean"] == pytest.approx(free.metrics["val_loss"]["mean"], abs=1e-12)
+
+
 def test_nothing_fits_is_exit_3_with_remedies(features: Path, tmp_path: Path) -> None:
     with pytest.raises(DoesNotFitError, match="What may help"):
         run(settings_of(features, training__memory_limit="3000"), tmp_path / "run")
@@ -214,6 +225,9 @@ def test_a_batch_that_may_grow_follows_the_noise_scale(tmp_path: Path) -> None:
     assert [step.samples for step in watcher.steps] == sorted({step.samples for step in watcher.steps})
     seen = sum(step.effective_batch for step in watcher.steps)
     assert seen == 24 * 512  # every sample in every epoch, whatever the batch
+    run(nested | {"hp": nested["hp"] | {"epochs": 5}}, tmp_path / "parts")  # in the middle of the growth
+    run(nested, tmp_path / "parts", resume=True)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "run")
 
 
 def test_an_effective_batch_beyond_the_data_is_the_data(features: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class Shares:
     def work(
         self, share: Sequence[int], samples: int, loader: Loader | None, *, measure_noise: bool = False
     ) -> WindowWork:
-        """The work of a share in a window of so many samples; without a loader items are prepared as they are fetched."""
+        """The work of a share of a window; without a loader items are prepared as they are fetched."""
         items = list(share)
         costs = [1] * len(items)
         if self._costs is not None:

@@ -42,7 +42,8 @@ def loss_section(training: TrainingRun) -> Section:
     spans = [span for span in training.steps.spans if span.weight]
     means = smoothed(spans)
     rows = [_at(span.samples, mean, TRAINING, significant) for span, mean in means]
-    fine = [_at(span.samples, span.loss, TRAINING, significant) for span in spans if span.loss is not None]
+    rough = means if any(mean != span.loss for span, mean in means) else []  # of a few steps there is no running mean
+    fine = [_at(span.samples, span.loss, TRAINING, significant) for span, _ in rough]
     held_out = [
         _at(row["samples"], row["val_loss"], VALIDATION, significant)
         for row in training.epochs
@@ -70,7 +71,7 @@ def loss_section(training: TrainingRun) -> Section:
         keys=tuple(curve_key(line, points=line.label == VALIDATION) for line in lines),
     )
     told = []
-    if len(fine) > 1:
+    if fine:
         each = "each step" if training.steps.num_steps == len(fine) else "a few neighbouring steps together"
         told.append(f"Faint: the loss of {each}. Bold: its running mean over a twentieth of the run.")
     return Section(title="Loss", paragraphs=tuple(told), panels=(panel,), table=table, table_open=len(table.rows) <= 5)
