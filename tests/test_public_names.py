@@ -69,6 +69,7 @@ def test_a_grid_is_expanded_without_torch() -> None:
         ["--version"],
         ["cache", "--help"],
         ["report", "--help"],
+        ["train", "--help"],
         ["train", "dpo", "--help"],
         ["encode", "--help"],
     ],

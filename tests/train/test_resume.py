@@ -165,6 +165,7 @@ def test_resuming_where_there_is_no_run_is_refused(features: Path, tmp_path: Pat
         ({"model__params": {"hidden": [8]}}, "model"),
         ({"hp__learning_rate": 0.5}, "settings"),
         ({"data__val_fraction": 0.3}, "data"),
+        ({"hp__effective_batch": 32}, "batch"),
     ],
 )
 def test_resuming_another_run_is_refused_and_nothing_is_lost(
@@ -177,6 +178,18 @@ def test_resuming_another_run_is_refused_and_nothing_is_lost(
         run(settings_of(features, **changes), tmp_path / "run", resume=True)
     assert losses(tmp_path / "run") == kept
     assert list((tmp_path / "run").glob("checkpoint-*"))
+
+
+def test_a_run_resumes_with_another_micro_batch_and_the_same_effective_one(features: Path, tmp_path: Path) -> None:
+    """Asked for in another way, it is the same batch; how it is cut changes nothing but the last digits."""
+    nested = settings_of(features, hp__epochs=1, hp__batch_size=16)
+    del nested["hp"]["effective_batch"]
+    run(nested, tmp_path / "run")
+    again = settings_of(features, hp__epochs=2, hp__batch_size=4, hp__effective_batch=16, hp__base_batch=16)
+    result = run(again, tmp_path / "run", resume=True)
+    assert result.summary["epochs"] == 2
+    run(settings_of(features, hp__epochs=2), tmp_path / "whole")
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=1e-9)
 
 
 def test_a_run_that_is_over_can_be_given_more_epochs(features: Path, tmp_path: Path) -> None:

@@ -315,6 +315,19 @@ def test_synchronised_batch_normalisation_is_refused_with_the_reason(tmp_path: P
         run(nested, tmp_path / "run")
 
 
+def test_batch_normalisation_of_single_values_refuses_a_batch_of_one(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(BLOCKS, encoding="utf-8")
+    write_features(tmp_path / "features.npz", count=70)  # 63 to learn from: 31 pairs and a lone one
+    nested = settings_of(tmp_path / "features.npz", model__params={}, data__type="features", hp__effective_batch=1)
+    nested["model"]["type"] = f"py:{tmp_path / 'nets.py'}:normalised"
+    with pytest.raises(RequestError, match="batch normalisation needs at least 2 samples"):
+        run(nested, tmp_path / "one")
+    nested["hp"]["effective_batch"] = 2
+    result = run(nested, tmp_path / "two")
+    assert result.summary["samples"] == 3 * 63  # the lone sample went with the pair before it
+    assert result.summary["steps"] == 3 * 31
+
+
 def test_fit_trains_from_python(features: Path, tmp_path: Path) -> None:
     result = brim.fit(settings_of(features), output=tmp_path / "run", use_cache=False)
     assert result.summary["epochs"] == 3
@@ -335,6 +348,9 @@ class Block(nn.Module):
 
 def blocks(num_classes: int = 3):
     return nn.Sequential(nn.Linear(6, 8), *[Block(8) for _ in range(3)], nn.Linear(8, num_classes))
+
+def normalised(num_classes: int = 3):
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes))
 
 def synced(num_classes: int = 3):
     return nn.Sequential(nn.Linear(6, 8), nn.SyncBatchNorm(8), nn.Linear(8, num_classes))

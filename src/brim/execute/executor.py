@@ -18,6 +18,7 @@ from brim.config.sizes import format_bytes
 from brim.errors import DoesNotFitError, LostError, RequestError
 from brim.execute.figures import ExecutionFigures
 from brim.execute.governor import Governor
+from brim.execute.interrupts import InterruptWatch
 from brim.execute.queue import WorkQueue, padded_cost
 from brim.memory.failures import Failure, FailureKind, classify
 from brim.records import Probe, Verdict
@@ -140,8 +141,14 @@ class Executor:
     def run(self, items: Iterable[int]) -> None:
         """Do every item once, dearest first."""
         queue = WorkQueue(self._costs, items, by_count=self._by_count)
+        with InterruptWatch() as interrupts:
+            self._empty(queue, interrupts)
+
+    def _empty(self, queue: WorkQueue, interrupts: InterruptWatch) -> None:
+        """Batch by batch, one of them under way while the next is started."""
         flight: _Flight | None = None
         while (queue or flight is not None) and not self._hopeless():
+            interrupts.check()
             following = self._take_off(queue) if queue else None
             if flight is not None:
                 self._land(queue, flight)

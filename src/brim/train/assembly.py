@@ -69,7 +69,8 @@ class Assembled:
         limit = resolve_limit(self.memory, asked_bytes=request.memory_limit_bytes, margin=settings.training.margin)
         self.limit_bytes = limit.usable_bytes
         self.metered = request.limited or not self.memory.meter_slows
-        self.refuse_with_shards()
+        self._refuse_too_few()
+        self._refuse_with_shards()
         options = optimizer_options(settings)
         self.trainable = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
         if not self.trainable:
@@ -104,24 +105,24 @@ class Assembled:
         )
         self.trainer = self._make_trainer()
 
-    def refuse_with_shards(self) -> None:
+    def _refuse_too_few(self) -> None:
+        """An effective batch that leaves a rank with fewer samples than it needs."""
+        needed = self.subject.smallest if self.subject.smallest > 1 or self.around.sharded else 0
+        if self.effective.batch < needed * self.ranks:
+            why = "batch normalisation needs" if self.subject.smallest > 1 else "with training.fsdp every rank needs"
+            raise RequestError(
+                f"an effective batch of {self.effective.batch} on {self.ranks} ranks: {why} at least {needed} samples "
+                "on each rank in every step; give a larger hp.effective_batch"
+            )
+
+    def _refuse_with_shards(self) -> None:
         """What does not go together with a sharded model."""
         if not self.around.sharded:
             return
-        if self.scaler_needed:
+        if self.subject.scaled:
             raise RequestError("training.fsdp: gradients of shards are not scaled; use bfloat16 instead of float16")
         if self.memory.meter_slows and self.request.limited:
             raise RequestError("training.fsdp: the CPU's meter cannot follow shards; leave the memory limit out")
-        if self.effective.batch < self.ranks:
-            raise RequestError(
-                f"training.fsdp: every rank needs a sample in each step, and an effective batch of "
-                f"{self.effective.batch} has too few for {self.ranks} ranks; give a larger hp.effective_batch"
-            )
-
-    @property
-    def scaler_needed(self) -> bool:
-        """Whether gradients are scaled, as float16 wants it."""
-        return self.subject.scaled
 
     @property
     def sizes(self) -> MicroSizes:

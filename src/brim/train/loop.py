@@ -133,9 +133,9 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             loader = self._open_loader(stack, rest)
             while progress.position < count and not self._enough_steps():
-                smallest = self._micro.sizes.request.smallest * self._world.size  # also: a sample for every rank
                 batch = self._adaptive.effective_batch
-                self._step(next_window(progress.position, count, batch, smallest=smallest), order, loader)
+                window = next_window(progress.position, count, batch, smallest=self._smallest_window())
+                self._step(window, order, loader)
                 self._maybe_checkpoint()
             if loader is not None:
                 self.loader_wait_seconds += loader.wait_seconds
@@ -146,6 +146,11 @@ class Trainer:
         started = time.perf_counter()
         self._read_last()
         progress.spent(time.perf_counter() - started)
+
+    def _smallest_window(self) -> int:
+        """Samples that every rank needs together; a rank may have none, unless it runs in step with the others."""
+        smallest = self._micro.sizes.request.smallest
+        return smallest * self._world.size if smallest > 1 or self.settings.in_step else 1
 
     def _enough_steps(self) -> bool:
         return self.settings.max_steps is not None and self.progress.step >= self.settings.max_steps

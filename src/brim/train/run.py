@@ -29,6 +29,7 @@ from brim.train.interrupt import interrupt_as_request
 from brim.train.listener import TrainFacts, TrainListener
 from brim.train.request import TrainRequest
 from brim.train.run_files import read_steps
+from brim.train.sizing import EarlierSizes, choose_effective_batch
 from brim.train.subject import Subject, open_subject
 from brim.train.summary import RankReport, summarise
 
@@ -138,7 +139,7 @@ class _Run:
 
         def open_here() -> str:
             opened.append(open_subject(self.request.settings))
-            return combined_fingerprint(opened[0].identity())
+            return combined_fingerprint({**opened[0].identity(), "batch": self._batch(opened[0])})
 
         prints = self.agreement.run_on_all(open_here)
         for number, other in enumerate(prints):
@@ -148,6 +149,14 @@ class _Run:
                     f"rank {number} does not have the same {parts} as rank 0: give all ranks the same files"
                 )
         return opened[0], prints[0]
+
+    def _batch(self, subject: Subject) -> dict[str, Any]:
+        """The effective batch, however it was asked for: a run is resumed with the same one."""
+        earlier = EarlierSizes.read(self.request.plan) if self.request.plan is not None else None
+        effective = choose_effective_batch(
+            self.request.settings, samples=len(subject.data.train), ranks=self.world.size, earlier=earlier
+        )
+        return {"batch": effective.batch, "base": effective.base, "grows": effective.grows}
 
     def _join(self, subject: Subject) -> RankGroup:
         group = RankGroup(subject.device)

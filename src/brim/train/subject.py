@@ -48,10 +48,10 @@ class Subject:
         return self.learner.model
 
     def identity(self) -> dict[str, Mapping[str, Any]]:
-        """What the result of a run depends on, in parts: model, data, settings."""
+        """What the result of a run depends on beside its batch, in parts: model, data, settings."""
         shapes = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
         settings = self.settings.to_json()
-        for name in ("epochs", "max_steps", "batch_size"):
+        for name in ("epochs", "max_steps", "batch_size", "effective_batch", "base_batch"):
             settings["hp"].pop(name)
         kept = ("gradient_clip", "lr_scale", "scale_betas", "fsdp")
         settings["training"] = {name: settings["training"][name] for name in kept}
