@@ -297,36 +297,6 @@ def test_a_trace_that_fails_leaves_nothing_changed_either() -> None:
     assert torch.ones(2).add(1).tolist() == [2, 2]
 
 
-def test_an_interrupted_trace_leaves_nothing_changed() -> None:
-    model = Remembering()
-
-    def interrupted(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        model(batch)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        trace_workload(training(model, rows, interrupted), 8)
-    assert model.table is None
-    assert model.norm.num_batches_tracked.item() == 0
-
-
-def test_a_model_and_an_optimizer_that_were_not_named_are_put_back_too() -> None:
-    model = perceptron()
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step(batch: torch.Tensor) -> None:
-        model(batch).square().mean().backward()
-        optimizer.step()
-
-    trace = trace_workload(CallableWorkload(step=step, make_batch=rows), 8)
-    assert trace.approximate is None
-    assert trace.resident()["inputs"] == 4 * 8 * 64 + sum(4 * parameter.numel() for parameter in model.parameters())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert not optimizer.state
-    step(rows(4))  # goes on for real
-    assert all(type(state["exp_avg"]) is torch.Tensor for state in optimizer.state.values())
-
-
 def test_sizes_that_make_no_sense_are_refused() -> None:
     workload = training(perceptron(), rows)
     with pytest.raises(RequestError, match="batch_size=0"):

@@ -17,7 +17,7 @@ from brim.forecast.attention import AttentionKernels
 from brim.forecast.composite import composite
 from brim.forecast.events import Target
 from brim.forecast.fused_norm import RmsNormKernel
-from brim.forecast.kernel_scratch import LATE_SCRATCH, SCRATCH, WITNESSES
+from brim.forecast.kernel_scratch import SCRATCH, WITNESSES
 from brim.forecast.recurrent import RECURRENT, RecurrentKernel
 from brim.forecast.tracer import Tracer, counts_of_last_reference
 
@@ -39,7 +39,6 @@ def as_on_cuda(tracer: Tracer, target: Target | None) -> Iterator[None]:
     tracer.install(
         {**_replacements(attention), **{_overload(name): _by(kernel) for name, kernel in chosen.items()}},
         SCRATCH,
-        LATE_SCRATCH,
         WITNESSES,
     )
     # Where autograd is at work, composite operations are taken apart above the tracer: replace them there.

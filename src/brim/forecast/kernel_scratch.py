@@ -15,68 +15,67 @@ import torch
 from brim.forecast.events import ConvCall
 from brim.forecast.tracer import Scratch, Tracer, Witness
 
-__all__ = ["LATE_SCRATCH", "SCRATCH", "WITNESSES"]
+__all__ = ["SCRATCH", "WITNESSES"]
 
 aten = torch.ops.aten
 
 
-def _convolution_scratch(args: tuple[Any, ...]) -> list[int]:
+def _convolution_scratch(args: tuple[Any, ...]) -> int:
     """cuDNN wants its operands dense in one memory format: what is not is copied first."""
     operands = [operand for operand in args[:3] if isinstance(operand, torch.Tensor) and operand.dim() > 2]
-    return [_bytes(operand) for operand in operands if not _is_dense(operand)]
+    return sum(_bytes(operand) for operand in operands if not _is_dense(operand))
 
 
-def _contiguous_scratch(args: tuple[Any, ...]) -> list[int]:
+def _contiguous_scratch(args: tuple[Any, ...]) -> int:
     """A kernel that works on contiguous memory: the first operands are copied where they are not."""
     operands = [operand for operand in args[:2] if isinstance(operand, torch.Tensor)]
-    return [_bytes(operand) for operand in operands if not operand.is_contiguous()]
+    return sum(_bytes(operand) for operand in operands if not operand.is_contiguous())
 
 
-def _softmax_backward_scratch(args: tuple[Any, ...]) -> list[int]:
+def _softmax_backward_scratch(args: tuple[Any, ...]) -> int:
     """The product of gradient and output is made first, in full."""
     gradient, output = args[:2]
     product = output.numel() * torch.promote_types(gradient.dtype, output.dtype).itemsize
-    return [product, *_contiguous_scratch(args)]
+    return int(product) + _contiguous_scratch(args)
 
 
-def _product_scratch(args: tuple[Any, ...]) -> list[int]:
+def _product_scratch(args: tuple[Any, ...]) -> int:
     """cuBLAS reads matrices with one dense dimension, rows or columns; any other operand is copied first."""
     operands = [operand for operand in args if isinstance(operand, torch.Tensor) and operand.dim() >= 2]
-    return [_bytes(operand) for operand in operands[-2:] if not _is_matrix(operand)]
+    return sum(_bytes(operand) for operand in operands[-2:] if not _is_matrix(operand))
 
 
-def _embedding_backward_scratch(args: tuple[Any, ...]) -> list[int]:
+def _embedding_backward_scratch(args: tuple[Any, ...]) -> int:
     """Beyond 3,072 indices they are sorted: keys and values, in and out."""
     indices: torch.Tensor = args[1]
-    return [] if indices.numel() <= 3072 else [8 * indices.numel()] * 4
+    return 0 if indices.numel() <= 3072 else 4 * 8 * indices.numel()
 
 
-def _index_put_scratch(args: tuple[Any, ...]) -> list[int]:
+def _index_put_scratch(args: tuple[Any, ...]) -> int:
     """Accumulating at indices sorts them first: one linear index per value written, keys and values, in and out."""
     if len(args) < 4 or not args[3]:
-        return []
+        return 0
     indices = [index for index in args[1] if isinstance(index, torch.Tensor)]
     count = math.prod(torch.broadcast_shapes(*(index.shape for index in indices))) if indices else 0
-    return [8 * count] * 4
+    return 4 * 8 * count
 
 
-def _safe_softmax_scratch(args: tuple[Any, ...]) -> list[int]:
+def _safe_softmax_scratch(args: tuple[Any, ...]) -> int:
     """The plain softmax before rows without any key are zeroed, and where those are."""
-    return [_bytes(args[0]), args[0].numel()]
+    return _bytes(args[0]) + int(args[0].numel())
 
 
-def _roll_scratch(args: tuple[Any, ...]) -> list[int]:
+def _roll_scratch(args: tuple[Any, ...]) -> int:
     """One dimension after the other, each into memory of its own."""
     shifts = args[1] if isinstance(args[1], (list, tuple)) else (args[1],)
-    return [_bytes(args[0])] * (len(shifts) - 1)
+    return _bytes(args[0]) * max(len(shifts) - 1, 0)
 
 
-def _sort_scratch(args: tuple[Any, ...]) -> list[int]:
+def _sort_scratch(args: tuple[Any, ...]) -> int:
     """A second copy of keys and positions, to sort between."""
-    return [_bytes(args[0]), 8 * args[0].numel()]
+    return _bytes(args[0]) + 8 * int(args[0].numel())
 
 
-# Taken before the results.
 SCRATCH: dict[Any, Scratch] = {
     aten.convolution.default: _convolution_scratch,
     aten.convolution_backward.default: _convolution_scratch,
@@ -85,22 +84,19 @@ SCRATCH: dict[Any, Scratch] = {
     aten.index_put_.default: _index_put_scratch,
     aten._index_put_impl_.default: _index_put_scratch,
     aten._safe_softmax.default: _safe_softmax_scratch,
+    aten._softmax_backward_data.default: _softmax_backward_scratch,
+    aten._softmax.default: _contiguous_scratch,
+    aten._log_softmax.default: _contiguous_scratch,
+    aten._log_softmax_backward_data.default: _contiguous_scratch,
     aten.native_layer_norm.default: _contiguous_scratch,
     aten.native_layer_norm_backward.default: _contiguous_scratch,
     aten.native_group_norm.default: _contiguous_scratch,
     aten.native_group_norm_backward.default: _contiguous_scratch,
-    aten.roll.default: _roll_scratch,
-}
-# Taken after them: torch makes the results of these before it calls their kernels.
-LATE_SCRATCH: dict[Any, Scratch] = {
-    aten._softmax.default: _contiguous_scratch,
-    aten._softmax_backward_data.default: _softmax_backward_scratch,
-    aten._log_softmax.default: _contiguous_scratch,
-    aten._log_softmax_backward_data.default: _contiguous_scratch,
     aten.mm.default: _product_scratch,
     aten.bmm.default: _product_scratch,
     aten.addmm.default: _product_scratch,
     aten.baddbmm.default: _product_scratch,
+    aten.roll.default: _roll_scratch,
     aten.sort.default: _sort_scratch,
     aten.sort.stable: _sort_scratch,
 }

@@ -37,7 +37,6 @@ class RealValues:
         self._copies: dict[int, _Held] = {}  # by address of a storage from outside: a copy of all of it
         self._stand_ins: dict[int, _Held] = {}  # by identity of a tensor from outside
         self._adopted: list[tuple[Ghost, Block | None]] = []  # ghosts from outside, and what they were on
-        self._leaves: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # parameters from outside, and gradients
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
         """The block that a tensor is on; one from outside is resident from now on."""
@@ -53,14 +52,10 @@ class RealValues:
         return self._ledger.bound(storage) or self.adopt(tensor, "inputs")
 
     def release(self) -> None:
-        """Give what comes from outside back what it had before: ghosts their blocks, parameters their gradients."""
+        """Give the ghosts from outside back what they were on before."""
         for ghost, block in self._adopted:
             ghost.block = block
-        for leaf, gradient in self._leaves:
-            if leaf.grad is not gradient:
-                leaf.grad = gradient
         self._adopted.clear()
-        self._leaves.clear()
 
     def adopt(self, tensor: torch.Tensor, label: Category) -> Block | None:
         """Count a tensor from outside as resident."""
@@ -80,8 +75,6 @@ class RealValues:
             block = block or self._ledger.take_resident(storage.nbytes(), label)
             if block is not None:
                 self._ledger.bind(storage, block)
-            if tensor.is_leaf and tensor.requires_grad:
-                self._leaves.append((tensor, tensor.grad))
         return block
 
     def born(self, tensor: torch.Tensor, op: str, *, on_device: bool = True) -> None:

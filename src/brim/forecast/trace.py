@@ -130,34 +130,18 @@ def _settings_of_cuda(tracer: Tracer, target: Target | None) -> Iterator[None]:
         stance: Any = getattr(torch.compiler, "set_stance", None)
         if stance is not None and "torch._dynamo" in sys.modules:  # else nothing here is compiled
             stack.enter_context(stance("force_eager"))
-        before_each_step = _BeforeOptimizerSteps(tracer)
-        stack.callback(before_each_step.put_back)
-        stack.callback(register_optimizer_step_pre_hook(before_each_step).remove)
+        # A gradient's label must be there before a step drops it.
+        handle = register_optimizer_step_pre_hook(_label_gradients_for(tracer))
+        stack.callback(handle.remove)
         yield
 
 
-class _BeforeOptimizerSteps:
-    """Labels gradients before a step drops them, and keeps the state of optimizers that the workload did not name."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
-        self._held: dict[int, tuple[torch.optim.Optimizer, dict[Any, Any], list[dict[str, Any]]]] = {}
-
-    def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _label_gradients_for(tracer: Tracer) -> Any:
+    def label(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        _label(self._tracer, (parameter.grad for parameter in parameters), "gradients")
-        if id(optimizer) not in self._held:
-            state = {parameter: dict(held) for parameter, held in optimizer.state.items()}
-            self._held[id(optimizer)] = (optimizer, state, [dict(group) for group in optimizer.param_groups])
+        _label(tracer, (parameter.grad for parameter in parameters), "gradients")
 
-    def put_back(self) -> None:
-        """As before the first step."""
-        for optimizer, state, groups in self._held.values():
-            optimizer.state.clear()
-            optimizer.state.update(state)
-            for group, held in zip(optimizer.param_groups, groups, strict=True):
-                group.clear()
-                group.update(held)
+    return label
 
 
 def _label_state(tracer: Tracer, workload: Workload) -> None:

@@ -51,7 +51,7 @@ class Facts:
 
 
 Replacement = Callable[["Tracer", Any, tuple[Any, ...], dict[str, Any]], Any]  # NotImplemented: run it as it is
-Scratch = Callable[[tuple[Any, ...]], list[int]]  # bytes of each block, from the positional arguments
+Scratch = Callable[[tuple[Any, ...]], int]  # bytes, from the positional arguments
 Witness = Callable[["Tracer", tuple[Any, ...], dict[str, Any], list[torch.Tensor]], None]
 
 
@@ -70,7 +70,6 @@ class _Traits:
     is_copy: bool
     replacement: Replacement | None
     scratch: Scratch | None
-    late_scratch: Scratch | None
     witness: Witness | None
 
 
@@ -85,7 +84,6 @@ class Tracer(TorchDispatchMode):
         self.device_type = device_type  # of the tensors that count
         self._replacements: dict[Any, Replacement] = dict(UNKNOWN_VALUES)
         self._scratch: Mapping[Any, Scratch] = {}
-        self._late_scratch: Mapping[Any, Scratch] = {}
         self._witnesses: Mapping[Any, Witness] = {}
         self._traits: dict[int, _Traits] = {}  # by identity: operations are never made anew, and slow to hash
         self._kernel: str | None = None  # that is being imitated by other operations
@@ -99,13 +97,11 @@ class Tracer(TorchDispatchMode):
         self,
         replacements: Mapping[Any, Replacement],
         scratch: Mapping[Any, Scratch] | None = None,
-        late_scratch: Mapping[Any, Scratch] | None = None,
         witnesses: Mapping[Any, Witness] | None = None,
     ) -> None:
-        """Let some operations be answered otherwise, take scratch before or after their results, or be noted."""
+        """Let some operations be answered otherwise, take scratch, or be noted."""
         self._replacements.update(replacements)
         self._scratch = scratch or {}
-        self._late_scratch = late_scratch or {}
         self._witnesses = witnesses or {}
         self._traits.clear()
 
@@ -168,9 +164,6 @@ class Tracer(TorchDispatchMode):
             done, result = self._run_for_real(func, traits, args, kwargs, tensors)
             if done:
                 return result
-        for tensor in tensors:
-            if not isinstance(tensor, Ghost):
-                self.values.block_of(tensor)  # one from outside is there from now on
         if traits.returns_arguments is not None:  # in place: its results are among its arguments
             self._change_shape(func, traits, args, kwargs)
             self._book(traits, args, kwargs, [])
@@ -240,10 +233,10 @@ class Tracer(TorchDispatchMode):
         device = _device_of(kwargs, tensors)
         counts = device.type == self.device_type and not kwargs.get("pin_memory")
         op = self._kernel or traits.name
-        held = self._take_scratch(traits.scratch, args, op)
+        nbytes = traits.scratch(args) if traits.scratch is not None else 0
+        held = self.ledger.take(nbytes, f"{op} scratch")
         results: list[torch.Tensor] = []
         result = self._made(spec, device, op, tensors, {}, results, counts=counts)
-        held += self._take_scratch(traits.late_scratch, args, op)
         if traits.is_copy and isinstance(tensors[0], Ghost) and tensors[0].density is not None:
             result.density = tensors[0].density
         if traits.witness is not None:
@@ -292,13 +285,12 @@ class Tracer(TorchDispatchMode):
         self, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[torch.Tensor]
     ) -> None:
         """Scratch and facts of an operation that takes no new memory for its results."""
-        self._take_scratch(traits.scratch, args, self._kernel or traits.name)  # given back at once
+        if traits.scratch is not None:
+            nbytes = traits.scratch(args)
+            if nbytes:
+                self.ledger.take(nbytes, f"{self._kernel or traits.name} scratch")  # given back at once
         if traits.witness is not None:
             traits.witness(self, args, kwargs, results)
-
-    def _take_scratch(self, scratch: Scratch | None, args: tuple[Any, ...], op: str) -> list[Block | None]:
-        """What a kernel holds beside its results, for as long as the caller holds it."""
-        return [] if scratch is None else [self.ledger.take(nbytes, f"{op} scratch") for nbytes in scratch(args)]
 
     def _learn(self, func: Any) -> _Traits:
         schema = func._schema
@@ -317,7 +309,6 @@ class Tracer(TorchDispatchMode):
             is_copy=func in _COPIES,
             replacement=self._replacements.get(func),
             scratch=self._scratch.get(func),
-            late_scratch=self._late_scratch.get(func),
             witness=self._witnesses.get(func),
         )
         self._traits[id(func)] = traits
