@@ -1,7 +1,7 @@
 """Does the energy head tell molecules with unseen scaffolds from others? A real scaffold split, beside the baselines.
 
-    pip download --no-deps molsets -d /tmp/molsets
-    python benchmarks/molecules.py /tmp/molsets/molsets-*.whl --count 3000 --bits 1024
+    pip download --no-deps molsets -d molsets
+    python benchmarks/molecules.py molsets/molsets-*.whl --count 3000 --bits 1024
 
 In-distribution is MOSES' test set, out-of-distribution its test set of scaffolds that occur nowhere else; both are
 drawn from the same collection, so little but the scaffolds tells them apart. Every method sees the same Morgan

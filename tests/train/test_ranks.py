@@ -35,8 +35,9 @@ from training_runs import (
     write_features,
 )
 
-from brim.errors import BrimError
+from brim.errors import BrimError, RequestError
 from brim.memory.devices import CpuMemory
+from brim.train import run_files
 from brim.train.objective import Batch, Classification, LossSum
 from brim.train.run import run_training
 
@@ -167,6 +168,35 @@ def single_samples(folder: Path, features: Path) -> Any:
     run(nested, folder / "single")
 
 
+def disk_is_full(folder: Path, features: Path) -> Any:
+    """Rank 0 alone writes, and cannot."""
+
+    def no_space(*_: Any, **__: Any) -> None:
+        raise RequestError("cannot write: No space left on device")
+
+    before = run_files.save_checkpoint
+    run_files.save_checkpoint = no_space  # type: ignore[assignment]
+    try:
+        run(settings_of(features), folder / "full")
+    finally:
+        run_files.save_checkpoint = before
+
+
+def not_a_number(folder: Path, features: Path) -> Any:
+    """Rank 1's share of a window has no finite loss."""
+
+    def poisoned(self: Classification, model: nn.Module, batch: Batch) -> LossSum:
+        found = before(self, model, batch)
+        return LossSum(found.total * float("nan"), found.weight) if rank_number() == 1 else found
+
+    before = Classification.loss
+    Classification.loss = poisoned  # type: ignore[method-assign]
+    try:
+        run(settings_of(features), folder / "nan")
+    finally:
+        Classification.loss = before  # type: ignore[method-assign]
+
+
 def sample_fails(folder: Path, features: Path) -> Any:
     """Rank 1's model raises in the middle of a window."""
 
@@ -217,6 +247,8 @@ SCENARIOS: dict[str, Callable[[Path, Path], Any]] = {
         normalised,
         sharded,
         sharded_auto,
+        disk_is_full,
+        not_a_number,
         sample_fails,
         killed,
     )
@@ -344,6 +376,23 @@ def test_an_error_on_one_rank_is_told_on_all(ranks: Ranks) -> None:
     for rank in found:
         assert "rank 1: ValueError: an odd sample" in rank["sample_fails"]["error"]
         assert rank["sample_fails"]["seconds"] < 30
+
+
+def test_what_only_rank_0_does_fails_on_all(ranks: Ranks) -> None:
+    _, found = ranks
+    for rank in found:
+        assert "rank 0: cannot write: No space left on device" in rank["disk_is_full"]["error"]
+        assert rank["disk_is_full"]["exit_code"] == 2
+        assert rank["disk_is_full"]["seconds"] < 30
+
+
+def test_a_loss_that_is_no_number_names_the_samples_of_the_rank_that_had_them(ranks: Ranks) -> None:
+    folder, found = ranks
+    told = json.loads((folder / "nan" / "bad_batch.json").read_text(encoding="utf-8"))
+    assert len(told["ids"]) == 8  # rank 1's half of the window of 16
+    for rank in found:
+        assert rank["not_a_number"]["exit_code"] == 1
+        assert "step 1: the loss is nan" in rank["not_a_number"]["error"]
 
 
 def test_a_rank_that_dies_ends_the_run_with_its_checkpoint_kept(ranks: Ranks) -> None:

@@ -65,6 +65,8 @@ class Assembled:
             settings, samples=len(subject.data.train), ranks=world.size, earlier=self.earlier
         )
         self.notes = [*subject.notes, *self.effective.notes]
+        if settings.training.fsdp and world.size == 1:
+            self.notes.append("training.fsdp has no effect on one rank; start the run under torchrun")
         self.memory: DeviceMemory = memory_of(subject.device)
         limit = resolve_limit(self.memory, asked_bytes=request.memory_limit_bytes, margin=settings.training.margin)
         self.limit_bytes = limit.usable_bytes
@@ -80,6 +82,7 @@ class Assembled:
         self.adaptive: Adaptive = make_adaptive(
             settings, self.effective, self.optimizer, options, samples=len(subject.data.train), notes=self.notes
         )
+        self._state_bytes: int | None = None
         self.plans = self._make_plans()
         self.plan_known: Plan | None = self.plans.load() if self.earlier is None else None
         self.micro = self._make_micro()
@@ -214,11 +217,17 @@ class Assembled:
             autocast=subject.autocast,
             scaler=self.scaler,
             resident=self._resident,
+            reserve=self._absent_bytes if self.metered else int,
             metered=self.metered,
             fail_on_oom=self.request.fail_on_oom,
             together=self.ranks if self.around.sharded else 1,
             tell=self.tell,
         )
+
+    def _absent_bytes(self) -> int:
+        if self._state_bytes is None:
+            self._state_bytes = state_bytes_when_made(self.optimizer)
+        return absent_bytes(self.optimizer, self._state_bytes)
 
     def _resident(self) -> list[torch.Tensor]:
         """What is in memory whatever the micro-batch."""
@@ -249,11 +258,6 @@ class Assembled:
         )
 
     def _make_trainer(self) -> Trainer:
-        state_bytes = state_bytes_when_made(self.optimizer) if self.metered else 0
-
-        def reserve() -> int:
-            return absent_bytes(self.optimizer, state_bytes) if self.metered else 0
-
         return Trainer(
             settings=self._loop_settings(),
             items=self.subject.data.train,
@@ -268,7 +272,6 @@ class Assembled:
             loading=LoaderSettings(num_workers=self.request.settings.data.num_workers),
             listener=self.around.listener,
             interrupt=self.around.interrupt,
-            reserve=reserve,
         )
 
     def _loop_settings(self) -> LoopSettings:

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from brim.execute.loader import Loader, LoaderSettings
@@ -79,7 +79,6 @@ class Trainer:
         loading: LoaderSettings,
         listener: TrainListener,
         interrupt: Interrupt,
-        reserve: Callable[[], int] = lambda: 0,
     ) -> None:
         self.settings = settings
         self.progress = progress
@@ -97,7 +96,6 @@ class Trainer:
         self._loading = loading
         self._listener = listener
         self._interrupt = interrupt
-        self._reserve = reserve
         self._unread: _Unread | None = None
         self.replay: dict[int, list[int]] = {}  # micro-batches of steps that a killed run had made, by step
         self._shares = Shares(items)
@@ -168,7 +166,6 @@ class Trainer:
         share = window.share(order, rank=self._world.rank, ranks=self._world.size)
         measure = adaptive.measures(progress.step, self._micro.sizes, len(share), self._world.size)
         measure = measure and not self.settings.in_step  # a shard's gradient is not one
-        self._micro.sizes.reserved_bytes = self._reserve()
         self._micro.sizes.repeat(self.replay.pop(progress.step + 1, None))
         if self.settings.in_step:
             self._micro.sizes.repeat(self._lengths_in_step(len(share), window.samples))

@@ -85,6 +85,7 @@ class MicroBatches:
         autocast: torch.dtype | None = None,
         scaler: torch.amp.GradScaler | None = None,
         resident: Callable[[], Sequence[torch.Tensor]] = tuple,
+        reserve: Callable[[], int] = int,
         metered: bool = True,
         fail_on_oom: bool = False,
         together: int = 1,
@@ -100,6 +101,7 @@ class MicroBatches:
         self._dtype, self._autocast = dtype, autocast
         self._scaler = scaler
         self._resident = resident
+        self._reserve = reserve  # bytes of what does not exist yet, and will
         self._metered = metered
         self._fail_on_oom = fail_on_oom
         self._together = together  # ranks that run every forward in step, and whose gradients the model averages
@@ -180,6 +182,9 @@ class MicroBatches:
         on_host = work.fetch(items)
         seconds: float | None = None
         settled = self.sizes.settled
+        if self.sizes.new:
+            self._give_back_cache()
+        self.sizes.reserved_bytes = 0 if settled else self._reserve()
         if not settled:
             self._wait()
         started = time.perf_counter()
@@ -194,6 +199,13 @@ class MicroBatches:
             done.small_square = self._gradient_square(work.samples, loss.weight)
             done.small_weight = loss.weight
         self.sizes.ran(length * work.costs[start], length, seconds, reading)
+        if not settled and self.sizes.settled:
+            self._give_back_cache()
+
+    def _give_back_cache(self) -> None:
+        """Blocks that were cut for another size are in the way of this one, and would be taken for its own."""
+        if not self._memory.meter_slows:
+            self._memory.release(thorough=False)
 
     def _backward(self, batch: Batch, samples: int) -> LossSum:
         """Forward and backward of the sum over the window's samples; the sum without its graph comes back."""

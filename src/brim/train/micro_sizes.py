@@ -78,6 +78,11 @@ class MicroSizes:
         return self.governor.settled
 
     @property
+    def new(self) -> bool:
+        """Whether the next micro-batch is the first at its size, while the size is looked for."""
+        return not self.settled and self._warm_cap != self.governor.cap
+
+    @property
     def cap(self) -> int:
         """What the next micro-batch may weigh: samples, or padded cost."""
         if self._split is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,25 +25,36 @@ GUARDED_STEPS = 2  # in the first the state appears, in the second everything is
 HOST_SHARE = 0.5  # of the free host memory that a guard may take
 
 
-@dataclasses.dataclass(frozen=True)
 class WindowSums:
-    """A window's figures over all ranks, still on the device: [total loss, weight, Σ|g_small|², Σ1/small, ranks]."""
+    """A window's figures over all ranks, on their way from the device.
 
-    sums: torch.Tensor
-    large_square: torch.Tensor | None
+    [total loss, weight, Σ|g_small|², Σ1/small, ranks that measured, |g_large|²]. The copy is started at once and waited
+    for when it is read: reading the tensor itself would wait for everything that the device was given since.
+    """
+
+    def __init__(self, sums: torch.Tensor, large_square: torch.Tensor | None) -> None:
+        last = torch.full_like(sums[:1], math.nan) if large_square is None else large_square.to(sums).reshape(1)
+        figures = torch.cat([sums, last])
+        self._ready: Any = None
+        self._host = figures
+        if figures.device.type == "cuda":
+            self._host = torch.empty_like(figures, device="cpu", pin_memory=True).copy_(figures, non_blocking=True)
+            self._ready = torch.cuda.Event()
+            self._ready.record(torch.cuda.current_stream(figures.device))
 
     def read(self) -> dict[str, float | None]:
-        """Wait for the device."""
-        total, weight, small, inverse, measured = self.sums.tolist()
-        large = None if self.large_square is None else float(self.large_square)
-        noisy = large is not None and measured > 0 and inverse > 0
+        """Wait for the figures."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        total, weight, small, inverse, measured, large = self._host.tolist()
+        noisy = not math.isnan(large) and measured > 0 and inverse > 0
         return {
-            "loss": total / weight if weight else float("nan"),
+            "loss": total / weight if weight else math.nan,
             "total": total,
             "weight": weight,
             "small": small / measured if noisy else None,
             "small_batch": measured / inverse if noisy else None,
-            "large": large,
+            "large": large if noisy else None,
         }
 
 
@@ -104,7 +115,7 @@ class OptimizerStep:
         small, seen = done.small_square, done.small_square is not None
         inverse = 1.0 / done.small_weight if seen else 0.0
         values: Sequence[Any] = (done.total, done.weight, small if seen else 0.0, inverse, float(seen))
-        return torch.stack([torch.as_tensor(value, dtype=dtype, device=device).reshape(()) for value in values])
+        return torch.stack([_scalar(value, dtype, device) for value in values])
 
     def _scale_gradients(self, factor: torch.Tensor) -> None:
         gradients = [local_part(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
@@ -166,3 +177,10 @@ class OptimizerStep:
         objects: Any = ([self._model], [self.optimizer])
         fits = required_bytes(*objects) < HOST_SHARE * available_host_bytes()
         return StateSnapshot.take(*objects) if fits else None
+
+
+def _scalar(value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A number on the device, made there: copying one from the host would wait for the device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device=device, dtype=dtype).reshape(())
+    return torch.full((), float(value), dtype=dtype, device=device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from brim.errors import RankError, RequestError
 from brim.memory.devices import device_uuid
 from brim.monitor.sampler import Sampler
-from brim.ranks.agreement import Agreement
+from brim.ranks.agreement import Agreement, Outcome
 from brim.ranks.gradients import RankGroup
 from brim.ranks.sharding import shard_model
 from brim.ranks.stopping import stop_signal_as_error
@@ -57,8 +58,10 @@ class TrainResult:
 
 
 def default_folder() -> Path:
-    """Where a run goes that was given no folder."""
-    return Path("runs") / f"train-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    """Where a run goes that was given no folder: a new one, also for a second run in the same second."""
+    named = Path("runs") / f"train-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    others = (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))
+    return next(folder for folder in itertools.chain([named], others) if not folder.exists())
 
 
 def run_training(
@@ -123,7 +126,7 @@ class _Run:
             self._tell(parts)
             with self._limited(parts), Sampler(monitor, device_uuid=device_uuid(subject.device)) as sampler:
                 try:
-                    parts.trainer.run()
+                    self._train(parts)
                 finally:
                     parts.files.close()
         reports = self.agreement.run_on_all(lambda: self._report(parts, sampler).to_json())
@@ -132,6 +135,15 @@ class _Run:
             return TrainResult(summary={}, folder=self.folder, plan=ranks[self.world.rank].plan)
         parts.plans.save(ranks[0].plan, parts.sizes)
         return self._record(parts, ranks)
+
+    def _train(self, parts: Assembled) -> None:
+        """To the end; what goes wrong on this rank alone is told at the others' next vote."""
+        try:
+            parts.trainer.run()
+        except RankError:
+            raise
+        except Exception as error:
+            self.agreement.gather(Outcome(error=error))
 
     def _open(self) -> tuple[Subject, str]:
         """Model and data on every rank, the same on all, or the same error on all; nothing has been written yet."""

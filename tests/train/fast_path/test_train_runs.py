@@ -443,7 +443,7 @@ def test_what_belongs_to_a_run_goes_with_it() -> None:
         return (outputs - batch["target"]).square().mean()
 
     problem = preference_problem(build, data=data, criterion=criterion)
-    settings = Settings(epochs=200, batch_size=8, optimizer="sgd", optimizer_options={"momentum": 0.0})
+    settings = Settings(epochs=60, batch_size=8, optimizer="sgd", optimizer_options={"momentum": 0.0})
     runs = [RunSpec(seed=seed, lr=0.2) for seed in range(3)]
     for path in ("stacked", "resident", "off"):
         trained = train_runs(problem, runs, settings, device="cpu", path=path)

@@ -177,6 +177,8 @@ def test_a_run_is_not_mixed_with_another(tmp_path: Path) -> None:
         train_dpo(asked, output=tmp_path / "run")
     with pytest.raises(RequestError, match="other items or settings: settings differ"):
         train_dpo(dataclasses.replace(asked, beta=0.5, resume=True), output=tmp_path / "run")
+    with pytest.raises(RequestError, match="settings differ"):
+        train_dpo(dataclasses.replace(asked, lrs=(1e-3,), resume=True), output=tmp_path / "run")
     features_of(tmp_path / "in.safetensors", 60, shift=0.1)
     with pytest.raises(RequestError, match="other items or settings: in-vs-out differ"):
         train_dpo(dataclasses.replace(asked, resume=True), output=tmp_path / "run")

@@ -32,6 +32,7 @@ PATHS: tuple[Path, ...] = get_args(Path)
 WORTHWHILE = 0.95  # a stack must take less than this of the time of single runs
 TRIAL_SECONDS, MOST_STEPS, LOOKS = 0.05, 20, 3  # of each look, of its steps, of each trial
 LONG_STEP_SECONDS = 1.0  # of which one is enough
+SHORT_TRAINING_SECONDS = 1.0  # for which one look is enough: a trial must not take longer than what it speeds up
 CACHE_SIZED = 4  # runs at once that a processor's cache may take better than all of them
 ROOM = 0.5  # of the memory: what resident rows may take, and what a stack may be expected to
 
@@ -251,7 +252,8 @@ class Paths:
         # The quickest of three looks: other work on the machine only ever makes a look longer.
         looks = [self.memory.timed(advance, repeats=1)]
         steps_in_look = max(1, min(MOST_STEPS, round(TRIAL_SECONDS / max(looks[0], 1e-6))))
-        if looks[0] < LONG_STEP_SECONDS:
+        whole_seconds = looks[0] * self.plan.steps * self.settings.epochs * len(self.specs) / choice.stack
+        if looks[0] < LONG_STEP_SECONDS and whole_seconds > SHORT_TRAINING_SECONDS:
             looks = [self.memory.timed(advance, repeats=steps_in_look) / steps_in_look for _ in range(LOOKS)]
         seconds = min(looks)
         return _seen(choice, seconds, reading)

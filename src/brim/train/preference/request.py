@@ -23,7 +23,7 @@ _NOT_THE_RESULT = (
     "use_cache", "data", "id", "ood",
 )  # fmt: skip
 # What may be more the next time: each cell of the table stands for itself.
-_MAY_GROW = ("seeds", "lrs", "losses", "baselines", "encoders")
+_MAY_GROW = ("seeds", "losses", "baselines", "encoders")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class DpoRequest:
         return {**dataclasses.asdict(self), "mapping": dict(self.mapping), "knobs": dict(self.knobs)}
 
     def settings_that_matter(self) -> dict[str, Any]:
-        """What the results depend on; seeds, methods and data sets may be added when a run is resumed."""
+        """What the results depend on; seeds, losses, encoders and baselines may be added when a run is resumed."""
         facts = {**self.to_json(), "step_size": self.step_size}
         for name in (*_NOT_THE_RESULT, *_MAY_GROW):
             del facts[name]
