@@ -4,8 +4,8 @@
     python benchmarks/molecules.py molsets/molsets-*.whl --count 3000 --bits 1024
 
 In-distribution is MOSES' test set, out-of-distribution its test set of scaffolds that occur nowhere else; both are
-drawn from the same collection, so little but the scaffolds tells them apart. Every method sees the same Morgan
-fingerprints; `dpo` and `logistic` are shown training molecules of both kinds, the other baselines those of one.
+drawn from the same collection, so little but the scaffolds tells them apart. Every method sees the same
+features; `dpo` and `logistic` are shown training molecules of both kinds, the other baselines those of one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def main() -> None:
         request = DpoRequest(
             id=f"{folder}/in.csv",
             ood=f"{folder}/out.csv",
-            knobs={"bits": str(arguments.bits), "radius": str(arguments.radius)},
+            encoders=(arguments.encoder,),
+            knobs={"bits": str(arguments.bits), "radius": str(arguments.radius)}
+            if arguments.encoder == "morgan"
+            else {},
             losses=tuple(arguments.losses.split(",")),
             seeds=tuple(range(arguments.seeds)),
             epochs=arguments.epochs,
@@ -82,6 +85,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", help="the wheel of molsets, as pip downloads it")
     parser.add_argument("--count", type=int, default=3000, help="molecules of each kind")
+    parser.add_argument("--encoder", default="morgan")
     parser.add_argument("--bits", type=int, default=1024)
     parser.add_argument("--radius", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=10)

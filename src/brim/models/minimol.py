@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MinimolEncoder"]
 
+MANY = 256  # molecules from which graphs are made by several processes
+
 
 class MinimolEncoder(MoleculeEncoder):
     """512 features: the largest value over a molecule's atoms of each channel of the last layer."""
@@ -31,10 +34,11 @@ class MinimolEncoder(MoleculeEncoder):
     def __init__(self, knobs: Mapping[str, Any] | None = None, *, device: str = "auto") -> None:
         check_knobs(knobs or {}, self.knobs, owner="encoder minimol")
         try:
-            package = importlib.import_module("minimol")
-            self._graphs = importlib.import_module("torch_geometric.data").Batch
-            self._pool = importlib.import_module("torch_geometric.nn").global_max_pool
-            hydra = importlib.import_module("hydra.core.global_hydra").GlobalHydra
+            with _silence():
+                package = importlib.import_module("minimol")
+                self._graphs = importlib.import_module("torch_geometric.data").Batch
+                self._pool = importlib.import_module("torch_geometric.nn").global_max_pool
+                hydra = importlib.import_module("hydra.core.global_hydra").GlobalHydra
         except ImportError as error:
             raise RequestError(
                 f"encoder minimol: its package cannot be loaded ({error}); docs/molecules.md has the install recipe, "
@@ -53,6 +57,8 @@ class MinimolEncoder(MoleculeEncoder):
         import torch
 
         with _silence(), torch.inference_mode():
+            # Worker processes load everything anew: for few molecules that takes longer than the work.
+            self._model.datamodule.featurization_n_jobs = 1 if len(smiles) < MANY else -1
             graphs, _ = self._model.datamodule._featurize_molecules(list(smiles))
             graphs = self._model.to_fp32(graphs)
             errors = [graph for graph in graphs if isinstance(graph, str)]  # MiniMol puts one in the graph's place
@@ -69,6 +75,8 @@ class MinimolEncoder(MoleculeEncoder):
 
 @contextlib.contextmanager
 def _silence() -> Any:
-    """Its loaders and progress bars write to both streams."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    """Its loaders and progress bars write to both streams, and what it stands on warns of its age."""
+    nowhere = io.StringIO()
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         yield

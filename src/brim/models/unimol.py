@@ -11,6 +11,7 @@ import importlib
 import io
 import os
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -105,5 +106,7 @@ def _weight_files(hydrogens: bool) -> tuple[Path, Path]:
 @contextlib.contextmanager
 def _silence() -> Any:
     """It logs and draws bars to both streams."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    nowhere = io.StringIO()
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         yield

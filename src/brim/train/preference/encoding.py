@@ -139,8 +139,8 @@ def _collected(mapped: MapResult) -> EncodedMolecules:
         seconds=mapped.seconds,
         batch_sizes=mapped.batch_sizes,
         oom_events=mapped.oom_events,
-        peak_allocated_bytes=mapped.peak_allocated_bytes,
-        peak_reserved_bytes=mapped.peak_reserved_bytes,
+        peak_allocated_bytes=mapped.peak_allocated_bytes or None,  # 0: it was not measured
+        peak_reserved_bytes=mapped.peak_reserved_bytes or None,
     )
     features = np.stack(rows) if rows else np.zeros((0, 0), dtype=np.float32)
     return EncodedMolecules(features=features, kept=tuple(kept), failures=failures, figures=figures)
