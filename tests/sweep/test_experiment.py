@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy
 import pytest
+from sweep_runs import failed
 
 from brim.errors import DoesNotFitError, LostError, RequestError
 from brim.sweep import experiment
 from brim.sweep.experiment import INTERRUPTED, run_job, train_run
 from brim.sweep.job import Job, Outcome, read_outcome, write_outcome
+from brim.sweep.retry import next_attempt
 
 
 def a_job(folder: Path, **settings: Any) -> Job:
@@ -81,7 +83,7 @@ def test_a_real_run_gives_figures_epochs_and_how_its_size_came_about(tmp_path: P
         tmp_path / "x",
         data={"root": str(tmp_path / "rows.npz"), "num_workers": 0},
         hp={"epochs": 2, "batch_size": 16},
-        training={"device": "cpu"},
+        training={"device": "cpu", "lr_scale": "linear"},
     )
     job = dataclasses.replace(job, use_cache=False, changes={"hp.effective_batch": 16})
     events: list[Any] = []
@@ -91,8 +93,9 @@ def test_a_real_run_gives_figures_epochs_and_how_its_size_came_about(tmp_path: P
     assert [row["epoch"] for row in epochs] == [0, 1]
     assert [event["event"] for event in events if event["event"] in ("opened", "epoch")] == ["opened", "epoch", "epoch"]
     # A retry at half goes on from the checkpoint, in smaller micro-batches of the same steps.
-    changes = {**job.changes, "hp.batch_size": 8, "hp.epochs": 3}
-    again = dataclasses.replace(job, changes=changes, changed_because="16 ran out of memory: retried at 8")
+    retried = next_attempt(job, failed(job, "out_of_memory"), planned=None, effective_batch=16)
+    assert retried is not None
+    again = dataclasses.replace(retried, changes={**retried.changes, "hp.epochs": 3})
     figures, epochs, reason = train_run(again, events.append)
     assert [row["epoch"] for row in epochs] == [0, 1, 2]
     assert (figures["effective_batch_size"], reason) == (16, "16 ran out of memory: retried at 8")

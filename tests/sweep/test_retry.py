@@ -21,7 +21,8 @@ def test_half_is_tried_where_nothing_is_forecast_and_then_a_quarter_and_no_more(
     assert third is not None
     sizes = [one.run_settings["hp"]["batch_size"] for one in (second, third)]
     assert sizes == [32, 16]
-    assert third.run_settings["hp"]["effective_batch"] == 64, "what is learnt stays the same"
+    kept = third.run_settings["hp"]
+    assert (kept["effective_batch"], kept["base_batch"]) == (64, 64), "what is learnt stays the same"
     assert next_attempt(third, failed(third, "out_of_memory"), planned=None, effective_batch=64) is None
 
 

@@ -166,6 +166,7 @@ def test_resuming_where_there_is_no_run_is_refused(features: Path, tmp_path: Pat
         ({"hp__learning_rate": 0.5}, "settings"),
         ({"data__val_fraction": 0.3}, "data"),
         ({"hp__effective_batch": 32}, "batch"),
+        ({"hp__base_batch": 4, "training__lr_scale": "linear"}, "batch"),
     ],
 )
 def test_resuming_another_run_is_refused_and_nothing_is_lost(
@@ -185,7 +186,7 @@ def test_a_run_resumes_with_another_micro_batch_and_the_same_effective_one(featu
     nested = settings_of(features, hp__epochs=1, hp__batch_size=16)
     del nested["hp"]["effective_batch"]
     run(nested, tmp_path / "run")
-    again = settings_of(features, hp__epochs=2, hp__batch_size=4, hp__effective_batch=16, hp__base_batch=16)
+    again = settings_of(features, hp__epochs=2, hp__batch_size=4, hp__effective_batch=16)
     result = run(again, tmp_path / "run", resume=True)
     assert result.summary["epochs"] == 2
     run(settings_of(features, hp__epochs=2), tmp_path / "whole")

@@ -19,8 +19,8 @@ def next_attempt(
     """The next attempt after a failure, or None: it stays failed.
 
     Out of memory: alone on its device, at `planned` samples (the largest size forecast to fit) where that is less than
-    what was tried, else at half. The effective batch stays, so that what is learnt stays. A process whose device or
-    machine was lost is started again as it was.
+    what was tried, else at half. The effective batch and the batch that the learning rate was chosen for stay, so that
+    what is learnt stays. A process whose device or machine was lost is started again as it was.
     """
     if not retry or outcome.state != "failed" or job.retries >= MOST_RETRIES:
         return None
@@ -39,9 +39,11 @@ def next_attempt(
     size = planned if planned is not None and 0 < planned < tried else tried // 2
     because = f"{tried} ran out of memory: retried at {size}" + (" (forecast to fit)" if size == planned else "")
     changes: dict[str, Any] = {"hp.batch_size": size}
-    asked = (job.run_settings.get("hp") or {}).get("effective_batch")
-    if asked is None:
+    asked = job.run_settings.get("hp") or {}
+    if asked.get("effective_batch") is None:
         changes["hp.effective_batch"] = effective_batch or tried
+    if asked.get("base_batch") is None:
+        changes["hp.base_batch"] = tried
     return _changed(again, changes, because)
 
 

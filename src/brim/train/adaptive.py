@@ -142,11 +142,10 @@ def make_adaptive(
     hp, training, name = settings.hp, settings.training, settings.optimizer.name
     steps_per_epoch = math.ceil(samples / effective.batch)
     total = min(steps_per_epoch * hp.epochs, hp.max_steps or steps_per_epoch * hp.epochs)
-    rule = training.lr_scale or ("auto" if effective.grows else "none")
     warmup = _warmup_steps(settings, steps_per_epoch)
     if warmup is None:
         warmup = 0
-        if rule != "none" and effective.batch > effective.base:
+        if effective.rule != "none" and effective.batch > effective.base:
             warmup = max(min(round(WARMUP_SHARE * total), 500), min(10, total // 2))
             notes.append(f"the learning rate was scaled up: it warms up over {warmup} steps (scheduler.warmup_steps)")
     rate = LearningRate(
@@ -170,7 +169,7 @@ def make_adaptive(
         effective_batch=effective.batch,
         base_batch=effective.base,
         rate=rate,
-        rule=rule,
+        rule=effective.rule,
         optimizer_name=name,
         growth=growth,
         scale_betas=training.scale_betas,

@@ -168,7 +168,7 @@ class _Run:
         effective = choose_effective_batch(
             self.request.settings, samples=len(subject.data.train), ranks=self.world.size, earlier=earlier
         )
-        return {"batch": effective.batch, "base": effective.base, "grows": effective.grows}
+        return effective.identity()
 
     def _join(self, subject: Subject) -> RankGroup:
         group = RankGroup(subject.device)

@@ -32,7 +32,12 @@ class Effective:
     batch: int
     base: int
     grows: bool
+    rule: str = "none"  # how the learning rate follows a batch that is not the base
     notes: tuple[str, ...] = ()
+
+    def identity(self) -> dict[str, Any]:
+        """What a resumed run must share; the base counts where the learning rate follows from it."""
+        return {"batch": self.batch, "grows": self.grows, "base": None if self.rule == "none" else self.base}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +89,9 @@ def choose_effective_batch(
     base = settings.hp.base_batch
     if base is None:
         base = micro * ranks if isinstance(micro, int) else batch
-    return Effective(batch=batch, base=max(base, 1), grows=asked == "auto", notes=tuple(notes))
+    grows = asked == "auto"
+    rule = settings.training.lr_scale or ("auto" if grows else "none")
+    return Effective(batch=batch, base=max(base, 1), grows=grows, rule=rule, notes=tuple(notes))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
