@@ -1,9 +1,9 @@
 """brim and what people use today on the same prompts: samples per second, side by side in one run.
 
-    python benchmarks/eval.py --json results.json          # generation, needs a GPU
-    python benchmarks/eval.py --part repeat                 # the prompts 16 times: auto against the best fixed cap
-    python benchmarks/eval.py --part ties                   # half precision: where batches and single prompts differ
-    python benchmarks/eval.py --part overhead               # the executor against a bare loop, on any machine
+    python -m benchmarks.eval --json results.json          # generation, needs a GPU
+    python -m benchmarks.eval --part repeat                 # the prompts 16 times: auto against the best fixed cap
+    python -m benchmarks.eval --part ties                   # half precision: where batches and single prompts differ
+    python -m benchmarks.eval --part overhead               # the executor against a bare loop, on any machine
 
 4,096 prompts (mean about 204 tokens, longest 1,500), 16 new tokens each, a 0.27 B model with random weights in
 bfloat16. The slow contenders run on every n-th of their batches (`--share`), over the whole range of lengths; the
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -312,5 +311,4 @@ def _facts() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     main()

@@ -1,7 +1,7 @@
 """How long it takes to read, check and expand sweep files of 10,000 experiments. No torch, no GPU.
 
-    python benchmarks/expand.py                       # the table of docs/measurements/sweep.md
-    python benchmarks/expand.py --count 1000 --json results.json
+    python -m benchmarks.expand                       # the table of docs/measurements/sweep.md
+    python -m benchmarks.expand --count 1000 --json results.json
 
 Each form is expanded in this process, several times; the least time counts. Seconds are of this process's own CPU
 time, and of the clock: the second one is what a user waits for, and moves with whatever else the machine does.

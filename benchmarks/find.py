@@ -1,8 +1,8 @@
 """brim, accelerate and Lightning look for a batch size on the same five workloads, each in a fresh process.
 
-    python benchmarks/find.py --limit 24GiB --json results.json       # the table
-    python benchmarks/find.py --limit 24GiB --curves                  # fill the exhaustive curves first
-    python benchmarks/find.py --contenders brim --workloads vit       # a part of it
+    python -m benchmarks.find --limit 24GiB --json results.json       # the table
+    python -m benchmarks.find --limit 24GiB --curves                  # fill the exhaustive curves first
+    python -m benchmarks.find --contenders brim --workloads vit       # a part of it
 
 The curves (every size worth knowing, measured over several steps) live in benchmarks/data/curves-<gpu>.json; a
 size that is there is not measured again. The chosen rate is judged against the best rate on the curve at a size that
@@ -139,7 +139,7 @@ def _run_jobs(jobs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict
 
 
 def _start(job: dict[str, Any]) -> subprocess.Popen[str]:
-    command = [sys.executable, __file__, "--worker", json.dumps(job)]
+    command = [sys.executable, "-m", "benchmarks.find", "--worker", json.dumps(job)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
@@ -354,5 +354,4 @@ def _facts() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     main()

@@ -1,8 +1,8 @@
 """Forecasts against measured peaks, case by case (benchmarks/forecast_cases.py).
 
-    python benchmarks/forecast.py                               # on a CUDA machine: forecast, measure, run capped
-    python benchmarks/forecast.py --part video --jobs 4         # a part of it, four processes at a time
-    python benchmarks/forecast.py --compare benchmarks/data/peaks-h200.json       # anywhere: against stored peaks
+    python -m benchmarks.forecast                               # on a CUDA machine: forecast, measure, run capped
+    python -m benchmarks.forecast --part video --jobs 4         # a part of it, four processes at a time
+    python -m benchmarks.forecast --compare benchmarks/data/peaks-h200.json       # anywhere: against stored peaks
 
 On CUDA every case is a fresh process: it forecasts the peaks without touching the card, then runs three steps and
 reads the real ones, then gives everything back and runs three more under a cap of the forecast reserved bytes plus
@@ -130,7 +130,10 @@ def _measured(arguments: argparse.Namespace) -> Iterator[Row]:
 
 def _in_a_process(job: Row) -> Row:
     done = subprocess.run(
-        [sys.executable, __file__, "--worker", json.dumps(job)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "benchmarks.forecast", "--worker", json.dumps(job)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     lines = done.stdout.strip().splitlines()
     if done.returncode != 0 or not lines:
@@ -316,5 +319,4 @@ def _parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     main()

@@ -1,6 +1,6 @@
 """How many probes the search for the fastest size takes with a forecast and without, over stored curves.
 
-    python benchmarks/forecast_search.py benchmarks/data/curves-h200.json
+    python -m benchmarks.forecast_search benchmarks/data/curves-h200.json
 
 Needs no GPU: a probe is a look at the curve (bytes and step times in lines between its points; a size from the first
 that did not fit on is out of memory). The forecast is the real one for that card, and the same off by a factor.
@@ -111,5 +111,4 @@ def _searched(curve: Curve, limit: int, base: int, forecast: Callable[[int], int
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     main()

@@ -1,6 +1,6 @@
 """How close `-b auto` comes to the best fixed cap, replayed on a model of the card: no GPU, a second's work.
 
-    python benchmarks/governor.py
+    python -m benchmarks.governor
 
 Times are those of an H200 with the model of benchmarks/prompts.py, fitted to a handful of measured batches: so much a
 prompt token (more for long prompts), so much a decode step and cached token, so much host time a batch, which hides
@@ -10,8 +10,6 @@ behind the device once batches overlap. The real runs are in benchmarks/eval.py.
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 NEW_TOKENS = 16
 CAPS = (64, 128, 192, 256, 384, 512, 768, 1024)
@@ -83,5 +81,4 @@ def _device_seconds(rows: int, length: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     main()

@@ -1,7 +1,7 @@
 """A profile over max_crops against the best fixed sizes: how fast, how much planning, how many out-of-memory errors.
 
-    python benchmarks/knob_profile.py --questions 2000 --memory-limit 24GiB --json profile.json     # a CUDA machine
-    python benchmarks/knob_profile.py --tiny --questions 24 --values 1,2 --exhaustive 1             # to try it out
+    python -m benchmarks.knob_profile --questions 2000 --memory-limit 24GiB --json profile.json     # a CUDA machine
+    python -m benchmarks.knob_profile --tiny --questions 24 --values 1,2 --exhaustive 1             # to try it out
 
 Every value of the profile is one row. For the values of `--exhaustive`, fixed sizes are tried on the same questions,
 each once the pictures have been prepared, so that the device alone decides; the size that the profile used is tried
@@ -15,7 +15,6 @@ import dataclasses
 import json
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,9 @@ from benchmarks.environment import environment
 from benchmarks.vision_language import save_model, write_questions
 
 STEP = 1.3  # between two sizes of the exhaustive side
+BEHIND = 0.93  # of the best rate so far: sizes beyond one that is slower are not tried
 BATCHES = 6  # of the size under trial
+PICTURES = 64  # distinct ones
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = save_model(Path(folder) / "model", tiny=arguments.tiny)
         pixels = 160 if arguments.tiny else 1000
-        data = write_questions(Path(folder) / "data", arguments.questions, pixels=pixels)
+        data = write_questions(Path(folder) / "data", arguments.questions, pixels=pixels, pictures=PICTURES)
         document = {"environment": environment(), "arguments": vars(arguments), **measure(arguments, model, data)}
     print(markdown(document))
     if arguments.json:
@@ -53,6 +54,7 @@ def parse() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
     from brim.evaluation.request import EvalRequest
+    from brim.models.load import KeptModel
     from brim.profile.request import ProfileRequest
     from brim.profile.run import profile
 
@@ -70,9 +72,10 @@ def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str,
     result = profile(request, output=data.parent / "run")
     seconds = time.perf_counter() - started
     exhaustive = {}
+    load = KeptModel()
     for value in [text for text in arguments.exhaustive.split(",") if text]:
         used = next(entry["batch_size_used"] for entry in result.entries if entry["max_crops"] == int(value))
-        exhaustive[value] = best_fixed(dataclasses.replace(base, knobs={"max_crops": value}), used)
+        exhaustive[value] = best_fixed(dataclasses.replace(base, knobs={"max_crops": value}), used, load)
         print(f"max_crops={value}: {exhaustive[value]}", flush=True)
     keep = ("max_crops", "state", "error", "batch_size_used", "samples_per_second", "plan_seconds", "oom_events",
             "peak_reserved_bytes", "crops_used_mean", "vision_tokens_mean", "duration_seconds", "probes")  # fmt: skip
@@ -80,36 +83,53 @@ def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str,
     return {"seconds": seconds, "entries": entries, "exhaustive": exhaustive}
 
 
-def best_fixed(request: Any, used: int) -> dict[str, Any]:
-    """The rate at every fixed size around the one used, until it does not fit or falls well behind; and at that one."""
-    from brim.evaluation.listener import EvalListener
-    from brim.evaluation.run import run_subject
-    from brim.evaluation.subject import open_subject
-
+def best_fixed(request: Any, used: int, load: Any) -> dict[str, Any]:
+    """The rate at fixed sizes on both sides of the one used, until one does not fit or falls well behind."""
     rates: dict[int, float] = {}
-    for size in sizes_around(used):
-        enough = dataclasses.replace(request, limit=BATCHES * size, batch_size=size, cost_cap=None, fixed=True,
-                                     num_workers=0)  # fmt: skip
-        subject = open_subject(enough)
-        ready = {item: subject.task.prepare(item) for item in range(len(subject.costs))}
-        subject.task.prepare = ready.__getitem__  # type: ignore[assignment,method-assign]
-        with tempfile.TemporaryDirectory() as folder:
-            run_subject(enough, subject, Path(folder), EvalListener())  # warm: graphs, allocator
-            summary = run_subject(enough, subject, Path(folder), EvalListener())
-        if summary["oom_events"]:
-            break
-        rates[size] = summary["samples_per_second"]
-        subject.task.release()
+    for sizes in ([used], larger(used), smaller(used)):
+        for size in sizes:
+            rate = rate_at(request, size, load)
+            if rate is None:
+                break
+            rates[size] = rate
+            if rate < BEHIND * max(rates.values()):
+                break
     best = max(rates, key=rates.__getitem__)
     return {"rates": rates, "best": best, "used": used, "ratio": rates.get(used, 0.0) / rates[best]}
 
 
-def sizes_around(used: int) -> Sequence[int]:
-    """From a quarter of the size used to four times as large, the size itself among them."""
-    sizes = {used}
-    for place in range(1, 6):
-        sizes |= {max(round(used / STEP**place), 1), round(used * STEP**place)}
-    return sorted(sizes)
+def larger(used: int) -> list[int]:
+    """Six steps up; rounding never stands still."""
+    sizes = [used]
+    for _ in range(6):
+        sizes.append(max(round(sizes[-1] * STEP), sizes[-1] + 1))
+    return sizes[1:]
+
+
+def smaller(used: int) -> list[int]:
+    """Six steps down, to one at least."""
+    sizes = [used]
+    while sizes[-1] > 1 and len(sizes) <= 6:
+        sizes.append(min(round(sizes[-1] / STEP), sizes[-1] - 1))
+    return sizes[1:]
+
+
+def rate_at(request: Any, size: int, load: Any) -> float | None:
+    """Samples per second at exactly this size, pictures prepared beforehand; None where it does not fit."""
+    from brim.evaluation.listener import EvalListener
+    from brim.evaluation.run import run_subject
+    from brim.evaluation.subject import open_subject
+
+    fixed = dataclasses.replace(request, limit=BATCHES * size, batch_size=size, fixed=True, num_workers=0)
+    subject = open_subject(fixed, load=load)
+    distinct = min(PICTURES, len(subject.costs))  # the questions go round these pictures
+    ready = [subject.task.prepare(item) for item in range(distinct)]
+    subject.task.prepare = lambda item: ready[item % distinct]  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder:
+        run_subject(fixed, subject, Path(folder) / "warm", EvalListener())  # graphs, allocator
+        summary = run_subject(fixed, subject, Path(folder) / "timed", EvalListener())
+    subject.task.release()
+    return None if summary["oom_events"] else summary["samples_per_second"]
 
 
 def markdown(document: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Does the energy head tell molecules with unseen scaffolds from others? A real scaffold split, beside the baselines.
 
     pip download --no-deps molsets -d molsets
-    python benchmarks/molecules.py molsets/molsets-*.whl --count 3000 --bits 1024
+    python -m benchmarks.molecules molsets/molsets-*.whl --count 3000 --bits 1024
 
 In-distribution is MOSES' test set, out-of-distribution its test set of scaffolds that occur nowhere else; both are
 drawn from the same collection, so little but the scaffolds tells them apart. Every method sees the same
@@ -15,7 +15,6 @@ import csv
 import gzip
 import io
 import random
-import sys
 import tempfile
 import time
 import zipfile
@@ -98,5 +97,4 @@ def _parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     main()

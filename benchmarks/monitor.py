@@ -1,8 +1,8 @@
 """What the monitor costs the run it watches: the same work with and without it, in turns.
 
-    python benchmarks/monitor.py                    # the host part
-    python benchmarks/monitor.py --index 0          # with the first card too
-    python benchmarks/monitor.py --intervals 0.5,0.02 --pairs 96
+    python -m benchmarks.monitor                    # the host part
+    python -m benchmarks.monitor --index 0          # with the first card too
+    python -m benchmarks.monitor --intervals 0.5,0.02 --pairs 96
 
 Two loads: plain Python, which holds the interpreter lock that the sampler's thread needs too, and torch matrix products
 on the CPU, which release it. A pair is one block of work without and one with the sampler, in alternating order, so

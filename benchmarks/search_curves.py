@@ -1,6 +1,6 @@
 """How many probes and out-of-memory errors the search for the largest size takes, over synthetic cost curves.
 
-    python benchmarks/search_curves.py --count 20000
+    python -m benchmarks.search_curves --count 20000
 
 Needs no GPU: a probe is a look at the curve. Every answer is checked against the truth.
 """

@@ -1,6 +1,6 @@
 """How long `import brim` and `brim --help` take: the median of several fresh processes, beside an empty one.
 
-python benchmarks/startup.py
+python -m benchmarks.startup
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Sweeps on a CUDA machine: planned batch sizes beside hand-picked ones, and many small experiments on one card.
 
-    python benchmarks/sweep.py planned --json planned.json                       # nine video models at auto
-    python benchmarks/sweep.py planned --memory-limit 24GiB --json planned24.json
-    python benchmarks/sweep.py given --json given.json                           # the hand-picked sizes, exactly
-    python benchmarks/sweep.py packing --json packing.json                       # 12 small ones, packed and in turn
-    python benchmarks/sweep.py packing --tiny                                    # to try it out, without a card
-    python benchmarks/sweep.py tables planned.json planned24.json given.json     # the rows beside each other
+    python -m benchmarks.sweep planned --json planned.json                       # nine video models at auto
+    python -m benchmarks.sweep planned --memory-limit 24GiB --json planned24.json
+    python -m benchmarks.sweep given --json given.json                           # the hand-picked sizes, exactly
+    python -m benchmarks.sweep packing --json packing.json                       # 12 small ones, packed and in turn
+    python -m benchmarks.sweep packing --tiny                                    # to try it out, without a card
+    python -m benchmarks.sweep tables planned.json planned24.json given.json     # the rows beside each other
 
 Training is 16 frames at 224² (112² for the *_18 models), bfloat16, AdamW, on built-in clips. A rate is that of the run
 as a whole; `of best` is the rate at the size used over the best rate that any size tried in the run had.

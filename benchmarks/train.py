@@ -1,8 +1,8 @@
 """A small model leaves the card idle: the energy head of seed 002, from a plain DataLoader loop to stacked seeds.
 
-    python benchmarks/train.py                         # on the card if there is one: batch 512 and 8192, ten seeds
-    python benchmarks/train.py --device cpu --rows 4096 --seconds 2
-    python benchmarks/train.py --device cpu --part processor --hidden 256,128
+    python -m benchmarks.train                         # on the card if there is one: batch 512 and 8192, ten seeds
+    python -m benchmarks.train --device cpu --rows 4096 --seconds 2
+    python -m benchmarks.train --device cpu --part processor --hidden 256,128
 
 Head 512-512-512-1 on 512 random features, AdamW, float32. A pair is one in- and one out-of-distribution row. The loops
 written by hand pair rows one to one (O(n)); brim's rows are given for the same pairs and for all pairs of a batch (the
@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -290,5 +289,4 @@ def _parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     main()

@@ -1,8 +1,8 @@
 """Two questions about `brim train`: how good is the micro-batch that a run finds, and what do brim's ranks cost?
 
-    python benchmarks/train_video.py --memory-limit 24GiB                      # three video models on CUDA
-    torchrun --nproc-per-node=2 benchmarks/train_video.py --ranks              # against DistributedDataParallel
-    torchrun --nproc-per-node=2 benchmarks/train_video.py --ranks --device cpu
+    python -m benchmarks.train_video --memory-limit 24GiB                      # three video models on CUDA
+    torchrun --nproc-per-node=2 -m benchmarks.train_video --ranks              # against DistributedDataParallel
+    torchrun --nproc-per-node=2 -m benchmarks.train_video --ranks --device cpu
 
 The first trains each model with `-b auto`, then at every fixed micro-batch of a ladder, on clips that lie on the device
 already, and holds the rate at the size found against the best rate of the ladder. Every rate is the median over the
@@ -31,9 +31,6 @@ from brim.memory.devices import memory_of
 from brim.train.request import TrainRequest
 from brim.train.run import run_training
 from brim.train.run_files import read_steps
-
-if str(Path(__file__).resolve().parents[1]) not in sys.path:
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 MODELS = {"r3d_18": 112, "swin3d_t": 224, "mvit_v2_s": 224}
 CLASSES = 8
