@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from brim.errors import RequestError
@@ -90,17 +91,24 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path: 
     assert all(torch.equal(before[name], tensor) for name, tensor in other.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("brim.train.checkpoint._sync_folder", OSError(28, "No space left on device")),
+        ("safetensors.torch.save_file", SafetensorError("I/O error: No space left on device (os error 28)")),
+    ],
+)
 def test_a_write_that_is_cut_short_leaves_the_checkpoint_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, optimizer = trained()
     first = save(tmp_path, net, optimizer, step=1)
 
     def no_space(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
-    monkeypatch.setattr("brim.train.checkpoint._sync_folder", no_space)
-    with pytest.raises(RequestError, match="No space left"):
+    monkeypatch.setattr(where, no_space)
+    with pytest.raises(RequestError, match=rf"No space left.*{first.name} is whole: go on from it with --resume"):
         save(tmp_path, net, optimizer, step=2)
     assert find_checkpoint(tmp_path) == first
     assert [path.name for path in tmp_path.glob(".*partial")] == []
@@ -139,3 +147,10 @@ def test_tied_weights_are_saved_under_each_name(tmp_path: Path) -> None:
     found = load_file(tmp_path / "weights.safetensors")
     assert set(found) == {"0.weight", "1.weight"}
     assert torch.equal(found["0.weight"], found["1.weight"])
+
+
+def test_weights_can_be_read_by_whoever_may_read_the_folder(tmp_path: Path) -> None:
+    net, _ = trained()
+    save_weights(tmp_path / "weights.safetensors", net.state_dict())
+    (tmp_path / "usual").touch()
+    assert (tmp_path / "weights.safetensors").stat().st_mode == (tmp_path / "usual").stat().st_mode

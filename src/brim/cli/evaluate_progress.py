@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from brim.cli.live_bars import LiveBars
 from brim.config.sizes import format_bytes
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.run import EvalResult
@@ -19,35 +19,22 @@ from brim.execute.figures import ExecutionFigures
 __all__ = ["EvalProgress", "comparison_table", "print_result"]
 
 
-class EvalProgress(EvalListener):
+class EvalProgress(LiveBars, EvalListener):
     """The bar: samples done, samples/s, time left, batch size, memory in use, OOM count. Notes come as lines."""
 
     def __init__(self, console: Console, *, quiet: bool = False, lines: bool = True) -> None:
-        self._console = console
-        self._quiet = quiet
-        self._lines = lines or console.is_terminal
-        self._progress = Progress(
+        super().__init__(
+            console,
             TextColumn("{task.completed}/{task.total}"),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[state]}"),
-            console=console,
-            transient=True,
-            disable=quiet or not console.is_terminal,
-            expand=True,
+            quiet=quiet,
+            lines=lines,
         )
         self._task: TaskID | None = None
         self._done_before = 0
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def opened(self, facts: SubjectFacts) -> None:
         """Say what is evaluated."""
@@ -85,10 +72,6 @@ class EvalProgress(EvalListener):
     def note(self, line: str) -> None:
         """One line above the bar."""
         self._say(f"note: {line}")
-
-    def _say(self, line: str) -> None:
-        if not self._quiet and self._lines:
-            self._progress.console.print(line, markup=False, highlight=False)
 
 
 def print_result(console: Console, result: EvalResult, *, examples: int = 0) -> None:

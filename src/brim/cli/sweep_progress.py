@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from brim.cli.live_bars import LiveBars
 from brim.config.sizes import format_bytes
 from brim.sweep.job import Job, Outcome
 from brim.sweep.listener import SweepListener
@@ -22,34 +22,22 @@ __all__ = ["SweepProgress", "print_sweep"]
 _NAME = 34  # characters of an experiment's name in a bar
 
 
-class SweepProgress(SweepListener):
+class SweepProgress(LiveBars, SweepListener):
     """One bar for the sweep and one for each running experiment; ends and notes come as lines."""
 
     def __init__(self, console: Console, *, lines: bool = True) -> None:
-        self._lines = lines or console.is_terminal
-        self._progress = Progress(
+        super().__init__(
+            console,
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[state]}", markup=False),
             TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-            expand=True,
+            lines=lines,
         )
         self._whole: TaskID | None = None
         self._tasks: dict[str, TaskID] = {}
         self._total = self._done = 0
         self._told: set[str] = set()
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def planned(self, experiments: int, done: int) -> None:
         """Say how much there is to do."""
@@ -91,10 +79,6 @@ class SweepProgress(SweepListener):
 
     def _count(self) -> str:
         return f"{self._done}/{self._total}"
-
-    def _say(self, line: str) -> None:
-        if self._lines:
-            self._progress.console.print(line, markup=False, highlight=False)
 
 
 def _ending(outcome: Outcome, retried: Job | None) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import nn
+
+from brim.evaluation.timeline import Timeline
 
 __all__ = ["StageClock", "StageTimes"]
 
@@ -52,7 +53,7 @@ class StageClock:
     """
 
     def __init__(self, device: torch.device, module: Any, *, generates: bool) -> None:
-        self._cuda = device.type == "cuda"
+        self._timeline = Timeline(device)
         self._module = module if isinstance(module, nn.Module) and generates else None
         self._marks: list[_Marks] = []
         self._open: _Marks | None = None
@@ -76,10 +77,10 @@ class StageClock:
     @contextlib.contextmanager
     def batch(self, batch_size: int, *, settled: bool = True) -> Iterator[None]:
         """What runs inside is one batch; one that fails is not counted."""
-        self._open = _Marks(batch_size=batch_size, settled=settled, begin=self._mark())
+        self._open = _Marks(batch_size=batch_size, settled=settled, begin=self._timeline.mark())
         try:
             yield
-            self._open.end = self._mark()
+            self._open.end = self._timeline.mark()
             self._marks.append(self._open)
         finally:
             self._open = None
@@ -106,7 +107,7 @@ class StageClock:
     def _has_read(self, *_: Any) -> None:
         """After a forward: the first of a batch has read the prompts. Later ones may be inside a graph's capture."""
         if self._open is not None and self._open.read is None:
-            self._open.read = self._mark()
+            self._open.read = self._timeline.mark()
 
     def _watch(self, seer: nn.Module) -> None:
         see = getattr(seer, _SEES)
@@ -114,26 +115,16 @@ class StageClock:
         def watched(*arguments: Any, **named: Any) -> Any:
             if self._open is None or self._open.read is not None:
                 return see(*arguments, **named)
-            begin = self._mark()
+            begin = self._timeline.mark()
             result = see(*arguments, **named)
-            self._open.saw.append((begin, self._mark()))
+            self._open.saw.append((begin, self._timeline.mark()))
             return result
 
         setattr(seer, _SEES, watched)
         self._undo.append(lambda: delattr(seer, _SEES))
 
-    def _mark(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def _between(self, first: Any, second: Any) -> float:
-        if not self._cuda:
-            return 1000.0 * float(second - first)
-        second.synchronize()
-        return float(first.elapsed_time(second))
+        return 1000.0 * self._timeline.seconds(first, second)
 
 
 def _innermost_seer(module: nn.Module) -> nn.Module | None:

@@ -10,10 +10,10 @@ from typing import Any
 
 from brim.errors import RequestError
 
-__all__ = ["cache_folder", "read_json", "write_atomic", "write_json"]
+__all__ = ["cache_folder", "read_json", "usual_mode", "write_atomic", "write_json"]
 
 
-def write_atomic(path: Path, text: str) -> None:
+def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
 
     A folder that cannot be written, or a full disk, is a `RequestError` that names the path.
@@ -22,11 +22,11 @@ def write_atomic(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
-            Path(temporary).chmod(_usual_mode())  # a temporary file is its owner's alone; a report is to be shared
+            Path(temporary).chmod(usual_mode())  # a temporary file is its owner's alone; a report is to be shared
             Path(temporary).replace(path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
@@ -37,7 +37,7 @@ def write_atomic(path: Path, text: str) -> None:
         ) from error
 
 
-def _usual_mode() -> int:
+def usual_mode() -> int:
     """What a file gets that is simply opened."""
     mask = os.umask(0)
     os.umask(mask)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from brim.errors import RequestError
-from brim.storage.files import read_json, write_json
+from brim.storage.files import read_json, usual_mode, write_json
 
 __all__ = [
     "CHECKPOINT_SCHEMA",
@@ -87,9 +87,10 @@ def save_checkpoint(
         _sync_folder(partial)
         partial.replace(target)
         _sync_folder(folder)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise _cannot_write(target, error) from error
+    except (OSError, RequestError) as error:
+        raise _not_saved(target, error) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # what is left of it if something went wrong: a disk may be full
     write_json(folder / "checkpoint.json", {"schema": CHECKPOINT_SCHEMA, "folder": name, "step": step})
     for other in folder.glob("checkpoint-*"):
         if other.name != name and other.is_dir():
@@ -207,6 +208,7 @@ def _without_tensors(states: Mapping[str, Any]) -> State:
 
 def _save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """One safetensors file, under its name only once it is whole and on the disk."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     seen: set[int] = set()
@@ -223,14 +225,19 @@ def _save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         save_file(apart, partial)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
+        partial.chmod(usual_mode())
         partial.replace(path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # a full disk comes as the latter
         partial.unlink(missing_ok=True)
-        raise _cannot_write(path, error) from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RequestError(f"cannot write {path}: {reason}; free space or choose another folder") from error
 
 
-def _cannot_write(path: Path, error: OSError) -> RequestError:
-    return RequestError(f"cannot write {path}: {error.strerror or error}; free space or choose another folder")
+def _not_saved(target: Path, error: OSError | RequestError) -> RequestError:
+    """Why there is no new checkpoint, and which one is there."""
+    reason = str(error) if isinstance(error, RequestError) else f"cannot write {target}: {error.strerror or error}"
+    kept = find_checkpoint(target.parent)
+    return RequestError(reason if kept is None else f"{reason}. {kept.name} is whole: go on from it with --resume")
 
 
 def _load_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brim.errors import RequestError
+from brim.storage.files import write_atomic
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,22 +26,7 @@ def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]], metadata: M
         {name: np.ascontiguousarray(array) for name, array in arrays.items()},
         {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()},
     )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise RequestError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another folder"
-        ) from error
+    write_atomic(path, data)
 
 
 def read_arrays(path: Path) -> dict[str, npt.NDArray[np.generic]]:
