@@ -26,6 +26,7 @@ class Curve:
         fitting = sorted((int(size), point) for size, point in points.items() if point["verdict"] == "fits")
         self.sizes = [size for size, _ in fitting]
         self.reserved = [point["reserved"] for _, point in fitting]
+        self.allocated = [point["allocated"] for _, point in fitting]
         self.seconds = [size / point["rate"] for size, point in fitting]
         self.fails = min(int(size) for size, point in points.items() if point["verdict"] != "fits")
         self.best_rate = max(point["rate"] for _, point in fitting)
@@ -98,13 +99,16 @@ def _searched(curve: Curve, limit: int, base: int, forecast: Callable[[int], int
             search.tell(Probe(batch_size=size, verdict="oom"))
             continue
         seconds = curve.at(curve.seconds, size)
-        reserved = round(curve.at(curve.reserved, size))
         search.tell(
             Probe(
-                batch_size=size, verdict="fits", peak_reserved_bytes=reserved, step_seconds=seconds,
+                batch_size=size,
+                verdict="fits",
+                peak_allocated_bytes=round(curve.at(curve.allocated, size)),
+                peak_reserved_bytes=round(curve.at(curve.reserved, size)),
+                step_seconds=seconds,
                 samples_per_second=size / seconds,
             )
-        )  # fmt: skip
+        )
     chosen = search.chosen()
     assert chosen is not None
     return probes, ooms, (chosen.samples_per_second or 0.0) / curve.best_rate

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from brim.config.search_settings import SearchSettings
 from brim.forecast.byte_model import ByteModel
+from brim.records import Probe
 from brim.search.fastest import FastestSearch
 from brim.search.forecast_start import forecast_bytes
 from brim.search.size_grid import SizeGrid
@@ -177,3 +178,28 @@ def _trace_as_cpu(workload, size, target):
 
     workload.device = torch.device("cpu")
     return trace_workload(workload, size, target=target)
+
+
+@pytest.mark.parametrize(("allocated_share", "expected"), [(0.75, 16), (1.0, 15)])
+def test_a_multiple_of_eight_is_tried_a_little_beyond_the_limit_where_reserved_bytes_lie_unused(
+    allocated_share: float, expected: int
+) -> None:
+    limit = 15.6 * 100 * 2**20
+    each = 100 * 2**20  # of reserved bytes
+    model = ByteModel(prior=lambda size: each * size)
+    search = FastestSearch(model, limit_bytes=round(limit), grid=SizeGrid(last=LAST), headroom=0.03)
+    asked = []
+    while (size := search.next_size()) is not None and len(asked) < 3:
+        asked.append(size)
+        seconds = 0.1 + 0.01 * size
+        search.tell(
+            Probe(
+                batch_size=size,
+                verdict="fits",
+                peak_allocated_bytes=round(allocated_share * each * size),
+                peak_reserved_bytes=each * size,
+                step_seconds=seconds,
+                samples_per_second=size / seconds,
+            )
+        )
+    assert asked == [1, 14, expected]
