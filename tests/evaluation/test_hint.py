@@ -1,11 +1,13 @@
-"""First guesses from runs under other knobs."""
+"""First guesses from runs under other knobs, and from forecasts."""
 
 from __future__ import annotations
+
+import dataclasses
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.evaluation.hint import Hint
+from brim.evaluation.hint import ForecastBytes, Hint
 from brim.records import Probe
 
 MIB = 2**20
@@ -64,3 +66,63 @@ def test_the_guess_stays_within_the_limit_wherever_growth_goes_on_as_it_was(
     assert guess is not None
     assert resident * MIB + guess * each(item_cost) <= limit
     assert guess >= 47 / then  # and is not timid
+
+
+def forecast(*points: tuple[int, int], item_cost: int = 100) -> Hint:
+    return Hint(forecast=ForecastBytes(item_cost=item_cost, points=tuple((n, mib * MIB) for n, mib in points)))
+
+
+LINE = forecast((2, 120), (8, 180), (64, 740))  # 100 MiB, and 10 each
+
+
+def first(hint: Hint, limit: int, *, resident: int = 100, usual: int = 2) -> int:
+    return hint.first_items(limit * MIB, resident_bytes=resident * MIB, item_cost=100, usual=usual)
+
+
+def test_a_forecast_says_how_many_fit_in_three_quarters_of_what_is_free() -> None:
+    assert LINE.fitting_items(900 * MIB, resident_bytes=100 * MIB, item_cost=100) == 60
+    assert LINE.fitting_items(100 * MIB, resident_bytes=100 * MIB, item_cost=100) == 1
+
+
+def test_what_has_failed_counts_for_more_than_a_forecast() -> None:
+    hint = dataclasses.replace(LINE, trials=(trial(30, 100, MIB, verdict="oom"),))
+    assert hint.fitting_items(900 * MIB, resident_bytes=100 * MIB, item_cost=100) == 29
+
+
+def test_a_climb_begins_with_a_sixteenth_of_what_is_free_or_the_usual_few_if_they_fit() -> None:
+    assert first(LINE, 100 + 1600) == 10
+    assert first(LINE, 100 + 160) == 2  # a sixteenth is one
+    assert first(LINE, 100 + 20) == 1  # only one fits
+    assert first(LINE, 100) == 1  # none does; the run will say so
+    assert first(Hint(), 100) == 2
+
+
+def test_a_forecast_that_does_not_grow_fits_all_or_nothing() -> None:
+    flat = forecast((2, 70), (8, 70), (500, 70))
+    assert first(flat, 16 * 70, resident=0) == 500
+    assert first(flat, 60, resident=0) == 1
+
+
+def test_quadratic_bytes_are_followed() -> None:
+    square = forecast((2, 4), (8, 64), (100, 10_000))
+    assert square.fitting_items(1200 * MIB, resident_bytes=0, item_cost=100) == 30
+
+
+@given(
+    constant=st.integers(0, 500),
+    each=st.integers(1, 200),
+    sizes=st.lists(st.integers(9, 5000), min_size=1, max_size=3),
+    limit=st.integers(1, 10**6),
+)
+def test_no_first_batch_is_above_what_the_forecast_says_fits(
+    constant: int, each: int, sizes: list[int], limit: int
+) -> None:
+    hint = forecast(*((size, constant + each * size) for size in (2, 8, *sorted(set(sizes)))))
+    for size in (first(hint, limit, resident=0), hint.fitting_items(limit * MIB, resident_bytes=0, item_cost=100) or 0):
+        assert size == 1 or constant + each * size <= limit
+
+
+def test_bytes_are_carried_over_to_items_about_as_dear_and_no_further() -> None:
+    hint = Hint(trials=(trial(8, 100, MIB), trial(8, 200, MIB)))
+    assert [hint.knows_bytes_near(cost) for cost in (10, 200, 300, 301)] == [True, True, True, False]
+    assert not Hint(trials=(trial(8, 100, MIB, verdict="oom"),)).knows_bytes_near(100)

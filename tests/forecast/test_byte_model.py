@@ -135,3 +135,20 @@ def test_three_points_of_a_parabola_give_its_largest_size_to_within_one(curve: C
     found = model.largest_within(curve.limit)
     assert found is not None
     assert abs(found - curve.largest(bound=10**6)) <= 1
+
+
+@pytest.mark.parametrize("seen", [150, 590])
+def test_a_forecast_that_the_first_size_refutes_is_forgotten(seen: int) -> None:
+    model = ByteModel()
+    model.expect(lambda size: 100 + 10 * size, base_bytes=100, most_off=2.0)
+    assert model.largest_within(500) == 40
+    model.observe(20, seen)  # 300 was forecast
+    assert model.largest_within(500) is None
+    assert model.bytes_at(40) == 100 + 2 * (seen - 100)  # in a line through what was seen
+
+
+def test_a_forecast_that_is_a_little_off_is_corrected() -> None:
+    model = ByteModel()
+    model.expect(lambda size: 100 + 10 * size, base_bytes=100, most_off=2.0)
+    model.observe(20, 400)  # half as much again
+    assert model.largest_within(700) == 40

@@ -94,7 +94,7 @@ def find(
     )
     evaluation = None
     if data is not None:
-        evaluation = _data_request(request, data, split=split, limit=limit, field=field, images=images, task=task)
+        evaluation = data_request(request, data, split=split, limit=limit, field=field, images=images, task=task)
     elif any(value is not None for value in (split, limit, field, images, task)):
         raise RequestError("--split, --limit, --map, --images and --task go with -d DATA")
     if output is not None:
@@ -115,7 +115,7 @@ def find(
         leave_report(output)
 
 
-def _data_request(
+def data_request(
     request: WorkloadRequest, data: str, *, split: str | None, limit: int | None, field: list[str] | None,
     images: str | None, task: str | None,
 ) -> EvalRequest:  # fmt: skip

@@ -13,7 +13,7 @@ import typer
 
 from brim.cli import options
 from brim.cli.console import error_console, output_console
-from brim.cli.find import _data_request
+from brim.cli.find import data_request
 from brim.config.search_settings import DEFAULT_MAX_SIZE
 from brim.errors import BrimError, RequestError
 
@@ -97,7 +97,7 @@ def forecast(
     )
     evaluation = None
     if data is not None:
-        evaluation = _data_request(request, data, split=split, limit=limit, field=field, images=images, task=task)
+        evaluation = data_request(request, data, split=split, limit=limit, field=field, images=images, task=task)
     elif any(value is not None for value in (split, limit, field, images, task)):
         raise RequestError("--split, --limit, --map, --images and --task go with -d DATA")
     limits = {"margin": margin, "largest": max_batch_size or DEFAULT_MAX_SIZE}

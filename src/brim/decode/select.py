@@ -19,7 +19,7 @@ from brim.decode.seq2seq import Seq2SeqLoop
 from brim.decode.settings import GenerationSettings, TokenIds
 from brim.memory.failures import FailureKind, classify
 
-__all__ = ["Decoder", "disagreement", "make_decoder"]
+__all__ = ["Decoder", "disagreement", "loop_obstacle", "make_decoder", "padded_batch"]
 
 CHECK_TOKENS = 3
 CHECK_LENGTHS = (5, 9)
@@ -55,7 +55,7 @@ def make_decoder(
     where it is known: a window that is wider than everything it will see is none.
     """
     total = None if longest is None else longest + settings.max_new_tokens
-    obstacle = _obstacle(model, total) if settings.own_loop else "brim's own loop was switched off"
+    obstacle = loop_obstacle(model, total) if settings.own_loop else "brim's own loop was switched off"
     if obstacle is not None:
         return GenerateFallback(model, settings, tokens, why=obstacle)
     if model.config.is_encoder_decoder:
@@ -71,8 +71,11 @@ def make_decoder(
     return GenerateFallback(model, settings, tokens, why=why)
 
 
-def _obstacle(model: Any, longest: int | None) -> str | None:
-    """What a configuration says against the loop, where a short trial would not show it."""
+def loop_obstacle(model: Any, longest: int | None) -> str | None:
+    """What a configuration says against the loop, where a short trial would not show it.
+
+    `longest` is the most tokens that prompt and answer come to; None: not known.
+    """
     name = type(model).__name__
     for asked, nothing in _NOT_DONE.items():
         if getattr(model.generation_config, asked, None) not in nothing:

@@ -1,4 +1,4 @@
-"""How large an evaluation's batches may be: the governor it starts with, and the plan it leaves behind."""
+"""How large an evaluation's batches may be: where it starts, and the plan it leaves behind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from brim.evaluation.forecast_start import ForecastStart, StartForecaster, forecast_start
 from brim.evaluation.hint import Hint
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject
@@ -18,78 +19,116 @@ from brim.search.plan_cache import PlanCache
 from brim.search.probe import device_name
 from brim.storage.fingerprint import fingerprint
 
-__all__ = ["Sizing"]
+__all__ = ["Sizing", "Start"]
 
 FIRST_ITEMS = 2  # how many of the dearest samples the first batch holds
 FEWEST_BATCHES = 4  # a size that would leave fewer batches than this is not looked for
 SMALLER_LIMIT = 0.9  # a cached plan was made for another card if less than this of its limit is left
+MOST_OFF = 2.0  # a forecast that its first batch shows to be off by more than this factor is forgotten
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+    """The governor that a run starts with, and what it was told: a cached plan, or a forecast, or neither."""
+
+    governor: Governor
+    cached: Plan | None = None
+    forecast: ForecastStart | None = None
+
+    @property
+    def by_forecast(self) -> bool:
+        """Whether the first size is a forecast's."""
+        return self.forecast is not None and self.forecast.bytes is not None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizing:
-    """Batch sizes of one run: a ceiling in samples that the user gave, or a cost cap that brim finds as it goes."""
+    """Batch sizes of one run: a ceiling in samples that the user gave, or a cost cap that brim finds as it goes.
+
+    `forecast` is asked for bytes where nothing better is known of the size to start at.
+    """
 
     request: EvalRequest
     subject: Subject
     memory: DeviceMemory
     limit_bytes: int
     hint: Hint = dataclasses.field(default_factory=Hint)
+    forecast: StartForecaster = forecast_start
 
     @property
     def by_count(self) -> bool:
         """Whether the cap counts samples: the user gave a number of them."""
         return self.request.batch_size is not None
 
-    def governor(self, items: list[int]) -> tuple[Governor, Plan | None]:
-        """Where the run starts, and the cached plan that says so, if there is one."""
+    def start(self, items: list[int]) -> Start:
+        """Where the run starts: at the size asked for, at that of a cached plan, or where a climb begins."""
         size = self.request.batch_size
         if size is not None:
             first = size if self.request.fixed else self._first_guess(size, items)
-            return Governor(first=first, ceiling=size, grows=False, limit_bytes=self.limit_bytes), None
+            return Start(governor=Governor(first=first, ceiling=size, grows=False, limit_bytes=self.limit_bytes))
         cap = self.request.cost_cap
         if cap is not None:
-            return Governor(first=cap, ceiling=cap, grows=False, limit_bytes=self.limit_bytes), None
+            return Start(governor=Governor(first=cap, ceiling=cap, grows=False, limit_bytes=self.limit_bytes))
         plan = self._cached()
         if plan is not None:
-            return Governor(first=plan.size, cap_known=True, limit_bytes=self.limit_bytes), plan
+            return Start(governor=Governor(first=plan.size, cap_known=True, limit_bytes=self.limit_bytes), cached=plan)
+        return self._climb(items)
+
+    def _climb(self, items: list[int]) -> Start:
+        """From a few samples, or as many as a forecast or a similar run says, to where larger batches no longer pay."""
         costs = [self.subject.costs[item] for item in items]
-        first = FIRST_ITEMS * max(costs, default=1)
+        dearest = max(costs, default=1)
         # With few batches left to make, a larger one has no time to pay for what finding it costs.
-        ceiling = max(sum(costs) // FEWEST_BATCHES, first)
-        if self.hint.cost_cap is not None:
-            fitting = self._likely_items(items)
-            likely = self.hint.cost_cap if fitting is None else min(self.hint.cost_cap, fitting * max(costs))
-            likely = max(likely, max(costs, default=1))
-            return Governor(first=likely, ceiling=ceiling, cap_likely=True, limit_bytes=self.limit_bytes), None
-        return Governor(first=first, ceiling=ceiling, limit_bytes=self.limit_bytes), None
+        ceiling = max(sum(costs) // FEWEST_BATCHES, FIRST_ITEMS * dearest)
+        known = self.hint.knows_bytes_near(dearest)
+        forecast = None if known else self.forecast(self.subject, items, self.limit_bytes)
+        hint = self.hint if forecast is None else dataclasses.replace(self.hint, forecast=forecast.bytes)
+        # The dearest that can be prepared, where a forecast was made: the others never reach the model.
+        dearest = hint.forecast.item_cost if hint.forecast is not None else dearest
+        resident = self._resident_bytes()
+        room = {"limit_bytes": self.limit_bytes, "resident_bytes": resident, "item_cost": dearest}
+        if hint.cost_cap is not None:
+            fitting = hint.fitting_items(**room)
+            likely = hint.cost_cap if fitting is None else min(hint.cost_cap, fitting * dearest)
+            first = max(likely, dearest)
+        else:
+            first = hint.first_items(**room, usual=FIRST_ITEMS) * dearest
+        governor = Governor(
+            first=first, ceiling=ceiling, cap_likely=hint.cost_cap is not None, limit_bytes=self.limit_bytes
+        )
+        if hint.forecast is not None and hint.forecast.grows:
+            governor.model.expect(hint.forecast.bytes_at_cost, base_bytes=resident, most_off=MOST_OFF)
+        return Start(governor=governor, forecast=forecast)
 
     def _first_guess(self, ceiling: int, items: list[int]) -> int:
         """Where to start under a ceiling in samples: what fits by the bytes of a similar run, or the rule of thumb."""
-        fitting = self._likely_items(items)
+        dearest = max((self.subject.costs[item] for item in items), default=1)
+        resident = self._resident_bytes()
+        fitting = self.hint.fitting_items(self.limit_bytes, resident_bytes=resident, item_cost=dearest)
         if fitting is None:
             return max(round(self.hint.scale * ceiling), 1)
         return min(fitting, ceiling)
 
-    def _likely_items(self, items: list[int]) -> int | None:
-        """How many of the dearest samples should fit, by the bytes of similar runs; None where there were none."""
+    def _resident_bytes(self) -> int:
+        """What the model holds, whatever the batch."""
         module = self.subject.model.module
         held = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
-        resident = sum(tensor.nbytes for tensor in held)
-        dearest = max((self.subject.costs[item] for item in items), default=1)
-        return self.hint.fitting_items(self.limit_bytes, resident_bytes=resident, item_cost=dearest)
+        return sum(tensor.nbytes for tensor in held)
 
     def plan(
         self,
-        governor: Governor,
+        start: Start,
         largest_cost: int,
         peak_reserved_bytes: int | None,
-        cached: bool,
         trials: tuple[Probe, ...] = (),
     ) -> Plan:
         """What the run settled at, to start the next one there."""
+        governor, cached = start.governor, start.cached is not None
         unit = "samples" if self.by_count else self.subject.task.unit
         asked = self.by_count or self.request.cost_cap is not None
         reason = "the size asked for" if asked else "grown on the run's own batches while that paid"
+        if start.by_forecast:
+            reason += ", from a size that a forecast gave"
         headroom = None if peak_reserved_bytes is None else self.limit_bytes - peak_reserved_bytes
         return Plan(
             unit=unit,

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from brim.errors import RequestError
+from brim.evaluation.forecast_start import StartForecaster, forecast_start
 from brim.evaluation.gpu_clock import GpuClock
 from brim.evaluation.hint import Hint
 from brim.evaluation.listener import EvalListener
@@ -21,7 +22,7 @@ from brim.evaluation.model_memory import ModelMemory
 from brim.evaluation.offload import Offload
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.scoring import Scorer
-from brim.evaluation.sizing import Sizing
+from brim.evaluation.sizing import Sizing, Start
 from brim.evaluation.stage_clock import StageClock
 from brim.evaluation.subject import Subject
 from brim.evaluation.summary import RankFigures
@@ -31,7 +32,6 @@ from brim.execute.loader import Loader, LoaderSettings, NotPrepared
 from brim.memory.devices import DeviceMemory, device_uuid, memory_of
 from brim.memory.limit import resolve_limit
 from brim.monitor.sampler import Sampler
-from brim.records import Plan
 
 __all__ = ["Lines", "Worker"]
 
@@ -56,6 +56,7 @@ class Worker:
         monitor: Path | None = None,
         hint: Hint | None = None,
         stages: StageClock | None = None,
+        forecast: StartForecaster = forecast_start,
     ) -> None:
         self.request = request
         self.subject = subject
@@ -69,14 +70,14 @@ class Worker:
             memory=self.memory,
             limit_bytes=limit.usable_bytes,
             hint=hint if hint is not None else Hint(),
+            forecast=forecast,
         )
         self._stages = stages
         self._clock = GpuClock(subject.device)
         self._offload = Offload(request, subject, self._tell)
         self._sampler = Sampler(monitor, device_uuid=device_uuid(subject.device))
         self._told: list[str] = []
-        self._governor: Governor | None = None
-        self._cached: Plan | None = None
+        self._start: Start | None = None
         self._executor: Executor | None = None
         self._loader: Loader | None = None
         self._record: Callable[[Lines], None] | None = None
@@ -100,8 +101,7 @@ class Worker:
         request, subject = self.request, self.subject
         self._record = record
         if self._executor is None:
-            self._governor, self._cached = self.sizing.governor(list(items))
-            self._executor = self._make_executor(self._governor)
+            self._executor = self._begin(self.sizing.start(list(items)))
         with contextlib.ExitStack() as stack:
             if request.memory_limit is not None or request.margin is not None:
                 stack.enter_context(self.memory.limited(self.sizing.limit_bytes))
@@ -120,17 +120,17 @@ class Worker:
 
     def remember_plan(self) -> None:
         """File the size found, for the next run to start from."""
-        if self._governor is not None and (plan := self._figures().plan) is not None:
-            self.sizing.remember(plan, self._governor)
+        if self._start is not None and (plan := self._figures().plan) is not None:
+            self.sizing.remember(plan, self._start.governor)
 
     def _figures(self) -> RankFigures:
         assert self._executor is not None
-        assert self._governor is not None
+        assert self._start is not None
         assert self._loader is not None
         figures = self._executor.figures
         peak = figures.peak_reserved_bytes or None
         trials = tuple(self._executor.trials)
-        plan = self.sizing.plan(self._governor, figures.largest_padded_cost, peak, self._cached is not None, trials)
+        plan = self.sizing.plan(self._start, figures.largest_padded_cost, peak, trials)
         return RankFigures(
             figures=figures,
             seconds=self._seconds,
@@ -142,6 +142,17 @@ class Worker:
             measured=self._measured(),
             notes=tuple(self._told),
         )
+
+    def _begin(self, start: Start) -> Executor:
+        """The executor of all calls; what a forecast took counts as part of the run, and as planning."""
+        self._start = start
+        executor = self._make_executor(start.governor)
+        if start.forecast is not None:
+            self._seconds += start.forecast.seconds
+            executor.figures.lost_seconds += start.forecast.seconds
+            if start.forecast.note is not None:
+                self._tell(start.forecast.note)
+        return executor
 
     def _make_executor(self, governor: Governor) -> Executor:
         def record(batch: list[Done]) -> None:
@@ -191,7 +202,7 @@ class Worker:
     def _timed_stages(self, batch_size: int) -> contextlib.AbstractContextManager[Any]:
         if self._stages is None:
             return contextlib.nullcontext()
-        settled = self._governor is not None and self._governor.settled
+        settled = self._start is not None and self._start.governor.settled
         return self._stages.batch(batch_size, settled=settled)
 
     def _measured(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from brim.errors import RequestError
+from brim.evaluation.forecast_start import workload_to_trace
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject, open_subject
 from brim.evaluation.tasks.base import Task
@@ -47,13 +48,7 @@ class DataWorkload(Workload):
 
     def make_batch(self, size: int) -> _Batch:
         """The dearest sample, so many times."""
-        if self._prepared is None:
-            try:
-                self._prepared = self.task.prepare(self._dearest)
-            except ValueError as error:
-                sample = self.subject.data.samples[self._dearest].id
-                raise RequestError(f"the data's dearest sample {sample!r} cannot be used: {error}") from error
-        return _Batch(items=[self._dearest] * size, prepared=[self._prepared] * size)
+        return _Batch(items=[self._dearest] * size, prepared=[self._prepare()] * size)
 
     def batch_length(self, batch: _Batch) -> int:
         """How many samples."""
@@ -62,6 +57,11 @@ class DataWorkload(Workload):
     def step(self, batch: _Batch) -> Pending:
         """One batch of the task; its answers stay on the device."""
         return self.task.launch(batch.items, batch.prepared)
+
+    def traced_as(self) -> Workload:
+        """The model on the same batches, without the task around it."""
+        plain = workload_to_trace(self.subject, self._dearest, self._prepare())
+        return self if plain is None else plain
 
     def modules(self) -> Sequence[nn.Module]:
         """The model, if it is one of torch."""
@@ -81,6 +81,15 @@ class DataWorkload(Workload):
         cost = self.subject.costs[self._dearest]
         task = dict(self.task.identity())
         return {**self.subject.identity(), **task, "mode": self.mode, "dearest": cost, "count": len(self.subject.costs)}
+
+    def _prepare(self) -> Any:
+        if self._prepared is None:
+            try:
+                self._prepared = self.task.prepare(self._dearest)
+            except ValueError as error:
+                sample = self.subject.data.samples[self._dearest].id
+                raise RequestError(f"the data's dearest sample {sample!r} cannot be used: {error}") from error
+        return self._prepared
 
 
 def build_from_json(data: Mapping[str, Any]) -> DataWorkload:

@@ -17,9 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from brim.forecast.events import Category, Event, Trace
 from brim.forecast.foreach import foreach_as_on_cuda
-from brim.forecast.ghost import Ghost
 from brim.forecast.ledger import Block, Ledger
-from brim.forecast.shapes import UntraceableError
+from brim.forecast.untraceable import UntraceableError, obstacle_in_words
 from brim.memory.snapshot import StateSnapshot, required_bytes
 from brim.monitor.host import available_host_bytes
 from brim.workloads.base import Workload
@@ -50,10 +49,10 @@ def approximate_trace(workload: Workload, batch_size: int, *, steps: int, why: s
 
 def _check_can_run(workload: Workload) -> None:
     tensors = [tensor for module in workload.modules() for tensor in (*module.parameters(), *module.buffers())]
+    if any(tensor.device.type == "meta" for tensor in tensors):
+        raise UntraceableError("the step was not run for real: the model was built without its weights")
     if workload.device.type != "cpu" or any(tensor.device.type != "cpu" for tensor in tensors):
         raise UntraceableError(f"the step was not run for real: it is on {workload.device}, not on the CPU")
-    if any(isinstance(tensor, Ghost) for tensor in tensors):
-        raise UntraceableError("the step was not run for real: the model was built without its weights")
     needed = required_bytes(workload.modules(), workload.optimizers(), workload.stateful())
     if needed > _HOST_SHARE * available_host_bytes():
         raise UntraceableError("the step was not run for real: the host has no room for a copy of the model's state")
@@ -80,9 +79,8 @@ def _metered(workload: Workload, size: int, steps: int) -> Trace:
                     for optimizer in workload.optimizers():
                         meter.label(tree_leaves(list(optimizer.state.values())), "optimizer")
     except Exception as error:
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UntraceableError(
-            f"run for real on the CPU at batch size {size} it raised {type(error).__name__}: {text}"
+            f"run for real on the CPU at batch size {size} it raised {obstacle_in_words(error)}"
         ) from error
     finally:
         ledger.close()

@@ -44,14 +44,20 @@ class ByteModel:
     `base_bytes` is what is resident whatever the size (weights, optimizer state); it only bounds
     how fast the bytes can grow before the curve is known. `noise` is the fraction by which bytes may
     stray from a smooth curve: 0 for a meter that counts exactly, more for a caching allocator. `prior` is a forecast:
-    the bytes of any size, never falling, believed until two sizes were seen, and corrected by the first.
+    the bytes of any size, never falling, believed until two sizes were seen, and corrected by the first. With
+    `most_off`, a first size that shows it to be off by more than this factor is not a correction: it is forgotten.
     """
 
     def __init__(self, *, base_bytes: int = 0, noise: float = 0.0, prior: Callable[[int], int] | None = None) -> None:
         self.base_bytes = base_bytes
         self.noise = noise
         self.prior = prior
+        self.most_off = math.inf
         self._points: dict[int, int] = {}
+
+    def expect(self, prior: Callable[[int], int], *, base_bytes: int, most_off: float = math.inf) -> None:
+        """Start from a forecast, as if it had been given from the beginning."""
+        self.prior, self.base_bytes, self.most_off = prior, base_bytes, most_off
 
     def observe(self, size: int, peak_bytes: int) -> None:
         """Take in one measured or traced point; a second look at a size keeps the larger figure."""
@@ -91,7 +97,7 @@ class ByteModel:
         points = self.points
         if size in self._points:
             return self._points[size]
-        if self.prior is not None and len(points) < 2:
+        if self.prior is not None and self._believes_prior():
             return round(self.base_bytes + self.prior_error() * max(self.prior(size) - self.base_bytes, 0))
         if not points:
             return None
@@ -104,7 +110,7 @@ class ByteModel:
     def largest_within(self, limit: int) -> int | None:
         """The largest size expected to stay within the limit; None when the points are flat or missing."""
         points = self.points
-        if self.prior is not None and len(points) < 2:
+        if self._believes_prior():
             return self._largest_by_prior(limit)
         if len(points) < 2 or points[-1][1] <= points[0][1]:
             return None
@@ -177,6 +183,12 @@ class ByteModel:
         if allowed < 1 or smallest > largest:
             return None
         return Staircase(rise, allowed, smallest, largest)
+
+    def _believes_prior(self) -> bool:
+        """Whether the prior counts: there is one, at most one size was seen, and that one does not refute it."""
+        if self.prior is None or len(self._points) > 1:
+            return False
+        return 1 / self.most_off <= self.prior_error() <= self.most_off
 
     def _largest_by_prior(self, limit: int) -> int:
         """The largest size within the limit by the corrected prior; 0 when none is."""

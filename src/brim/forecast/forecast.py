@@ -29,6 +29,7 @@ from brim.workloads.base import Workload
 
 __all__ = [
     "Forecaster",
+    "TraceFunction",
     "TracedWorkload",
     "choose_gpu",
     "forecast_batch_size",
@@ -90,6 +91,7 @@ class TracedWorkload:
     def __init__(self, workload: Workload, trace: TraceFunction | None = None) -> None:
         self.workload = workload
         self.seconds = 0.0  # spent on tracing
+        self._stepped = workload.traced_as()
         self._trace = trace or _trace
         self._traces: dict[tuple[int, tuple[int, int] | None], Trace] = {}
 
@@ -98,7 +100,7 @@ class TracedWorkload:
         key = (size, None if target is None else target.compute_capability)
         if key not in self._traces:
             started = time.perf_counter()
-            self._traces[key] = self._trace(self.workload, size, target)
+            self._traces[key] = self._trace(self._stepped, size, target)
             self.seconds += time.perf_counter() - started
         return self._traces[key]
 

@@ -16,12 +16,13 @@ import torch
 from brim.decode.answers import Answers
 from brim.decode.choose import TokenChooser
 from brim.decode.loop import WORTH_CAPTURING, DecodeLoop, Padding, PromptBatch, Stopped
-from brim.decode.select import _obstacle, padded_batch
+from brim.decode.select import loop_obstacle, padded_batch
 from brim.decode.seq2seq import Seq2SeqLoop
 from brim.decode.settings import GenerationSettings, TokenIds
 from brim.decode.state import DecodeState
 from brim.forecast.ledger import Ledger
 from brim.forecast.tracer import Tracer
+from brim.forecast.untraceable import first_line
 from brim.workloads.generate import GenerateWorkload
 
 __all__ = ["prepare_generation"]
@@ -46,7 +47,7 @@ def prepare_generation(workload: GenerateWorkload, tracer: Tracer, batch: Mappin
     model: Any = workload.model
     settings = GenerationSettings(max_new_tokens=workload.max_new_tokens)
     tokens = TokenIds(ends=(), pad=TokenIds.of(getattr(model, "generation_config", None)).pad)
-    why = _obstacle(model, int(batch["input_ids"].shape[1]) + workload.max_new_tokens)
+    why = loop_obstacle(model, int(batch["input_ids"].shape[1]) + workload.max_new_tokens)
     if why is None and getattr(model, "_is_stateful", False):
         why = f"{type(model).__name__} keeps a state instead of keys and values"
     if why is None:
@@ -56,9 +57,9 @@ def prepare_generation(workload: GenerateWorkload, tracer: Tracer, batch: Mappin
         for make, try_out in zip(_candidates(model, settings, tokens, images=images), trials, strict=True):
             why = _trial(try_out, tracer)
             if not why:
-                workload._decoder = make(tracer)
+                workload.decoder = make(tracer)
                 return None
-    workload._decoder = _PlainForwards(model, settings, tokens, tracer)
+    workload.decoder = _PlainForwards(model, settings, tokens, tracer)
     return f"generation would run through transformers' generate ({why}); traced as plain forwards"
 
 
@@ -90,7 +91,7 @@ def _trial(make: _Maker, tracer: Tracer) -> str:
                 masked = isinstance(loop, Seq2SeqLoop)
                 loop.generate(padded_batch(prompts, loop.padding, pad=loop.tokens.pad, masked=masked))
         except Exception as error:
-            return f"a trial of the decode loop raised {type(error).__name__}: {error}".splitlines()[0]
+            return f"a trial of the decode loop raised {type(error).__name__}: {first_line(error)}"
         finally:
             aside.values.release()
             tracer.facts.attention = backends

@@ -1,10 +1,9 @@
-"""Models whose weights are never made: built on ghosts, or left on the meta device and given ghosts for a trace."""
+"""Models whose weights are never made: left on the meta device, and given ghosts for a trace."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,21 +13,7 @@ from brim.forecast.ghost import Ghost, make_ghost
 from brim.forecast.ledger import Ledger
 from brim.forecast.tracer import Tracer
 
-__all__ = ["building_ghosts", "give_meta_tensors_ghosts"]
-
-
-@contextlib.contextmanager
-def building_ghosts() -> Iterator[None]:
-    """Build a model without its weights: tensors of more than a few thousand elements are ghosts inside the block.
-
-        with building_ghosts():
-            workload, notes = build_workload(request)      # 7 B parameters, no memory
-        trace_workload(workload, 8)
-
-    What a constructor reads (a schedule of drop rates, a table of positions) is small and stays real.
-    """
-    with torch.random.fork_rng(devices=[]), Tracer(Ledger()):
-        yield
+__all__ = ["give_meta_tensors_ghosts"]
 
 
 def give_meta_tensors_ghosts(modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:

@@ -12,18 +12,14 @@ from typing import Any
 
 import torch
 
-from brim.errors import RequestError
+from brim.forecast.untraceable import UntraceableError
 
-__all__ = ["TensorSpec", "UntraceableError", "infer", "specify"]
+__all__ = ["TensorSpec", "infer", "specify"]
 
 _META = torch.device("meta")
 _REMEMBERED = 100_000  # calls, after which all are forgotten
 _FROM_HOST = ("generator", "pin_memory")  # arguments that mean nothing to a tensor without data
 _specs: dict[Any, Any] = {}
-
-
-class UntraceableError(RequestError):
-    """A step does something whose memory cannot be worked out without running it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from brim.forecast.generation_trace import prepare_generation
 from brim.forecast.ghost import Ghost
 from brim.forecast.ghost_model import give_meta_tensors_ghosts
 from brim.forecast.ledger import Ledger
-from brim.forecast.shapes import UntraceableError
 from brim.forecast.tracer import Tracer
+from brim.forecast.untraceable import UntraceableError, obstacle_in_words
 from brim.memory.snapshot import StateSnapshot
 from brim.ranks.unwrap import without_collectives
 from brim.workloads.base import Workload
@@ -40,13 +40,21 @@ from brim.workloads.generate import GenerateWorkload
 __all__ = ["UntraceableError", "trace_workload"]
 
 
-def trace_workload(workload: Workload, batch_size: int, *, target: Target | None = None, steps: int = 2) -> Trace:
+def trace_workload(
+    workload: Workload,
+    batch_size: int,
+    *,
+    target: Target | None = None,
+    steps: int = 2,
+    or_approximately: bool = True,
+) -> Trace:
     """The memory events of a few steps at a batch size, as they would be on the target card.
 
     Two steps at least, if the optimizer's state is to be seen: it appears in the first. `target` decides which
     attention kernels would run; without one they are those of a Hopper card. A workload that cannot be traced is run
     for real on the CPU at its two smallest sizes, and what it holds there is extended in a line (`Trace.approximate`
-    says why); where that does not work either, an `UntraceableError` says what is in the way.
+    says why); where that does not work either, or without `or_approximately`, an `UntraceableError` says what is in the
+    way.
     """
     if batch_size < 1:
         raise RequestError(f"batch_size={batch_size}: the smallest is 1")
@@ -59,7 +67,9 @@ def trace_workload(workload: Workload, batch_size: int, *, target: Target | None
     except Exception as error:
         problem = error
     # The except block has ended, so the traceback no longer holds the tensors of the step that failed.
-    reason = _described(problem)
+    reason = obstacle_in_words(problem)
+    if not or_approximately:
+        raise UntraceableError(reason) from problem
     try:
         return approximate_trace(workload, batch_size, steps=steps, why=reason)
     except UntraceableError as error:
@@ -180,8 +190,3 @@ class _References(StateSnapshot):
         inventory.storages.clear()
         inventory.without_storage.clear()
         super().__init__(inventory, rng)
-
-
-def _described(error: Exception) -> str:
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return text if isinstance(error, BrimError) else f"{type(error).__name__}: {text}"

@@ -22,8 +22,9 @@ from brim.forecast.events import ConvCall
 from brim.forecast.ghost import Ghost, make_ghost
 from brim.forecast.ledger import Block, Ledger
 from brim.forecast.real_values import FLOAT_LIMIT, RealValues, is_unknown, run_for_real, small_enough
-from brim.forecast.shapes import TensorSpec, UntraceableError, infer, specify
+from brim.forecast.shapes import TensorSpec, infer, specify
 from brim.forecast.unknown_values import UNKNOWN_VALUES
+from brim.forecast.untraceable import UntraceableError
 
 __all__ = ["Facts", "Replacement", "Scratch", "Tracer", "Witness", "counts_of_last_reference"]
 

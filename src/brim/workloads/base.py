@@ -78,6 +78,10 @@ class Workload(ABC):
         """The smallest size that can run at all: 2 where batch normalisation is left with one value per channel."""
         return 1
 
+    def traced_as(self) -> Workload:
+        """What a forecast traces in its place, where that says more of what a step is made of."""
+        return self
+
     def largest_size(self) -> int | None:
         """A size past which a batch makes no sense (the data set's length), or None."""
         return None

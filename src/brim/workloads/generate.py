@@ -49,7 +49,7 @@ class GenerateWorkload(Workload):
         self._make_batch = make_batch
         self._identity = identity
         self._largest_size = largest_size
-        self._decoder: Decoder | None = None
+        self.decoder: Decoder | None = None  # made at the first step, unless someone gives another
 
     def make_batch(self, size: int) -> Mapping[str, Any]:
         """The batch that `make_batch=` gives for the size."""
@@ -58,13 +58,13 @@ class GenerateWorkload(Workload):
     def step(self, batch: Mapping[str, Any]) -> Any:
         """One generation by the decode loop that an evaluation runs; returns the answers."""
         with in_mode(self.model, training=False):
-            if self._decoder is None:
+            if self.decoder is None:
                 settings = GenerationSettings(max_new_tokens=self.max_new_tokens)
                 tokens = TokenIds(ends=(), pad=TokenIds.of(getattr(self.model, "generation_config", None)).pad)
                 longest = int(batch["input_ids"].shape[1])
-                self._decoder = make_decoder(self.model, settings, tokens, images=len(batch) > 2, longest=longest)
-                self.notes = (*self.notes, *self._decoder.notes)
-            return self._decoder.generate(_prompts(batch, self._decoder.padding))
+                self.decoder = make_decoder(self.model, settings, tokens, images=len(batch) > 2, longest=longest)
+                self.notes = (*self.notes, *self.decoder.notes)
+            return self.decoder.generate(_prompts(batch, self.decoder.padding))
 
     def modules(self) -> Sequence[nn.Module]:
         """The model."""
@@ -72,8 +72,8 @@ class GenerateWorkload(Workload):
 
     def release(self) -> None:
         """Let go of the keys, values and graph kept for a next step of the same size."""
-        if self._decoder is not None:
-            self._decoder.release()
+        if self.decoder is not None:
+            self.decoder.release()
 
     def largest_size(self) -> int | None:
         """The size past which a batch makes no sense, if one was given."""

@@ -1,0 +1,387 @@
+"""Evaluations that start from a forecast: when one is made, what is traced, and that a wrong one does no harm."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from evaluation_runs import predictions, run, shout, write_lines, write_words
+from PIL import Image
+
+from brim.evaluation import forecast_start as module
+from brim.evaluation.forecast_start import ForecastStart, StartForecaster, forecast_start, is_worth_a_trace
+from brim.evaluation.hint import ForecastBytes, Hint
+from brim.evaluation.listener import EvalListener
+from brim.evaluation.request import EvalRequest
+from brim.evaluation.run import EvalResult, evaluate_together
+from brim.evaluation.sizing import Sizing, Start
+from brim.evaluation.subject import Subject, open_subject
+from brim.evaluation.worker import Worker
+from brim.evaluation.workload import DataWorkload
+from brim.execute.governor import Governor
+from brim.forecast.forecast import Forecaster, TracedWorkload
+from brim.forecast.gpus import find_gpu
+from brim.ranks.agreement import Agreement
+from brim.records import Probe
+
+TOKENS = 6
+MIB = 2**20
+pretended = functools.partial(forecast_start, gpu=find_gpu("a100-80gb"))
+
+
+class Fake:
+    """A forecast in a line over the number of samples, and how often it was asked for."""
+
+    def __init__(self, each: float, *, constant: int = 0, seconds: float = 0.0) -> None:
+        self.each, self.constant, self.seconds = each, constant, seconds
+        self.asked: list[list[int]] = []
+
+    def __call__(self, subject: Subject, items: Sequence[int], limit_bytes: int) -> ForecastStart:
+        del limit_bytes
+        self.asked.append(list(items))
+        points = tuple((size, round(self.constant + self.each * size)) for size in (2, 8, 64))
+        dearest = max(subject.costs[item] for item in items)
+        return ForecastStart(bytes=ForecastBytes(item_cost=dearest, points=points), seconds=self.seconds)
+
+
+def untraceable(*_: Any) -> ForecastStart:
+    return ForecastStart(bytes=None, seconds=1.5, note="started without a forecast, since it is a test")
+
+
+def nothing(*_: Any) -> None:
+    """No forecast is made."""
+
+
+def sizing_of(request: EvalRequest, forecast: StartForecaster, hint: Hint | None = None) -> Sizing:
+    return Worker(request, open_subject(request), EvalListener(), forecast=forecast, hint=hint).sizing
+
+
+def evaluate_from(forecast: StartForecaster, request: EvalRequest, folder: Path) -> EvalResult:
+    def opener(request: EvalRequest, listener: EvalListener, monitor: Path) -> Worker:
+        return Worker(request, open_subject(request), listener, monitor=monitor, forecast=forecast)
+
+    with Agreement(patient=True) as agreement:
+        return evaluate_together(agreement, request, folder, EvalListener(), opener)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ninety-six questions of 31 to 40 words: a quarter of them is twenty-four."""
+    rows = [{"id": str(n), "question": "w1 " * (31 + n % 10), "answer": "1"} for n in range(96)]
+    return write_lines(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", rows)
+
+
+@pytest.fixture
+def asking(endless_model: Path, prompts: Path) -> Callable[..., EvalRequest]:
+    def make(**settings: Any) -> EvalRequest:
+        usual = {"device": "cpu", "use_cache": False, "max_new_tokens": TOKENS, "memory_limit": "1GiB"}
+        return EvalRequest(model=str(endless_model), data=str(prompts), **{**usual, **settings})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def plain(endless_model: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> EvalResult:
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    return run(endless_model, prompts, folder, max_new_tokens=TOKENS, memory_limit="1GiB")
+
+
+def batch_sizes(result: EvalResult) -> list[int]:
+    assert result.plan is not None
+    return [probe.batch_size for probe in result.plan.probes]
+
+
+def bytes_a_sample(result: EvalResult) -> float:
+    """What the largest batch of a run took, by sample; the weights are a few kilobytes."""
+    assert result.plan is not None
+    largest = max((probe for probe in result.plan.probes if probe.fits), key=lambda probe: probe.batch_size)
+    return (largest.peak_allocated_bytes or 0) / largest.batch_size
+
+
+class TestWhereTheRunStarts:
+    def test_the_first_batch_takes_a_sixteenth_of_the_free_memory(
+        self, asking: Callable[..., EvalRequest], tmp_path: Path, plain: EvalResult
+    ) -> None:
+        result = evaluate_from(Fake(each=8 * MIB), asking(), tmp_path / "run")
+        assert batch_sizes(result)[0] == 8  # 64 MiB, 8 MiB each
+        assert batch_sizes(plain)[0] == 2
+        assert predictions(result) == predictions(plain)
+        assert result.plan is not None
+        assert result.plan.reason.endswith("from a size that a forecast gave")
+        assert "forecast" not in (plain.plan.reason if plain.plan else "forecast")
+
+    def test_the_first_batch_is_a_quarter_of_the_work_at_most(
+        self, asking: Callable[..., EvalRequest], tmp_path: Path
+    ) -> None:
+        result = evaluate_from(Fake(each=1), asking(), tmp_path / "run")
+        assert batch_sizes(result)[0] <= 24
+
+    def test_a_single_sample_where_two_would_not_fit(self, asking: Callable[..., EvalRequest], tmp_path: Path) -> None:
+        result = evaluate_from(Fake(each=600 * MIB), asking(limit=16), tmp_path / "run")
+        assert batch_sizes(result)[0] == 1
+
+    def test_what_the_forecast_took_is_part_of_planning_and_of_the_run(
+        self, asking: Callable[..., EvalRequest], tmp_path: Path
+    ) -> None:
+        result = evaluate_from(Fake(each=MIB, seconds=100.0), asking(limit=16), tmp_path / "run")
+        assert 100.0 <= result.summary["plan_seconds"] <= result.summary["seconds"]
+
+    @pytest.mark.parametrize("settings", [{"batch_size": 4}, {"cost_cap": 200}, {"batch_size": 4, "fixed": True}])
+    def test_nothing_is_forecast_for_a_size_that_was_asked_for(
+        self, asking: Callable[..., EvalRequest], tmp_path: Path, settings: dict[str, Any]
+    ) -> None:
+        fake = Fake(each=MIB)
+        evaluate_from(fake, asking(limit=8, **settings), tmp_path / "run")
+        assert not fake.asked
+
+    def test_nothing_is_forecast_where_an_earlier_run_has_left_a_plan(
+        self, asking: Callable[..., EvalRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("BRIM_CACHE_DIR", str(tmp_path / "cache"))
+        fake = Fake(each=40 * MIB)
+        sizing = sizing_of(asking(use_cache=True), fake)
+        settled = Start(governor=Governor(first=300, ceiling=10_000, cap_known=True))
+        sizing.remember(sizing.plan(settled, 300, None), settled.governor)
+        start = sizing.start(list(range(96)))
+        assert not fake.asked
+        assert start.cached is not None
+        assert start.governor.cap == 300
+
+    @pytest.mark.parametrize(("forecast", "following"), [(True, 3), (False, 4)])
+    def test_the_second_batch_is_not_above_what_the_forecast_says_fits(
+        self, asking: Callable[..., EvalRequest], forecast: bool, following: int
+    ) -> None:
+        each = 300 * MIB  # three of a gibibyte
+        sizing = sizing_of(asking(), Fake(each=each) if forecast else nothing)
+        governor = sizing.start(list(range(96))).governor
+        dearest = max(sizing.subject.costs)
+        assert governor.cap == 2 * dearest
+        governor.succeeded(2 * dearest, 0.1, 2 * each, dearest)
+        assert governor.cap // dearest == following
+
+    def test_bytes_of_a_similar_run_are_better_than_a_forecast_unless_its_samples_were_much_cheaper(
+        self, asking: Callable[..., EvalRequest]
+    ) -> None:
+        dearest = 40 + TOKENS
+        for cost, asked in ((dearest, 0), (2 * dearest, 0), (dearest // 2, 1)):
+            fake = Fake(each=100 * MIB)
+            trials = (Probe(batch_size=8, cost=8 * cost, verdict="fits", peak_allocated_bytes=80 * MIB),)
+            hint = Hint(cost_cap=100 * dearest, trials=trials)
+            start = sizing_of(asking(), fake, hint).start(list(range(96)))
+            assert len(fake.asked) == asked
+            assert start.by_forecast is bool(asked)
+            assert start.governor.phase == "comparing"
+            if asked:
+                assert start.governor.cap // dearest == 7  # three quarters of a gibibyte
+
+    def test_on_the_cpu_nothing_changes(self, asking: Callable[..., EvalRequest], tmp_path: Path) -> None:
+        subject = open_subject(asking(max_new_tokens=1024))
+        items = range(len(subject.costs))
+        assert is_worth_a_trace(subject, items)
+        assert forecast_start(subject, items, 2**30) is None
+
+
+class TestAWrongForecast:
+    def test_one_that_is_far_too_high_is_outgrown(
+        self, asking: Callable[..., EvalRequest], tmp_path: Path, plain: EvalResult
+    ) -> None:
+        result = evaluate_from(Fake(each=900 * MIB), asking(), tmp_path / "run")
+        assert batch_sizes(result)[0] == 1
+        assert max(batch_sizes(result)) > 2
+        assert result.summary["oom_events"] == 0
+        assert predictions(result) == predictions(plain)
+
+    def test_one_that_is_far_too_low_costs_a_split_and_nothing_else(
+        self, asking: Callable[..., EvalRequest], tmp_path: Path, plain: EvalResult
+    ) -> None:
+        limit = round(4 * bytes_a_sample(plain))
+        result = evaluate_from(Fake(each=1), asking(memory_limit=limit, limit=32), tmp_path / "run")
+        assert result.summary["oom_events"] > 0
+        assert result.summary["num_failed"] == 0
+        assert result.summary["peak_reserved_bytes"] <= limit
+        assert predictions(result) == predictions(plain)[:32]
+
+    def test_one_that_cannot_be_made_costs_a_line(
+        self, asking: Callable[..., EvalRequest], tmp_path: Path, plain: EvalResult
+    ) -> None:
+        result = evaluate_from(untraceable, asking(), tmp_path / "run")
+        assert result.notes == ("started without a forecast, since it is a test",)
+        assert result.summary["plan_seconds"] >= 1.5
+        assert batch_sizes(result)[0] == 2
+        assert result.plan is not None
+        assert "forecast" not in result.plan.reason
+        assert predictions(result) == predictions(plain)
+
+
+def open_on(model: Path | str, data: Path, **settings: Any) -> Subject:
+    return open_subject(EvalRequest(model=str(model), data=str(data), device="cpu", **settings))
+
+
+def choices(folder: Path) -> Path:
+    rows = [{"question": "what is w1", "choices": ["w2 w3", "w4", "w5"], "answer": 0} for _ in range(12)]
+    return write_lines(folder / "choices.jsonl", rows)
+
+
+def texts(folder: Path) -> Path:
+    return write_lines(folder / "texts.jsonl", [{"text": "w1 " * (n + 1), "label": n % 2} for n in range(12)])
+
+
+def pictures(folder: Path) -> Path:
+    for number in range(10):
+        place = folder / "pictures" / f"class{number % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(numpy.full((40, 40, 3), number, dtype=numpy.uint8)).save(place / f"{number}.png")
+    return folder / "pictures"
+
+
+class TestTracing:
+    """The real tracer, for a card that is not here."""
+
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            "language_model",
+            "seq2seq_model",
+            "vision_language_model",
+            "choice",
+            "seq2seq choice",
+            "text_classifier",
+            "image_classifier",
+        ],
+    )
+    def test_every_task_is_traced_and_left_as_it_was(
+        self, kind: str, request: pytest.FixtureRequest, tmp_path: Path, questions: Path, picture_questions: Path
+    ) -> None:
+        data = {
+            "vision_language_model": lambda: picture_questions,
+            "choice": lambda: choices(tmp_path),
+            "seq2seq choice": lambda: choices(tmp_path),
+            "text_classifier": lambda: texts(tmp_path),
+            "image_classifier": lambda: pictures(tmp_path),
+        }.get(kind, lambda: questions)()
+        model = {"choice": "language_model", "seq2seq choice": "seq2seq_model"}.get(kind, kind)
+        settings = {} if kind.endswith(("choice", "classifier")) else {"max_new_tokens": 12}
+        subject = open_on(request.getfixturevalue(model), data, **settings)
+        before = vars(subject.task).copy(), list(subject.task.notes), torch.get_rng_state()
+        items = range(len(subject.costs))
+        start = pretended(subject, items, 40 * 2**30)
+        assert start is not None
+        assert start.note is None
+        assert start.bytes is not None
+        assert start.bytes.item_cost == max(subject.costs)
+        sizes, reserved = zip(*start.bytes.points, strict=True)
+        assert sizes[:2] == (2, 8)
+        assert sum(parameter.nbytes for parameter in subject.model.module.parameters()) < reserved[0] <= reserved[-1]
+        assert (vars(subject.task), subject.task.notes) == before[:2]
+        assert torch.equal(torch.get_rng_state(), before[2])
+        assert not torch.nn.modules.module._global_forward_pre_hooks
+        prepared = [subject.task.prepare(item) for item in items]
+        assert len(subject.task.launch(items, prepared).result()) == len(items)  # and it runs for real as before
+
+    def test_longer_prompts_and_more_samples_take_more(self, endless_model: Path, tmp_path: Path) -> None:
+        rows = [{"question": "w1 " * length, "answer": "1"} for length in (10, 280)]
+        subject = open_on(endless_model, write_lines(tmp_path / "data.jsonl", rows), max_new_tokens=30)
+        wide = dataclasses.replace(subject, costs=(subject.costs[0], subject.costs[1]))
+        short, long = (pretended(wide, [item] * 2**14, 2**40) for item in (0, 1))
+        assert short is not None
+        assert long is not None
+        assert short.bytes is not None
+        assert long.bytes is not None
+        assert short.bytes.points[-1][1] > 1.5 * short.bytes.points[0][1]
+        assert long.bytes.points[-1][1] > 5 * short.bytes.points[-1][1]
+
+    def test_an_evaluation_starts_from_its_own_trace(
+        self, asking: Callable[..., EvalRequest], tmp_path: Path, plain: EvalResult
+    ) -> None:
+        result = evaluate_from(pretended, asking(), tmp_path / "run")
+        assert result.notes == ()
+        assert batch_sizes(result)[0] > 2
+        assert result.plan is not None
+        assert "forecast" in result.plan.reason
+        assert predictions(result) == predictions(plain)
+
+    def test_a_dearest_sample_that_cannot_be_used_is_passed_over(self, endless_model: Path, tmp_path: Path) -> None:
+        rows = [{"question": "w1 " * length, "answer": "1"} for length in (400, 20, 10)]  # 320 positions
+        subject = open_on(endless_model, write_lines(tmp_path / "data.jsonl", rows), max_new_tokens=12)
+        start = pretended(subject, range(3), 2**30)
+        assert start is not None
+        assert start.bytes is not None
+        assert start.bytes.item_cost == 32
+        assert pretended(subject, [0], 2**30) is None
+
+    def test_a_trace_that_takes_too_long_is_given_up(
+        self, asking: Callable[..., EvalRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "LONGEST_SECONDS", 0.0)
+        result = evaluate_from(pretended, asking(limit=8), tmp_path / "run")
+        line = "started without a forecast, since the step cannot be traced: it takes more than 0 seconds"
+        assert result.notes == (line,)
+        assert result.summary["num_failed"] == 0
+
+    def test_a_model_that_cannot_be_traced_is_told_in_one_line(self, asking: Callable[..., EvalRequest]) -> None:
+        subject = open_subject(asking())
+
+        def through_numpy(*_: Any) -> None:
+            raise TypeError("not with these tensors\nat all")
+
+        subject.model.module.model.layers[0].register_forward_pre_hook(through_numpy)
+        start = pretended(subject, range(8), 2**30)
+        assert start is not None
+        assert start.bytes is None
+        assert start.note is not None
+        assert start.note.endswith("cannot be traced: TypeError: not with these tensors")
+
+    def test_a_function_has_nothing_to_trace(self, tmp_path: Path) -> None:
+        subject = open_on(shout(tmp_path), write_words(tmp_path / "words.jsonl"))
+        assert pretended(subject, range(20), 2**30) is None
+        assert not is_worth_a_trace(subject, range(20))
+
+
+class TestWhetherItPays:
+    @pytest.mark.parametrize(
+        ("samples", "new_tokens", "pays"),
+        [
+            (96, 256, False),  # a batch or two of a climb
+            (200, 256, True),
+            (200, 64, False),  # short answers: a small batch is soon over
+            (100_000, 64, False),
+            (100_000, 128, True),
+            (1, 100_000, False),
+        ],
+    )
+    def test_generation_pays_for_every_small_batch_with_all_its_tokens(
+        self, endless_model: Path, questions: Path, samples: int, new_tokens: int, pays: bool
+    ) -> None:
+        subject = open_on(endless_model, questions, max_new_tokens=new_tokens)
+        subject = dataclasses.replace(subject, costs=(300,) * samples)
+        assert is_worth_a_trace(subject, range(samples)) is pays
+
+    def test_a_forward_only_where_the_run_is_sure_to_be_long(self, language_model: Path, tmp_path: Path) -> None:
+        subject = open_on(language_model, choices(tmp_path))
+        with torch.device("meta"):
+            large = torch.nn.Linear(80_000, 100_000)  # 8 B
+        many = dataclasses.replace(subject, costs=(500,) * 10_000)
+        heavy = dataclasses.replace(many, model=dataclasses.replace(subject.model, module=large))
+        assert not is_worth_a_trace(many, range(10_000))
+        assert is_worth_a_trace(heavy, range(10_000))
+        assert not is_worth_a_trace(heavy, range(100))
+        assert not is_worth_a_trace(heavy, [])
+
+
+def test_a_forecast_on_data_knows_the_keys_and_values_of_a_generation(endless_model: Path, prompts: Path) -> None:
+    """`brim forecast -d` and `brim find -d` trace the model as it will generate, not the task around it."""
+    request = EvalRequest(
+        model=str(endless_model), data=str(prompts), device="cpu", dtype="float32", max_new_tokens=TOKENS
+    )
+    workload = DataWorkload(open_subject(request))
+    forecaster = Forecaster(TracedWorkload(workload), find_gpu("a100-80gb"))
+    forecast = forecaster.at(8)
+    assert forecast.breakdown["kv_cache"] > 0
+    assert not forecast.approximate
+    assert forecaster.largest_allowed == workload.largest_size() == 96
