@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 # The same examples in every run, so that a gate is red for a reason; `--hypothesis-profile=roam` looks further.
 settings.register_profile("steady", derandomize=True, deadline=None, database=None)
 settings.register_profile("roam", deadline=None, database=None)
 settings.load_profile("steady")
+
+# Hypothesis also draws numbers that stand in the modules loaded so far, and so other examples after other imports.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants
 
 # Tiny tensors: more threads only wait for each other, ten times as long on a busy machine. Child processes inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hypothesis import event, given, settings, target
+from hypothesis import assume, event, given, settings, target
 from hypothesis import strategies as st
 
 from brim.forecast.byte_model import ByteModel
@@ -95,8 +95,7 @@ def test_a_saturating_curve_is_met_at_097_of_its_best_in_eight_probes(card: Card
 def test_a_cliff_near_the_limit_costs_a_probe_or_two_and_no_rate(card: Card, cliff: float) -> None:
     device = card.device(thrashes_from=cliff)
     smooth = reachable(device, cliff)
-    if smooth < 1:
-        return
+    assume(smooth >= max(0.8 * reachable(device), 1))  # near the limit in sizes as well: not where little of it grows
     search = search_on(device, headroom=0.03)
     chosen = search.chosen()
     assert chosen is not None
