@@ -3,6 +3,7 @@
     python -m benchmarks.train                         # on the card if there is one: batch 512 and 8192, ten seeds
     python -m benchmarks.train --device cpu --rows 4096 --seconds 2
     python -m benchmarks.train --device cpu --part processor --hidden 256,128
+    python -m benchmarks.train --part supervised       # `brim train CONFIG --seeds 10`: the loop beside the fast path
 
 Head 512-512-512-1 on 512 random features, AdamW, float32. A pair is one in- and one out-of-distribution row. The loops
 written by hand pair rows one to one (O(n)); brim's rows are given for the same pairs and for all pairs of a batch (the
@@ -28,6 +29,7 @@ import torch
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader, TensorDataset
 
+import brim
 from brim.train.fast_path.epoch import EpochRunner
 from brim.train.fast_path.problem import Batch, Problem, RowData, RunSpec, Settings
 from brim.train.fast_path.row_feed import RowFeed
@@ -61,6 +63,9 @@ def main() -> None:
     batches = [int(text) for text in arguments.batches.split(",")]
     if arguments.part == "processor":
         _print_processor_time(sides, batches, hidden)
+        return
+    if arguments.part == "supervised":
+        _print_supervised(sides, batches, arguments)
         return
     plain = _data_loader(sides, 512, hidden, device, arguments.seconds)
     rows = [Row(way="DataLoader loop", batch=512, pairs_per_second=plain)]
@@ -263,6 +268,31 @@ def _epoch_of_stack(
     return run
 
 
+def _print_supervised(sides: list[torch.Tensor], batches: list[int], arguments: Any) -> None:
+    """Which side a row is from, learnt by several seeds of `mlp`: rows × seeds per second of each path."""
+    print(f"{_facts()}\n")
+    print("| path | batch | rows × seeds per second | × the loop | chosen |\n|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        labels = torch.arange(len(sides)).repeat_interleave(len(sides[0]))
+        save_file({"features": torch.cat(sides), "labels": labels}, f"{folder}/rows.safetensors")
+        for batch in batches:
+            base = None
+            for path in ("off", "resident", "stacked", "auto"):
+                nested = {
+                    "model": {"type": "mlp", "params": {"hidden": [int(size) for size in arguments.hidden.split(",")]}},
+                    "data": {"root": f"{folder}/rows.safetensors"},
+                    "hp": {"epochs": arguments.epochs, "effective_batch": batch},
+                    "training": {"device": arguments.device, "eval_every": arguments.epochs},
+                }
+                output = f"{folder}/{path}-{batch}"
+                summary = brim.fit(nested, seeds=arguments.seeds, fast_path=path, output=output).summary
+                rate, choice = summary["samples_per_second"], summary["fast_path_choice"]
+                base = base or rate
+                graph = ", graph" if choice["cuda_graph"] else ""
+                how = f"{choice['path']} ×{choice['stack']}{graph}: {choice['reason']}"
+                print(f"| {path} | {batch:,} | {rate:,.0f} | {rate / base:.2f} | {how} |")
+
+
 def _verdict(met: bool) -> str:
     return "met" if met else "MISSED"
 
@@ -279,7 +309,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--device", default=usual)
     parser.add_argument("--rows", type=int, default=65_536 if usual == "cuda" else 4096, help="of each side")
     parser.add_argument("--batches", default="512,8192" if usual == "cuda" else "512,4096")
-    parser.add_argument("--part", default="rates", choices=("rates", "processor"))
+    parser.add_argument("--part", default="rates", choices=("rates", "processor", "supervised"))
     parser.add_argument("--hidden", default="512,512", help="units of the hidden layers")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=40 if usual == "cuda" else 1)

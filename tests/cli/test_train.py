@@ -227,3 +227,99 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(config: str, tmp_path: 
 
 def plain_environment() -> dict[str, Any]:
     return os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+def test_several_seeds_end_with_their_spread_the_path_and_why(brim: Brim, config: str, tmp_path: Path) -> None:
+    result = brim("train", config, "--seeds", "3", "--fast-path", "stacked", "-o", str(tmp_path / "run"))
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert any(line.startswith("top1 ") and " ± " in line and line.endswith("over 3 seeds") for line in lines)
+    assert "stacked ×3: asked for" in lines
+    assert lines[-1] == f"in {tmp_path / 'run'}"
+    assert max(map(len, lines[:-1])) <= 80
+    assert [line.split(":")[0] for line in result.err.splitlines() if line.startswith("seed-")] == [
+        "seed-0", "seed-1", "seed-2",
+    ]  # fmt: skip
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["summary"]["fast_path"] == "stacked"
+
+
+def test_seeds_may_be_named_and_rates_with_them_and_what_is_done_is_not_done_again(
+    brim: Brim, config: str, tmp_path: Path
+) -> None:
+    folder = ["-o", str(tmp_path / "run")]
+    rates = ["--seeds", "3,5", "--learning-rates", "1e-2,1e-3"]
+    result = brim("train", config, *rates, *folder, "--json")
+    assert result.code == 0
+    summary = json.loads(result.out)["summary"]
+    assert summary["seeds"] == [3, 5]
+    assert [one["learning_rate"] for one in summary["learning_rates"]] == [0.01, 0.001]
+    assert len(summary["runs"]) == 4
+    again = brim("train", config, *rates, *folder, "--resume")
+    assert again.code == 0
+    assert "resumed: 4 of 4 runs were done already" in again.err
+    assert "at learning rate 0.0" in again.out
+
+
+def test_seeds_that_are_trained_one_by_one_are_said_to_be(brim: Brim, config: str, tmp_path: Path) -> None:
+    result = brim("train", config, "model.params.dropout=0.5", "--seeds", "2", "-o", str(tmp_path / "run"))
+    assert result.code == 0
+    assert "runs are trained one after the other: the model draws noise" in result.err.replace("\n", " ")
+    assert "one after the other: the model draws noise" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seeds", "0"], "give how many"),
+        (["--seeds", "x"], "write numbers"),
+        (["--seeds", ","], "write numbers"),
+        (["--seeds", "3,3"], "give each once"),
+        (["--learning-rates", "1e-3,fast"], "write numbers"),
+        (["--learning-rates", "-1"], "above 0"),
+        (["--fast-path", "stacked"], "goes with --seeds"),
+        (["--seeds", "2", "--fast-path", "quick"], "it must be auto"),
+        (["--seeds", "2", "--compare-batch", "8,16"], "for one seed"),
+        (["--seeds", "2", "training.monitor=top3"], "did you mean top1"),
+        (["--seeds", "2", "data.root=absent.npz"], "there is no such file"),
+    ],
+)
+def test_wrong_seeds_are_exit_2_and_write_nothing(
+    brim: Brim, config: str, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    result = brim("train", config, *arguments, "-o", str(tmp_path / "run"))
+    assert result.code == 2
+    assert words in result.err.replace("\n", " ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_list_of_commands_says_what_train_does_and_dpo_has_its_own_help(brim: Brim) -> None:
+    listed = next(line for line in brim("--help").out.splitlines() if line.startswith("│ train "))
+    assert "Train a model as a file says" in listed
+    own = brim("train", "--help").out
+    assert "─ Seeds " in own
+    assert "--fast-path" in own
+    preference = brim("train", "dpo", "--help").out
+    assert "--ood" in preference
+    assert "Train energy heads" in preference
+    assert "CONFIG" not in preference
+
+
+def test_ctrl_c_in_a_stack_tells_how_to_go_on_and_going_on_works(brim: Brim, config: str, tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "brim", "train", config, "hp.epochs=100000", "--seeds", "3", "--fast-path", "stacked",
+        "-o", str(tmp_path / "run"),
+    ]  # fmt: skip
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / "monitor.csv").exists() and time.monotonic() < deadline and run.poll() is None:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "0 of 3 runs are done and kept" in err
+    assert "--resume -o" in err
+    again = brim("train", config, "--seeds", "3", "--fast-path", "stacked", "--resume", "-o", str(tmp_path / "run"))
+    assert again.code == 0
+    assert "over 3 seeds" in again.out

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from training_runs import largest_difference, losses, record_of, run, settings_of, write_features
+from training_runs import weights as saved_weights
 
+import brim
 from brim.train.fast_path.problem import Batch, Problem, RowData, RunSpec, Settings
 from brim.train.fast_path.train_runs import TrainedRuns, train_runs
 from brim.train.preference.head import make_heads
@@ -195,3 +199,52 @@ def test_a_memory_limit_changes_nothing_but_memory() -> None:
     assert_same(train(asked, "stacked", runs=8), tight)
     assert tight.peak_reserved_bytes is not None
     assert tight.peak_reserved_bytes <= 512 * 2**20
+
+
+def supervised(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """A training of three classes on the card, in double precision, from a file of features."""
+    path = tmp_path / "features.npz"
+    if not path.exists():
+        write_features(path, count=240)
+    given = {"training__gradient_clip": 0.5, "hp__label_smoothing": 0.1, "scheduler__name": "cosine", **changes}
+    nested = settings_of(path, hp__epochs=6, **given)
+    nested["training"]["device"] = "cuda"
+    return nested
+
+
+@pytest.mark.parametrize("path", ["stacked", "resident"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_supervised_seeds_equal_the_loop_s_on_the_card(path: str, optimizer: str, tmp_path: Path) -> None:
+    nested = supervised(tmp_path, optimizer__name=optimizer, scheduler__warmup_epochs=1)
+    together = brim.fit(nested, seeds=4, fast_path=path, output=tmp_path / "together", use_cache=False)
+    choice = together.summary["fast_path_choice"]
+    assert (together.summary["fast_path"], choice["cuda_graph"]) == (path, True)
+    assert together.summary["peak_allocated_bytes"] is not None
+    for seed in (0, 3):
+        alone = run({**nested, "hp": {**nested["hp"], "seed": seed}}, tmp_path / f"alone-{seed}")
+        folder = tmp_path / "together" / f"seed-{seed}"
+        assert losses(folder) == pytest.approx(losses(alone.folder), abs=1e-9)
+        assert largest_difference(saved_weights(folder, "best"), saved_weights(alone.folder, "best")) < 1e-9
+        assert together.metrics["top1"]["values"][seed] == pytest.approx(alone.metrics["top1"]["mean"])
+
+
+def test_supervised_seeds_stop_early_inside_a_captured_graph_as_the_loop_does(tmp_path: Path) -> None:
+    nested = supervised(tmp_path, hp__learning_rate=0.3, training__early_stopping=2, scheduler__name="none")
+    nested["hp"]["epochs"] = 30
+    together = brim.fit(nested, seeds=4, fast_path="stacked", output=tmp_path / "together", use_cache=False)
+    assert together.summary["fast_path_choice"]["cuda_graph"]
+    for seed in (0, 3):
+        alone = run({**nested, "hp": {**nested["hp"], "seed": seed}}, tmp_path / f"alone-{seed}")
+        own = record_of(tmp_path / "together" / f"seed-{seed}")["summary"]
+        for name in ("epochs", "best_epoch", "stopped_early"):
+            assert own[name] == alone.summary[name]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_supervised_seeds_are_chosen_by_measurement_and_learn_in_every_precision(dtype: str, tmp_path: Path) -> None:
+    nested = supervised(tmp_path, training__dtype=dtype, scheduler__name="none")
+    nested["hp"]["epochs"] = 20
+    together = brim.fit(nested, seeds=8, output=tmp_path / "together", use_cache=False)
+    assert together.failed == ()
+    assert {trial["path"] for trial in together.summary["fast_path_choice"]["trials"]} == {"resident", "stacked"}
+    assert together.metrics["top1"]["mean"] > 0.75

@@ -18,6 +18,7 @@ from trained_runs import (
     step_lines,
     training_summary,
     write_preference,
+    write_seeds,
     write_training,
 )
 
@@ -235,6 +236,32 @@ def test_seeds_are_shown_each_where_there_are_several(tmp_path: Path, trained: P
     assert "Seeds" not in [one.title for one in trained.sections]
 
 
+def test_runs_of_several_seeds_have_a_curve_each_and_one_that_failed_is_told(tmp_path: Path) -> None:
+    made = page(write_seeds(tmp_path))
+    assert made.headline == "top1: 0.720 ± 0.0200 over 3 seeds"
+    assert made.warnings[0].startswith("1 run failed, and the figures are without: seed-2-lr-0.0003: the loss became")
+    runs = section(made, "Runs")
+    assert [panel.title for panel in runs.panels] == [
+        "Training loss of each run", "Validation loss of each run", "Top1 of each run", "Top5 of each run",
+    ]  # fmt: skip
+    assert [key.label for key in runs.panels[0].keys] == ["learning rate 0.00100", "learning rate 0.000300"]
+    assert runs.panels[0].alternative.startswith("Mean of 3 runs by epoch: learning rate 0.00100 from ")
+    drawn = json.dumps(runs.panels[0].spec)
+    assert "learning rate 0.00100: seed-2-lr-0.001" in drawn
+    assert "seed-2-lr-0.0003" not in drawn
+    assert [row[0] for row in cells(runs)] == [
+        f"seed-{seed}-lr-{rate}" for rate in ("0.001", "0.0003") for seed in range(3)
+    ]
+    assert "Runs" not in [one.title for one in page(write_training(tmp_path / "one")).sections]
+
+
+@pytest.mark.parametrize("junk", [None, "x", 3, {}, [None, 3, "x"], [{}], [{"name": 1, "folder": "../../x"}]], ids=repr)
+def test_nonsense_among_the_runs_still_makes_a_page(tmp_path: Path, junk: Any) -> None:
+    lines = step_lines()[:5]
+    summary = training_summary(lines, epoch_lines(lines), runs=junk, errors=junk)
+    assert len(page(write_training(tmp_path, steps=lines, summary=summary)).sections) >= 6
+
+
 def test_trouble_is_told_before_anything_else(tmp_path: Path) -> None:
     lines = step_lines()
     rows = epoch_lines(lines)
@@ -311,6 +338,16 @@ def test_the_table_is_method_by_data_set_with_deviation_and_every_seed_below(pre
     assert seeds[1][:5] == ["dpo", "lbap-assay", "morgan", "1", f"{0.81 + 0.012 * math.sin(7):.3f}"]
     assert cells(section(made, "Memory")) == [["training", "2.0 GiB", "3.0 GiB"], ["evaluation", "2.0 GiB", "1.0 GiB"]]
     assert "a stack of 10 has 8.9 times the rate" in cells(section(made, "Sizes and speed"))[0]
+
+
+def test_the_loss_of_every_head_is_drawn_and_its_mean(preferred: Page) -> None:
+    made = section(preferred, "Loss")
+    assert [panel.title for panel in made.panels] == [
+        "Training loss on lbap-assay, morgan", "Training loss on lbap-scaffold, morgan",
+    ]  # fmt: skip
+    assert made.panels[0].alternative.startswith("Mean of 10 runs by epoch: dpo from 0.755 at epoch 1 to ")
+    assert "dpo: seed 9" in json.dumps(made.panels[0].spec)
+    assert cells(made)[0] == ["dpo", "lbap-assay", "morgan", "0", "0.710", "0.420", "0.420"]
 
 
 def test_cells_that_failed_and_molecules_left_out_are_told(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from trained_runs import (
     training_plan,
     training_summary,
     write_preference,
+    write_seeds,
     write_training,
 )
 
@@ -46,6 +47,11 @@ def training_of_values(folder: Path) -> Path:
     return write_report(write_training(folder, steps=steps, epochs=epochs, summary=summary))
 
 
+def training_of_seeds(folder: Path) -> Path:
+    """Three seeds at two learning rates, each with a folder of its own; one of them failed and has none."""
+    return write_report(write_seeds(folder))
+
+
 def bare_training(folder: Path) -> Path:
     """Nothing but run.json."""
     write_training(folder, steps=[], epochs=[], summary={}, plan={})
@@ -77,7 +83,7 @@ def compared_trainings(folder: Path) -> Path:
 TRAINED_PAGES: dict[str, Callable[[Path], Path]] = {
     function.__name__: function
     for function in (
-        training, short_training, training_of_values, bare_training, preference, one_seed_preference,
+        training, short_training, training_of_values, training_of_seeds, bare_training, preference, one_seed_preference,
         compared_trainings,
     )
 }  # fmt: skip

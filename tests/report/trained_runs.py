@@ -163,6 +163,31 @@ def write_training(
     return folder
 
 
+def write_seeds(folder: Path) -> Path:
+    """The folder of a training of three seeds at two learning rates; the last run failed."""
+    steps = step_lines(grows=False, ooms=())
+    rows: list[dict[str, Any]] = []
+    for rate in (1e-3, 3e-4):
+        for seed in range(3):
+            name = f"seed-{seed}-lr-{rate:g}"
+            row = {"name": name, "seed": seed, "learning_rate": rate, "folder": name, "epochs": 12,
+                   "best_epoch": 9 + seed, "top1": 0.7 + 0.02 * seed, "val_loss": 0.6, "stopped_early": seed == 0,
+                   "fast_path": "stacked", "error": None}  # fmt: skip
+            if name == "seed-2-lr-0.0003":
+                rows.append({"name": name, "seed": seed, "learning_rate": rate, "folder": name, "epochs": 0,
+                             "best_epoch": None, "error": "the loss became nan in epoch 1"})  # fmt: skip
+                continue
+            own = [{**line, "train_loss": (1 + 0.1 * seed) * line["train_loss"]} for line in epoch_lines(steps)]
+            write_training(folder / name, steps=steps, epochs=own)
+            rows.append(row)
+    figure = {"mean": 0.72, "deviation": 0.02, "values": [0.7, 0.72, 0.74]}
+    summary = training_summary(
+        steps, epoch_lines(steps), metrics={"top1": figure}, seeds=[0, 1, 2], best_epoch=None, runs=rows,
+        fast_path="stacked", errors={rows[-1]["name"]: rows[-1]["error"]},
+    )  # fmt: skip
+    return write_training(folder, steps=steps, summary=summary)
+
+
 def preference_cells(sets: Sequence[str] = ("lbap-assay", "lbap-scaffold"), seeds: int = 10) -> list[dict[str, Any]]:
     """cells.jsonl: a head over seeds and two baselines on each data set; on the second, one baseline is better."""
     cells: list[dict[str, Any]] = []
@@ -170,7 +195,8 @@ def preference_cells(sets: Sequence[str] = ("lbap-assay", "lbap-scaffold"), seed
         for seed in range(seeds):
             auroc = 0.81 - 0.09 * place + 0.012 * math.sin(7 * seed + place)
             details = {"epochs": 31 + seed, "best_epoch": 21 + seed, "validation_auroc": auroc + 0.01,
-                       "last_loss": 0.41 + 0.01 * seed, "skipped_steps": 0}  # fmt: skip
+                       "last_loss": 0.41 + 0.01 * seed, "skipped_steps": 0,
+                       "losses": [0.41 + 0.01 * seed + 0.3 / (1 + epoch) for epoch in range(31 + seed)]}  # fmt: skip
             cells.append(_cell(name, "dpo", seed, auroc, details))
         cells.append(_cell(name, "mahalanobis", None, 0.74 + 0.04 * place, {}))
         cells.append(_cell(name, "mc_dropout", None, 0.68, {}))

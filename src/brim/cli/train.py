@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["app", "train"]
 
 _FILE_COMMAND = "config"
+_Value = TypeVar("_Value")
 
 
 class FileOrCommand(TyperGroup):
@@ -37,13 +39,34 @@ class FileOrCommand(TyperGroup):
         return (None if name == _FILE_COMMAND else name), command, rest
 
 
-app = typer.Typer(cls=FileOrCommand, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=FileOrCommand,
+    help="Train a model as a file says: your effective batch, in micro-batches that fit the card.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file; docs/training.md lists its keys.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Settings of the file, changed: hp.epochs=3.", show_default=False),
 ]
+_SEEDS, SOME_FAILED = "Seeds", 1
+Seeds = Annotated[
+    str | None,
+    typer.Option("--seeds", help="The same for several: how many from hp.seed on, or which (3,5,8).",
+                 rich_help_panel=_SEEDS, metavar="N|LIST"),
+]  # fmt: skip
+LearningRates = Annotated[
+    str | None,
+    typer.Option("--learning-rates", help="Every seed at each of these: 1e-3,3e-4.", rich_help_panel=_SEEDS,
+                 metavar="RATES"),
+]  # fmt: skip
+FastPath = Annotated[
+    str,
+    typer.Option("--fast-path", help="auto, off (one by one), resident (data on the device) or stacked (seeds as one).",
+                 rich_help_panel=_SEEDS, metavar="PATH"),
+]  # fmt: skip
 
 
 @app.command(_FILE_COMMAND, epilog="Also: brim train dpo --help")
@@ -62,6 +85,9 @@ def train(
     per_rank: options.PerRank = False,
     plan: options.EarlierPlan = None,
     compare_batch: options.CompareTrainingBatch = None,
+    seeds: Seeds = None,
+    learning_rates: LearningRates = None,
+    fast_path: FastPath = "auto",
     no_cache: options.NoCache = False,
     device: options.TrainingDevice = None,
     dtype: options.TrainingDtype = None,
@@ -98,8 +124,9 @@ def train(
     }
     changes = _merged(overrides or [], {key: value for key, value in flags.items() if value is not None})
     nested, problems = read_training_file(config, overrides=changes)
+    settings = train_settings(nested)
     request = TrainRequest(
-        settings=train_settings(nested),
+        settings=settings,
         fixed=no_auto_batch_size,
         fail_on_oom=fail_on_oom,
         per_rank=per_rank,
@@ -107,12 +134,35 @@ def train(
         resume=resume,
         plan=plan,
         file=config,
+        seeds=() if seeds is None else _seeds(seeds, first=settings.hp.seed),
+        learning_rates=() if learning_rates is None else _numbers("--learning-rates", learning_rates, float),
+        fast_path=fast_path,
     )
     if compare_batch is not None:
         _compare(request, compare_batch, json_output=json_output)
         return
     told = [str(problem) for problem in problems]
-    _show(_run(request, output, told, quiet=json_output), json_output=json_output)
+    result = _run(request, output, told, quiet=json_output)
+    _show(result, json_output=json_output)
+    if result.failed:
+        raise typer.Exit(SOME_FAILED)
+
+
+def _seeds(text: str, *, first: int) -> tuple[int, ...]:
+    from brim.train.seeds.variants import seeds_from
+
+    numbers = _numbers("--seeds", text, int)
+    return seeds_from(numbers if "," in text or len(numbers) != 1 else numbers[0], first=first)
+
+
+def _numbers(flag: str, text: str, kind: Callable[[str], _Value]) -> tuple[_Value, ...]:
+    try:
+        numbers = tuple(kind(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        numbers = ()
+    if not numbers:
+        raise RequestError(f"{flag} {text}: write numbers, several by commas")
+    return numbers
 
 
 def _merged(overrides: list[str], flags: dict[str, Any]) -> dict[str, Any]:
@@ -130,11 +180,13 @@ def _run(request: TrainRequest, output: Any, told: list[str], *, quiet: bool) ->
     from brim.cli.train_progress import TrainProgress
     from brim.ranks.world import current_world
     from brim.train.run import run_training
+    from brim.train.seeds.run import run_seeds
 
+    train = run_seeds if request.several else run_training
     with TrainProgress(error_console(), quiet=current_world().rank > 0, lines=not quiet) as progress:
         for line in told:
             progress.note(line)
-        return run_training(request, output=output, listener=progress)
+        return train(request, output=output, listener=progress)
 
 
 def _compare(request: TrainRequest, sizes: str, *, json_output: bool) -> None:
@@ -144,6 +196,8 @@ def _compare(request: TrainRequest, sizes: str, *, json_output: bool) -> None:
 
     if current_world().size > 1:
         raise RequestError("--compare-batch: sizes are compared on one device; start it without torchrun")
+    if request.several:
+        raise RequestError("--compare-batch: sizes are compared for one seed; leave --seeds and --learning-rates out")
     chosen = parse_sizes(sizes)
     with TrainProgress(error_console(), lines=not json_output) as progress:
         rows = compare_effective_batches(request, chosen, listener=progress)

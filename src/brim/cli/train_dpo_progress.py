@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from brim.cli.live_bars import LiveBars
 from brim.config.sizes import format_bytes
 from brim.train.preference.listener import DpoListener
 from brim.train.preference.run import DpoResult
@@ -20,33 +20,21 @@ __all__ = ["DpoProgress", "print_result"]
 _TITLES = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
 
 
-class DpoProgress(DpoListener):
+class DpoProgress(LiveBars, DpoListener):
     """The bar: cells of the table, and what is being encoded or trained just now. Notes come as lines."""
 
     def __init__(self, console: Console, *, lines: bool = True) -> None:
-        self._lines = lines or console.is_terminal
-        self._progress = Progress(
+        super().__init__(
+            console,
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             TextColumn("{task.completed}/{task.total}"),
             TimeRemainingColumn(compact=True),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-            expand=True,
+            lines=lines,
         )
         self._cells: TaskID | None = None
         self._now: TaskID | None = None
         self._text = ""  # of the bar that is there now
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def planned(self, total: int, done: int) -> None:
         """Set the bar up."""
@@ -97,10 +85,6 @@ class DpoProgress(DpoListener):
             self._progress.remove_task(self._now)
         self._text = text
         self._now = self._progress.add_task(text, total=total, completed=done)
-
-    def _say(self, line: str) -> None:
-        if self._lines:
-            self._progress.console.print(line, markup=False, highlight=False)
 
 
 def print_result(console: Console, result: DpoResult) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from brim.cli.live_bars import LiveBars
 from brim.config.sizes import format_bytes
 from brim.train.listener import StepRecord, TrainFacts, TrainListener
 from brim.train.run import TrainResult
@@ -17,34 +17,23 @@ from brim.train.run import TrainResult
 __all__ = ["TrainProgress", "print_comparison", "print_result"]
 
 
-class TrainProgress(TrainListener):
+class TrainProgress(LiveBars, TrainListener):
     """The bar: samples seen, loss, samples/s, time left, micro-batch, OOM count. Notes and epochs come as lines."""
 
     def __init__(self, console: Console, *, quiet: bool = False, lines: bool = True) -> None:
-        self._quiet = quiet
-        self._lines = lines or console.is_terminal
-        self._progress = Progress(
+        super().__init__(
+            console,
             TextColumn("{task.fields[epoch]}"),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[state]}"),
-            console=console,
-            transient=True,
-            disable=quiet or not console.is_terminal,
-            expand=True,
+            quiet=quiet,
+            lines=lines,
         )
         self._task: TaskID | None = None
         self._epochs = 0
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+        self._run = ""  # which of several runs is under way
 
     def opened(self, facts: TrainFacts) -> None:
         """Say what is trained."""
@@ -72,7 +61,7 @@ class TrainProgress(TrainListener):
         self._progress.update(
             self._task,
             completed=record.samples,
-            epoch=f"epoch {record.epoch + 1}/{self._epochs} loss {record.loss:.4f}",
+            epoch=f"{self._run}epoch {record.epoch + 1}/{self._epochs} loss {record.loss:.4f}",
             rate=f"{rate:,.1f}/s",
             state=f"micro-batch {micro} {record.oom_events} OOM",
         )
@@ -95,9 +84,36 @@ class TrainProgress(TrainListener):
         """One line above the bar."""
         self._say(f"note: {line}")
 
-    def _say(self, line: str) -> None:
-        if not self._quiet and self._lines:
-            self._progress.console.print(line, markup=False, highlight=False)
+    def runs(self, *, total: int, done: int) -> None:
+        """Say what an earlier start has left."""
+        if done:
+            self._say(f"resumed: {done} of {total} runs were done already")
+
+    def run_begins(self, name: str) -> None:
+        """Name the run in the bar."""
+        self._run = f"{name} "
+
+    def runs_begin(self, runs: int) -> None:
+        """A bar for the epochs of all stacks."""
+        self._task = self._progress.add_task("", total=None, epoch=f"{runs} runs", rate="", state="measuring paths")
+
+    def stack_epoch(self, *, runs: int, epoch: int, epochs: int, stopped: int) -> None:
+        """Move it on."""
+        if self._task is not None:
+            state = f"{stopped} stopped early" if stopped else ""
+            at_once = f"{runs} at once" if runs > 1 else "one run"
+            self._progress.update(
+                self._task, total=epochs, completed=epoch, epoch=f"epoch {epoch}/{epochs}", rate=at_once, state=state
+            )
+
+    def run_done(self, row: dict[str, Any]) -> None:
+        """A line for the run."""
+        if row["error"] is not None:
+            self._say(f"{row['name']} failed: {row['error']}")
+            return
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in row["figures"].items() if name != "train_loss")
+        best = "" if row["best_epoch"] is None else f" (best epoch {row['best_epoch'] + 1} of {row['epochs']})"
+        self._say(f"{row['name']}: {figures or 'trained'}{best}")
 
 
 def print_result(console: Console, result: TrainResult) -> None:
@@ -111,13 +127,41 @@ def print_result(console: Console, result: TrainResult) -> None:
     for label, value in _figures(result.summary):
         table.add_row(label, value)
     console.print(table)
-    console.print(f"in {result.folder}", markup=False, highlight=False)
+    if "runs" in result.summary:
+        _print_runs(console, result)
+    console.print(f"in {result.folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_runs(console: Console, result: TrainResult) -> None:
+    """What several runs come to in a line, how they were trained and why, and which failed."""
+    summary = result.summary
+    for one in summary["learning_rates"]:
+        figures = ", ".join(_spread(name, figure) for name, figure in one["metrics"].items() if name != "train_loss")
+        console.print(f"learning rate {one['learning_rate']:g}: {figures}", markup=False, highlight=False)
+    main = next((name for name in ("top1", "val_loss", "train_loss") if name in result.metrics), None)
+    if main is not None:
+        seeds = summary["seeds"]
+        several = f" at learning rate {summary['learning_rate']['base']:g}" if summary["learning_rates"] else ""
+        over = f"{len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
+        console.print(f"{_spread(main, result.metrics[main])} over {over}{several}", markup=False, highlight=False)
+    choice = summary["fast_path_choice"]
+    times = f" ×{choice['stack']}" if choice["stack"] > 1 else ""
+    graph = ", CUDA graph" if choice["cuda_graph"] else ""
+    how = "one after the other" if choice["path"] == "off" else f"{choice['path']}{times}{graph}"
+    console.print(f"{how}: {choice['reason']}", markup=False, highlight=False)
+    for line in result.failed:
+        console.print(f"failed: {line}", markup=False, highlight=False)
+
+
+def _spread(name: str, figure: Mapping[str, Any]) -> str:
+    spread = "" if figure["deviation"] is None else f" ± {figure['deviation']:.4f}"
+    return f"{name} {figure['mean']:.4f}{spread}"
 
 
 def _figures(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     best = summary["best_epoch"]
     rows = [("epochs", f"{summary['epochs']}" + ("" if best is None else f" (best: {best + 1})"))]
-    rows.append(("steps", f"{summary['steps']:,}"))
+    rows.append(("steps of all runs" if "runs" in summary else "steps", f"{summary['steps']:,}"))
     if summary["samples_per_second"]:
         rows.append(("samples/s", f"{summary['samples_per_second']:,.1f}"))
     rows.append(("effective batch", f"{summary['effective_batch_size']}"))

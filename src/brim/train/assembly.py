@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from brim.errors import RequestError, nearest_names
+from brim.errors import RequestError
 from brim.execute.loader import LoaderSettings
 from brim.memory.devices import DeviceMemory, memory_of
 from brim.memory.limit import resolve_limit
@@ -25,6 +25,7 @@ from brim.train.listener import TrainListener
 from brim.train.loop import LoopSettings, Trainer
 from brim.train.micro_batches import MicroBatches
 from brim.train.micro_sizes import MicroSizes, SizeRequest
+from brim.train.objective import choose_monitor
 from brim.train.optimizer_step import OptimizerStep
 from brim.train.optimizers import make_training_optimizer, optimizer_options
 from brim.train.progress import Progress
@@ -276,17 +277,7 @@ class Assembled:
 
     def _loop_settings(self) -> LoopSettings:
         hp, training = self.request.settings.hp, self.request.settings.training
-        figures = self.subject.objective.figures
-        monitor = training.monitor.removeprefix("val_")
-        if monitor == "auto":
-            monitor = "top1" if "top1" in figures and self.validation is not None else "loss"
-        if monitor not in figures:
-            raise RequestError(
-                f"training.monitor {training.monitor}: there are auto, {', '.join(figures)}"
-                f"{nearest_names(monitor, figures)}"
-            )
-        if monitor != "loss" and self.validation is None:
-            raise RequestError(f"training.monitor {training.monitor}: there is no validation; use loss")
+        monitor = choose_monitor(training.monitor, self.subject.objective, validated=self.validation is not None)
         return LoopSettings(
             epochs=hp.epochs,
             seed=hp.seed,

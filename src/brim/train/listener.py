@@ -66,6 +66,21 @@ class TrainListener:
     def note(self, line: str) -> None:
         """Something that the user should know, in one line."""
 
+    def runs(self, *, total: int, done: int) -> None:
+        """So many runs (seeds, learning rates) make up the training, of which so many were done before."""
+
+    def run_begins(self, name: str) -> None:
+        """A run of several begins by itself."""
+
+    def runs_begin(self, runs: int) -> None:
+        """So many runs begin to train through the fast path."""
+
+    def stack_epoch(self, *, runs: int, epoch: int, epochs: int, stopped: int) -> None:
+        """An epoch of so many runs at once has ended."""
+
+    def run_done(self, row: dict[str, Any]) -> None:
+        """A run of several is done: its name, its figures, or its error."""
+
 
 def say_nothing(line: str) -> None:
     """Where nobody listens."""

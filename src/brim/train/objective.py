@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from brim.errors import RequestError
+from brim.errors import RequestError, nearest_names
 
-__all__ = ["Batch", "Classification", "LossSum", "Objective", "OwnLoss", "Regression"]
+__all__ = ["Batch", "Classification", "LossSum", "Objective", "OwnLoss", "Regression", "choose_monitor"]
 
 _AUXILIARY_WEIGHT = 0.3  # of further classifiers in a model's side branches (GoogLeNet, Inception)
 _MOST_RANKS = 5
@@ -73,18 +73,26 @@ class Classification(Objective):
         """Label smoothing is a sum over samples like the rest."""
         assert batch.labels is not None
         main, *others = _outputs(model, batch)
-        total = self._cross_entropy(main, batch.labels, "sum")
+        found = self.loss_of(main, batch.labels)
+        total = found.total
         for other in others:
             total = total + _AUXILIARY_WEIGHT * self._cross_entropy(other, batch.labels, "sum")
-        return LossSum(total, float(len(batch.labels)))
+        return LossSum(total, found.weight)
+
+    def loss_of(self, scores: torch.Tensor, labels: torch.Tensor) -> LossSum:
+        """The loss of scores [samples, classes] that a model has given."""
+        return LossSum(self._cross_entropy(scores, labels, "sum"), float(len(labels)))
 
     def judge(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """The loss as in training, and whether the class is the best or among the best five."""
         assert batch.labels is not None
-        scores = _outputs(model, batch)[0]
-        loss = self._cross_entropy(scores, batch.labels, "none")
+        return self.judge_of(_outputs(model, batch)[0], batch.labels)
+
+    def judge_of(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """As `judge`, of scores that a model has given."""
+        loss = self._cross_entropy(scores, labels, "none")
         ranked = scores.topk(min(_MOST_RANKS, scores.shape[1]), dim=1).indices  # [samples, ranks]
-        hits = ranked == batch.labels[:, None]
+        hits = ranked == labels[:, None]
         columns = [loss, hits[:, 0].to(loss.dtype), hits.any(dim=1).to(loss.dtype)]
         return torch.stack([*columns[: len(self.figures)], torch.ones_like(loss)], dim=1)
 
@@ -102,25 +110,33 @@ class Regression(Objective):
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
         """The sum of squared errors."""
-        errors = self._errors(model, batch)
+        assert batch.labels is not None
+        return self.loss_of(_outputs(model, batch)[0], batch.labels)
+
+    def loss_of(self, values: torch.Tensor, labels: torch.Tensor) -> LossSum:
+        """The loss of values that a model has given."""
+        errors = self._errors(values, labels)
         return LossSum(errors.square().sum(), float(len(errors)))
 
     def judge(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Squared and absolute errors."""
-        errors = self._errors(model, batch)
+        assert batch.labels is not None
+        return self.judge_of(_outputs(model, batch)[0], batch.labels)
+
+    def judge_of(self, values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """As `judge`, of values that a model has given."""
+        errors = self._errors(values, labels)
         return torch.stack([errors.square(), errors.abs(), torch.ones_like(errors)], dim=1)
 
-    def _errors(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        assert batch.labels is not None
-        values = _outputs(model, batch)[0]
+    def _errors(self, values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if values.dim() == 2 and values.shape[1] == 1:
             values = values[:, 0]
-        if values.shape != batch.labels.shape:
+        if values.shape != labels.shape:
             raise RequestError(
-                f"task regress: the model gives {tuple(values.shape)} for {len(batch.labels)} values; it must give one "
+                f"task regress: the model gives {tuple(values.shape)} for {len(labels)} values; it must give one "
                 "number per sample"
             )
-        return (values if values.dtype == torch.float64 else values.float()) - batch.labels
+        return (values if values.dtype == torch.float64 else values.float()) - labels
 
 
 class OwnLoss(Objective):
@@ -151,6 +167,20 @@ class OwnLoss(Objective):
         total = found.total.detach().reshape(1)
         weight = torch.as_tensor(found.weight, dtype=total.dtype, device=total.device).reshape(1)
         return (torch.stack([total, weight], dim=1) / samples).expand(samples, 2)
+
+
+def choose_monitor(asked: str, objective: Objective, *, validated: bool) -> str:
+    """The figure that best weights and early stopping go by, as `training.monitor` asks."""
+    figures, monitor = objective.figures, asked.removeprefix("val_")
+    if monitor == "auto":
+        monitor = "top1" if "top1" in figures and validated else "loss"
+    if monitor not in figures:
+        raise RequestError(
+            f"training.monitor {asked}: there are auto, {', '.join(figures)}{nearest_names(monitor, figures)}"
+        )
+    if monitor != "loss" and not validated:
+        raise RequestError(f"training.monitor {asked}: there is no validation; use loss")
+    return monitor
 
 
 def _outputs(model: nn.Module, batch: Batch) -> list[torch.Tensor]:

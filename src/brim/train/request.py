@@ -9,6 +9,7 @@ from typing import Any
 from brim.config.sizes import parse_bytes
 from brim.config.train_settings import TrainSettings
 from brim.errors import RequestError
+from brim.train.fast_path.choose import PATHS
 
 __all__ = ["TrainRequest"]
 
@@ -26,6 +27,9 @@ class TrainRequest:
     plan: str | None = None  # the folder of a run whose sizes are used again
     validate: bool = True  # False: a trial, of which only the training matters
     file: str | None = None  # where the settings came from
+    seeds: tuple[int, ...] = ()  # the same training for each; none: for hp.seed alone, in the run's own folder
+    learning_rates: tuple[float, ...] = ()  # and for each of these; none: hp.learning_rate
+    fast_path: str = "auto"  # how seeds are trained: auto, off (one after the other), resident, stacked
 
     def __post_init__(self) -> None:
         size = self.settings.hp.batch_size
@@ -37,11 +41,32 @@ class TrainRequest:
             raise RequestError(
                 f"--plan {self.plan}: there is no run.json in it; give the folder of an earlier training run"
             )
+        self._check_runs()
         growing = self.settings.hp.effective_batch == "auto"
         if growing and self.settings.training.fsdp:
             raise RequestError(
                 "training.fsdp: the noise scale cannot be measured on shards; give hp.effective_batch a number"
             )
+
+    def _check_runs(self) -> None:
+        if len(set(self.seeds)) < len(self.seeds) or any(seed < 0 for seed in self.seeds):
+            raise RequestError(f"--seeds {_by_commas(self.seeds)}: give each once, from 0")
+        if any(not 0 < rate < float("inf") for rate in self.learning_rates):
+            raise RequestError(f"--learning-rates {_by_commas(self.learning_rates)}: they must be above 0")
+        if len(set(self.learning_rates)) < len(self.learning_rates):
+            raise RequestError(f"--learning-rates {_by_commas(self.learning_rates)}: one is named twice")
+        if self.fast_path not in ("auto", *PATHS):
+            raise RequestError(f"--fast-path {self.fast_path}: it must be auto, {', '.join(PATHS)}")
+        if self.fast_path in ("resident", "stacked") and not self.several:
+            raise RequestError(
+                f"--fast-path {self.fast_path}: it goes with --seeds N; a single run is trained by the loop, which "
+                "keeps a checkpoint of every epoch"
+            )
+
+    @property
+    def several(self) -> bool:
+        """Whether seeds or learning rates were named, so that every run has a folder of its own."""
+        return bool(self.seeds or self.learning_rates)
 
     @property
     def memory_limit_bytes(self) -> int | None:
@@ -57,3 +82,7 @@ class TrainRequest:
     def to_json(self) -> dict[str, Any]:
         """The request as plain JSON values."""
         return {**dataclasses.asdict(self), "settings": self.settings.to_json()}
+
+
+def _by_commas(values: tuple[float, ...]) -> str:
+    return ",".join(f"{value:g}" for value in values)

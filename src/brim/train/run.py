@@ -34,9 +34,10 @@ from brim.train.sizing import EarlierSizes, choose_effective_batch
 from brim.train.subject import Subject, open_subject
 from brim.train.summary import RankReport, summarise
 
-__all__ = ["TrainResult", "default_folder", "run_training"]
+__all__ = ["SEVERAL", "TrainResult", "default_folder", "run_fingerprint", "run_training"]
 
 VOTE_SECONDS = 1800.0  # a rank may repeat a window, or write a checkpoint, while the others wait
+SEVERAL = "runs.json"  # in the folder of a training of several seeds: which ones, and where each lies
 CONFIRMED_STEPS = 2  # optimizer steps after which everything that takes memory is there
 
 
@@ -49,6 +50,7 @@ class TrainResult:
     plan: Plan | None
     epochs: tuple[dict[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()  # of several runs, those that came to nothing, each with its reason
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -65,9 +67,13 @@ def default_folder() -> Path:
 
 
 def run_training(
-    request: TrainRequest, *, output: Path | None = None, listener: TrainListener | None = None
+    request: TrainRequest,
+    *,
+    output: Path | None = None,
+    listener: TrainListener | None = None,
+    tells_resume: bool = True,
 ) -> TrainResult:
-    """Train, and leave the run's folder behind."""
+    """Train one seed, and leave the run's folder behind; interrupted, it tells how to go on if it is on its own."""
     started_at = datetime.datetime.now(datetime.UTC)
     watcher = listener or TrainListener()
     with Agreement(timeout_seconds=VOTE_SECONDS) as agreement:
@@ -82,7 +88,7 @@ def run_training(
             if isinstance(error, RankError):
                 if error.exit_code == RankError.exit_code:
                     error.args = (f"{error}\nThe last checkpoint is kept: go on with {line}",)
-            elif agreement.world.rank == 0:
+            elif agreement.world.rank == 0 and tells_resume:
                 watcher.note(f"a checkpoint is kept: go on with {line}")
             raise
 
@@ -151,7 +157,7 @@ class _Run:
 
         def open_here() -> str:
             opened.append(open_subject(self.request.settings))
-            return combined_fingerprint({**opened[0].identity(), "batch": self._batch(opened[0])})
+            return run_fingerprint(opened[0], self.request, ranks=self.world.size)
 
         prints = self.agreement.run_on_all(open_here)
         for number, other in enumerate(prints):
@@ -161,14 +167,6 @@ class _Run:
                     f"rank {number} does not have the same {parts} as rank 0: give all ranks the same files"
                 )
         return opened[0], prints[0]
-
-    def _batch(self, subject: Subject) -> dict[str, Any]:
-        """The effective batch, however it was asked for: a run is resumed with the same one."""
-        earlier = EarlierSizes.read(self.request.plan) if self.request.plan is not None else None
-        effective = choose_effective_batch(
-            self.request.settings, samples=len(subject.data.train), ranks=self.world.size, earlier=earlier
-        )
-        return effective.identity()
 
     def _join(self, subject: Subject) -> RankGroup:
         group = RankGroup(subject.device)
@@ -315,12 +313,24 @@ class _Run:
         )
 
 
+def run_fingerprint(subject: Subject, request: TrainRequest, *, ranks: int = 1) -> str:
+    """What a resumed run must share: model, data, settings, and the effective batch, however that was asked for."""
+    earlier = EarlierSizes.read(request.plan) if request.plan is not None else None
+    effective = choose_effective_batch(request.settings, samples=len(subject.data.train), ranks=ranks, earlier=earlier)
+    return combined_fingerprint({**subject.identity(), "batch": effective.identity()})
+
+
 def _agree_on_folder(agreement: Agreement, request: TrainRequest, output: Path | None) -> Path:
     """One folder for all ranks, though their clocks differ, that each of them can write."""
 
     def usable() -> str:
         folder = output if output is not None else default_folder()
         check_folder(folder)
+        if (folder / SEVERAL).exists():
+            raise RequestError(
+                f"--output {folder}: it holds a run of several seeds; go on with --seeds and --resume, or choose "
+                "another folder"
+            )
         if request.resume and find_checkpoint(folder) is None and not (folder / "steps.jsonl").exists():
             raise RequestError(f"--resume: there is no run in {folder}; give the folder of the run with -o")
         return str(folder)

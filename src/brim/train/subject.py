@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ class Subject:
     scaled: bool
     smallest: int  # samples that a micro-batch must have
     notes: tuple[str, ...]
+    model_of: Callable[[int], nn.Module]  # the same model with the weights of another seed, on the CPU
 
     @property
     def model(self) -> nn.Module:
@@ -87,6 +88,11 @@ def open_subject(settings: TrainSettings) -> Subject:
     model.to(device=device, dtype=dtype).train()
     if settings.training.gradient_checkpointing:
         notes.append(enable_gradient_checkpointing(model))
+
+    def model_of(seed: int) -> nn.Module:
+        reseeded = dataclasses.replace(settings, hp=dataclasses.replace(settings.hp, seed=seed))
+        return build_learner(reseeded, outputs=read.outputs, rows=read.rows).model.to(dtype)
+
     return Subject(
         settings=settings,
         learner=learner,
@@ -98,6 +104,7 @@ def open_subject(settings: TrainSettings) -> Subject:
         scaled=precision.scaled,
         smallest=smallest,
         notes=tuple(notes),
+        model_of=model_of,
     )
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-__all__ = ["Window", "epoch_order", "micro_batch_length", "next_window"]
+__all__ = ["Window", "epoch_order", "epoch_permutation", "micro_batch_length", "next_window"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,8 +36,13 @@ class Window:
 
 def epoch_order(count: int, *, seed: int, epoch: int) -> list[int]:
     """Every sample once, in an order that seed and epoch decide alone: a resumed run finds it again."""
-    order: list[int] = np.random.default_rng([seed, epoch]).permutation(count).tolist()
+    order: list[int] = epoch_permutation(count, seed=seed, epoch=epoch).tolist()
     return order
+
+
+def epoch_permutation(count: int, *, seed: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The same order as an array, [samples]."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 def next_window(position: int, count: int, effective_batch: int, *, smallest: int = 1) -> Window:

@@ -45,7 +45,7 @@ def train(*, spoilt: int | None, hopeless: bool = False) -> tuple[list[RunOutcom
     runs = StackedRuns(models, specs(3), problem.criterion, SETTINGS, device)
     feed = RowFeed(problem.data, plan, specs(3), stacked=True, device=device, resident=True)
     runner = Replaying(runs, feed, plan, spoilt=spoilt, hopeless=hopeless)
-    outcomes, figures = train_together(runner, SETTINGS, None, RunsListener())
+    outcomes, figures = train_together(runner, SETTINGS, problem, RunsListener())
     return outcomes, figures, runner
 
 

@@ -94,6 +94,14 @@ def test_data_sets_encoders_losses_and_rates_make_one_table(tmp_path: Path) -> N
     assert [one["cached"] for one in result.summary["encodings"]] == [False, True]  # the same molecules
 
 
+def test_every_head_keeps_its_loss_curve(tmp_path: Path) -> None:
+    result = train_dpo(on_features(tmp_path, epochs=4, patience=None), output=tmp_path / "run")
+    for cell in result.cells:
+        assert len(cell.details["losses"]) == cell.details["epochs"] == 4
+        assert cell.details["losses"][-1] == cell.details["last_loss"]
+        assert cell.details["losses"][-1] < cell.details["losses"][0]
+
+
 def test_chains_and_rings_are_told_apart(tmp_path: Path) -> None:
     inner, outer = csv_of(tmp_path / "in.csv", ALKANES), csv_of(tmp_path / "out.csv", RINGS)
     result = train_dpo(request(id=str(inner), ood=str(outer), epochs=10), output=tmp_path / "run")

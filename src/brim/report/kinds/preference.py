@@ -8,8 +8,9 @@ from typing import Any
 from brim.report.base import Column, Fact, Page, Panel, Section, Table
 from brim.report.charts.spreads import draw_spreads
 from brim.report.charts.theme import lines_for
+from brim.report.kinds.training_seeds import seed_panel
 from brim.report.read import Run
-from brim.report.rows.preference import METRICS, best_rows, cell_rows, method_rows, spread_rows
+from brim.report.rows.preference import METRICS, best_rows, cell_rows, loss_points, method_rows, spread_rows
 from brim.report.sections.machine import machine_section
 from brim.report.sections.settings import settings_sections
 from brim.report.training_run import read_cells
@@ -27,9 +28,11 @@ def preference_page(run: Run) -> Page:
     summary = run.summary
     rows = method_rows(summary.get("table"))
     sets = list(dict.fromkeys(row["set"] for row in rows))
+    cells = read_cells(run)
     sections = [
         _method_section(rows, sets),
-        _seed_section(cell_rows(read_cells(run))),
+        _seed_section(cell_rows(cells)),
+        _loss_section(cells),
         _training_section(summary),
         _memory_section(summary),
         _left_out_section(summary),
@@ -169,6 +172,38 @@ def _seed_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
     )
     table = Table(caption="Every seed's value", columns=columns, rows=rows).known()
     return Section(title="Seeds", table=table, table_open=len(rows) <= 12)
+
+
+def _loss_section(cells: Sequence[Mapping[str, Any]]) -> Section | None:
+    """The loss of every head by epoch, a chart for each data set and encoder."""
+    groups: dict[tuple[str, str], dict[str, dict[str, list[tuple[float, float]]]]] = {}
+    for cell in cells:
+        place = (text(cell.get("data")), text(cell.get("encoder")))
+        curves = groups.setdefault(place, {}).setdefault(text(cell.get("method")), {})
+        curves[f"seed {text(cell.get('seed'))}"] = loss_points(cell)
+    panels = []
+    for (data, encoder), methods in groups.items():
+        panel = seed_panel(methods, title=f"Training loss on {data}, {encoder}", figure="loss")
+        if panel is not None:
+            panels.append(panel)
+    said = "Losses of different methods are different figures: compare the courses, not the heights."
+    if not panels:
+        return None
+    rows = [
+        {"method": method, "data": data, "encoder": encoder, "seed": seed.removeprefix("seed "),
+         "first": curve[0][1], "lowest": min(loss for _, loss in curve), "last": curve[-1][1]}
+        for (data, encoder), methods in groups.items()
+        for method, curves in methods.items()
+        for seed, curve in curves.items()
+        if curve
+    ]  # fmt: skip
+    columns = (
+        *(Column(title=name, field=name, words=True) for name in ("method", "data", "encoder")),
+        Column(title="seed", field="seed"),
+        *(Column(title=f"{name} loss", field=name, show=significant) for name in ("first", "lowest", "last")),
+    )
+    table = Table(caption="Loss of each head: first epoch, lowest, last epoch", columns=columns, rows=rows)
+    return Section(title="Loss", paragraphs=(said,), panels=tuple(panels), table=table)
 
 
 def _training_section(summary: Mapping[str, Any]) -> Section | None:

@@ -22,6 +22,7 @@ from brim.report.kinds.training_figures import (
     size_section,
     speed_section,
 )
+from brim.report.kinds.training_seeds import runs_section
 from brim.report.read import Run
 from brim.report.rows.probes import probe_rows, probes_of
 from brim.report.rows.training import main_metric, seed_rows
@@ -61,6 +62,7 @@ def training_page(run: Run) -> Page:
         noise_section(training),
         speed_section(training, training_figures(summary)),
         _seed_section(metrics),
+        runs_section(run),
         _search_section(run),
         machine_section([("", run.trace())], limit_bytes=training.limit_bytes),
         _notes(summary),
@@ -93,6 +95,9 @@ def spread_text(mean: object, deviation: object) -> str:
 def _headline(training: TrainingRun, main: Mapping[str, Any] | None) -> str:
     if main is None:
         return "No figure: no epoch was finished"
+    seeds = len(main["values"])
+    if seeds > 1:
+        return f"{main['name']}: {spread_text(main['mean'], main['deviation'])} over {plural(seeds, 'seed')}"
     best, epochs = number(training.summary.get("best_epoch")), number(training.summary.get("epochs"))
     place = "" if best is None or not epochs else f" after epoch {count_text(best + 1)} of {count_text(epochs)}"
     return f"{main['name']}: {spread_text(main['mean'], main['deviation'])}{place}"
@@ -130,6 +135,10 @@ def _remarks(training: TrainingRun) -> tuple[str, ...]:
 
 def _warnings(training: TrainingRun) -> tuple[str, ...]:
     told = []
+    errors = training.summary.get("errors")
+    if isinstance(errors, dict) and errors:
+        name, why = next(iter(errors.items()))
+        told.append(f"{plural(len(errors), 'run')} failed, and the figures are without: {name}: {text(why)}")
     if skipped := int(number(training.summary.get("skipped_steps")) or 0):
         told.append(f"{plural(skipped, 'step')} had gradients that are no numbers and left the weights as they were.")
     if training.damaged:

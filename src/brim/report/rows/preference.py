@@ -7,7 +7,7 @@ from typing import Any
 
 from brim.report.units import number, score_text
 
-__all__ = ["METRICS", "best_rows", "cell_rows", "method_rows", "spread_rows"]
+__all__ = ["METRICS", "best_rows", "cell_rows", "loss_points", "method_rows", "spread_rows"]
 
 METRICS = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}  # of the last, lower is better
 
@@ -89,3 +89,11 @@ def cell_rows(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def loss_points(cell: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """The loss of each epoch of a head, epochs from 1; of what has none, or a number that is none, nothing."""
+    details = cell.get("details")
+    losses = details.get("losses") if isinstance(details, dict) else None
+    known = [number(loss) for loss in losses] if isinstance(losses, list) else []
+    return [(float(epoch), loss) for epoch, loss in enumerate(known, start=1) if loss is not None]

@@ -113,7 +113,10 @@ class Paths:
         made = self._runs(choice, specs)
         resident = choice.path != "off"
         data = (self._data_on_device() if resident else self.problem.data).of_runs(runs)
-        feed = RowFeed(data, self.plan, specs, stacked=made.stacked, device=self.device, resident=resident)
+        feed = RowFeed(
+            data, self.plan, specs, stacked=made.stacked, device=self.device, resident=resident,
+            order_of=self.problem.orders,
+        )  # fmt: skip
         return EpochRunner(made, feed, self.plan, lr_factor=self.settings.lr_factor, graphs=self._graphs)
 
     def choose(self, asked: str) -> PathChoice:

@@ -13,14 +13,15 @@ from brim.errors import RequestError
 from brim.train.fast_path.order import Counts, EpochPlan
 
 __all__ = [
-    "Batch", "Criterion", "Outputs", "Problem", "RowData", "RunOutcome", "RunSpec", "RunsListener", "Settings",
-    "Validate",
+    "Batch", "Criterion", "EpochEnd", "Follow", "Orders", "Outputs", "Problem", "RowData", "RunOutcome", "RunSpec",
+    "RunsListener", "Settings", "Validate", "Verdict",
 ]  # fmt: skip
 
 Batch = dict[str, torch.Tensor]  # the rows of one step of one run
 Criterion = Callable[[torch.Tensor, Batch, Counts], torch.Tensor]  # the model's outputs on a batch → the loss
 Outputs = Callable[[torch.Tensor], torch.Tensor]  # rows `[n, …]` → `[runs, n, …]`, in evaluation mode
 Validate = Callable[[Outputs], Sequence[float]]  # a figure for each run; the higher, the better
+Orders = Callable[[int, int], Sequence[torch.Tensor]]  # seed and epoch → the rows of each stream, in their order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,12 +102,38 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EpochEnd:
+    """What is known of a stack when an epoch is over."""
+
+    epoch: int  # from 1
+    last: bool
+    running: tuple[int, ...]  # the runs that trained in it, and whose losses are numbers
+    losses: torch.Tensor  # [runs, steps], on the host
+    seconds: float  # of its steps, for all runs together
+    outputs: Outputs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What follows from an epoch: runs whose weights are their best so far, and runs that stop."""
+
+    better: tuple[int, ...] = ()
+    stopped: tuple[int, ...] = ()
+
+
+Follow = Callable[[Sequence[RunSpec]], Callable[[EpochEnd], Verdict]]  # for a stack that begins
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
     """A model of any seed, the rows it learns from, and how its outputs are judged.
 
     The model is called on one tensor of rows; `criterion` gets its outputs for the rows of a step, the step's other
     tensors, and how many rows belong to each stream. It is written for one run; stacked runs call it under
-    `torch.func.vmap`. `make_model(seed)` must give the same weights whenever it is called.
+    `torch.func.vmap`. `make_model(seed)` must give the same weights whenever it is called. `follow` takes the place of
+    `validate` and patience where somebody else decides after every epoch which weights are kept and which runs stop;
+    it is asked anew for every stack that begins, also for one that begins again. `orders` gives other orders than the
+    fast path's own.
 
         Problem(make_model=head, data=RowData(tensors={"features": x, "labels": y}, lengths=(len(x),)),
                 criterion=lambda outputs, batch, counts: F.cross_entropy(outputs, batch["labels"]))
@@ -117,6 +144,8 @@ class Problem:
     criterion: Criterion
     validate: Validate | None = None
     inputs: str = "features"
+    follow: Follow | None = None
+    orders: Orders | None = None
 
     def plan(self, settings: Settings) -> EpochPlan:
         """The steps of an epoch."""
@@ -135,6 +164,7 @@ class RunOutcome:
     validations: tuple[float, ...]
     skipped_steps: int = 0  # by loss scaling
     error: str | None = None  # why the run came to nothing: a loss that is no number
+    last_weights: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # of a run that is followed
 
 
 class RunsListener:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from brim.train.fast_path.order import Counts, EpochPlan, epoch_orders
-from brim.train.fast_path.problem import Batch, RowData, RunSpec
+from brim.train.fast_path.problem import Batch, Orders, RowData, RunSpec
 
 __all__ = ["RowFeed"]
 
@@ -28,8 +28,10 @@ class RowFeed:
         stacked: bool,
         device: torch.device,
         resident: bool,
+        order_of: Orders | None = None,
     ) -> None:
         self.resident = resident
+        self._order_of = order_of or (lambda seed, epoch: epoch_orders(plan, seed=seed, epoch=epoch))
         self._pinned = device.type == "cuda" and not resident
         self._data = data.on(device if resident else torch.device("cpu"))
         self._plan = plan
@@ -45,7 +47,7 @@ class RowFeed:
 
     def orders(self, epoch: int) -> list[torch.Tensor]:
         """Every run's order of an epoch, on the host, `[runs, span]` for each stream."""
-        found = [epoch_orders(self._plan, seed=spec.seed, epoch=epoch) for spec in self._specs]
+        found = [self._order_of(spec.seed, epoch) for spec in self._specs]
         orders = [torch.stack(streams) for streams in zip(*found, strict=True)]
         to_card = self.resident and self._device.type == "cuda"
         return [order.pin_memory() for order in orders] if to_card else orders

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ class TrainedRuns:
     oom_events: int
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
+    alloc_retries: int = 0  # where memory was measured
     notes: tuple[str, ...] = ()
 
     def path_to_json(self) -> dict[str, Any]:
@@ -65,12 +66,14 @@ def train_runs(
     margin: float | None = None,
     graphs: bool = True,
     listener: RunsListener | None = None,
+    keep: Callable[[TrainedRuns], None] | None = None,
 ) -> TrainedRuns:
     """Train every run of the problem; each comes out as if it had been trained alone.
 
     As a loop over seeds, but with the rows on the device, and where that is faster with all runs stacked into one and
     their steps replayed from a CUDA graph. `path` is auto, off, resident or stacked. What runs out of memory is started
-    again with half the stack, and at last in micro-batches, which leave the step as it is.
+    again with half the stack, and at last in micro-batches, which leave the step as it is. `keep` is given the runs of
+    every stack as soon as they are done.
 
         trained = train_runs(problem, [RunSpec(seed=s, lr=1e-3) for s in range(10)],
                              Settings(epochs=50, batch_size=512), device="cuda")
@@ -84,7 +87,7 @@ def train_runs(
             stack.enter_context(memory.limited(limit.usable_bytes))
         return _Training(
             problem, specs, settings, memory, limit_bytes=limit.usable_bytes, limited=limited, graphs=graphs,
-            micro_batch_size=micro_batch_size, listener=listener or RunsListener(),
+            micro_batch_size=micro_batch_size, listener=listener or RunsListener(), keep=keep,
         ).run(path)  # fmt: skip
 
 
@@ -101,8 +104,10 @@ class _Training:
         graphs: bool,
         micro_batch_size: int | None,
         listener: RunsListener,
+        keep: Callable[[TrainedRuns], None] | None = None,
     ) -> None:
         self.notes: list[str] = []
+        self.keep = keep
         self.specs = specs
         self.settings = settings
         self.memory = memory
@@ -127,6 +132,8 @@ class _Training:
                 continue
             done.update(zip(group, outcomes, strict=True))
             figures.append(found)
+            if self.keep is not None:
+                self.keep(self._trained(outcomes, [found], choice))
         return self._trained([done[run] for run in sorted(done)], figures, choice)
 
     def _train(
@@ -136,8 +143,9 @@ class _Training:
         failure: Exception | None = None
         try:
             with self._measured():
+                torch.manual_seed(self.specs[group[0]].seed)  # dropout: the same noise whenever the same are stacked
                 runner = self.paths.runner(choice, group)
-                outcomes, figures = train_together(runner, self.settings, self.paths.problem.validate, self.listener)
+                outcomes, figures = train_together(runner, self.settings, self.paths.problem, self.listener)
             for note in figures.notes:
                 self._tell(note)
             return outcomes, figures, None
@@ -197,6 +205,7 @@ class _Training:
             oom_events=self.oom_events + self.paths.oom_events,
             peak_allocated_bytes=self._peak("peak_allocated_bytes", choice),
             peak_reserved_bytes=self._peak("peak_reserved_bytes", choice),
+            alloc_retries=sum(reading.alloc_retries for reading in self.readings),
             notes=tuple(self.notes),
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from brim.train.fast_path.epoch import EpochRunner
-from brim.train.fast_path.problem import RunOutcome, RunsListener, Settings, Validate
+from brim.train.fast_path.problem import EpochEnd, Problem, RunOutcome, RunsListener, Settings
 
 __all__ = ["TrainingFigures", "train_together"]
 
@@ -54,20 +54,19 @@ class _Progress:
 
 
 def train_together(
-    runner: EpochRunner, settings: Settings, validate: Validate | None, listener: RunsListener
+    runner: EpochRunner, settings: Settings, problem: Problem, listener: RunsListener
 ) -> tuple[list[RunOutcome], TrainingFigures]:
     """Train every run of the runner's stack; one whose loss is no number comes out with an error, the others go on."""
-    return _Training(runner, settings, validate, listener).run()
+    return _Training(runner, settings, problem, listener).run()
 
 
 class _Training:
-    def __init__(
-        self, runner: EpochRunner, settings: Settings, validate: Validate | None, listener: RunsListener
-    ) -> None:
+    def __init__(self, runner: EpochRunner, settings: Settings, problem: Problem, listener: RunsListener) -> None:
         self.runner = runner
         self.runs = runner.runs
         self.settings = settings
-        self.validate = validate
+        self.validate = problem.validate
+        self.follow = None if problem.follow is None else problem.follow(runner.runs.specs)
         self.listener = listener
         self.figures = TrainingFigures()
         self.progress = [_Progress() for _ in range(self.runs.count)]
@@ -79,8 +78,11 @@ class _Training:
             started = time.perf_counter()
             losses, following = self._epoch(epoch, orders)
             self._take_losses(losses, orders, epoch)
-            self.figures.train_seconds += time.perf_counter() - started
-            if (epoch + 1) % self.settings.validate_every == 0 or epoch + 1 == epochs:
+            seconds = time.perf_counter() - started
+            self.figures.train_seconds += seconds
+            if self.follow is not None:
+                self._ask(epoch + 1, losses, seconds)
+            elif (epoch + 1) % self.settings.validate_every == 0 or epoch + 1 == epochs:
                 self._validate(epoch + 1)
             stopped = sum(one.stopped for one in self.progress)
             self.listener.epoch(runs=self.runs.count, epoch=epoch + 1, epochs=epochs, stopped=stopped)
@@ -121,7 +123,8 @@ class _Training:
             row = losses[run]
             finite = row.isfinite()
             # With scaled gradients an infinite loss is a step that was skipped, unless nothing else is left.
-            if bool(finite.all()) or (self.settings.loss_scaling and bool(finite.any())):
+            lenient = self.settings.loss_scaling and self.follow is None
+            if bool(finite.all()) or (lenient and bool(finite.any())):
                 self.progress[run].losses.append(float(row[finite].double().mean()))
                 continue
             self._give_up(run, int((~finite).nonzero()[0]), float(row[~finite][0]), orders, epoch)
@@ -133,11 +136,33 @@ class _Training:
         kept = f"the weights of epoch {one.best_epoch} are kept" if one.best_epoch else "no earlier weights are kept"
         one.error = (
             f"seed {self.runs.specs[run].seed}: the loss became {loss} in epoch {epoch + 1}, step "
-            f"{epoch * self.runner.plan.steps + step + 1}, on rows {shown}; {kept}. A lower --lr, --clip-norm, or "
-            "features without infinite values may help"
+            f"{epoch * self.runner.plan.steps + step + 1}, on rows {shown}; {kept}. A lower learning rate, "
+            "clipped gradients, or features without infinite values may help"
         )
         one.stopped = True
         self.runs.freeze(run)
+
+    def _ask(self, epoch: int, losses: torch.Tensor, seconds: float) -> None:
+        """Who follows the runs decides which weights are kept and which runs stop."""
+        assert self.follow is not None
+        running = tuple(self._running())
+        if not running:
+            return
+        started = time.perf_counter()
+        verdict = self.follow(
+            EpochEnd(
+                epoch=epoch, last=epoch == self.settings.epochs, running=running, losses=losses, seconds=seconds,
+                outputs=self.runs.outputs,
+            )
+        )  # fmt: skip
+        if verdict.better:
+            self.runs.remember(verdict.better)
+        for run in verdict.better:
+            self.progress[run].best_epoch = epoch
+        for run in verdict.stopped:
+            self.progress[run].stopped = True
+            self.runs.freeze(run)
+        self.figures.validation_seconds += time.perf_counter() - started
 
     def _validate(self, epoch: int) -> None:
         running = self._running()
@@ -169,4 +194,5 @@ class _Training:
             validations=tuple(one.validations),
             skipped_steps=self.runs.skipped_steps()[run],
             error=one.error,
+            last_weights=self.runs.weights(run) if self.follow is not None and one.error is None else {},
         )

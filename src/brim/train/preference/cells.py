@@ -101,6 +101,7 @@ class CellMaker:
                 "best_epoch": outcome.best_epoch,
                 "validation_auroc": result.validation,
                 "last_loss": outcome.losses[-1] if outcome.losses else None,
+                "losses": list(outcome.losses),  # the mean of each epoch
                 "skipped_steps": outcome.skipped_steps,
             }
             cells.append(

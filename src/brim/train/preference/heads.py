@@ -13,13 +13,14 @@ from torch import nn
 
 from brim.memory.devices import memory_of
 from brim.metrics.detection import detection_metrics
+from brim.train.fast_path.in_passes import InPasses
 from brim.train.fast_path.order import Counts
 from brim.train.fast_path.problem import Batch, Outputs, Problem, RowData, RunOutcome, RunsListener, RunSpec, Settings
 from brim.train.fast_path.train_runs import TrainedRuns, train_runs
 from brim.train.preference.head import make_heads
 from brim.train.preference.losses import PreferenceLoss
 from brim.train.preference.parts import FeatureSet
-from brim.train.preference.scoring import InPasses, stacked_auroc
+from brim.train.preference.scoring import stacked_auroc
 
 __all__ = ["HeadResult", "HeadSettings", "TrainedHeads", "train_heads"]
 

@@ -1,0 +1,296 @@
+"""`brim train CONFIG --seeds N` from a request to its record: every run in a folder of its own, and what they come to.
+
+Runs that can be stacked are trained through the fast path, all others one after the other by the loop; which, and why,
+is told. A finished run is kept: a training that was interrupted goes on with those that are left.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import datetime
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from brim.errors import BrimError, DoesNotFitError, RequestError
+from brim.memory.devices import device_uuid
+from brim.models.placement import resolve_device
+from brim.monitor.sampler import Sampler
+from brim.ranks.world import current_world
+from brim.records import Plan
+from brim.search.environment import environment_facts
+from brim.storage.files import write_atomic, write_json
+from brim.storage.run_folder import check_folder, write_run
+from brim.train.checkpoint import find_checkpoint
+from brim.train.learner import model_reads
+from brim.train.listener import TrainFacts, TrainListener
+from brim.train.objective import choose_monitor
+from brim.train.request import TrainRequest
+from brim.train.run import SEVERAL, TrainResult, default_folder, run_fingerprint, run_training
+from brim.train.run_files import epochs_table
+from brim.train.seeds.one_by_one import OneOfSeveral
+from brim.train.seeds.seed_folder import RunRecord, check_same, keep_stack, loop_record, read_finished
+from brim.train.seeds.stacked import StackDone, train_stacked
+from brim.train.seeds.suitability import Suitable, judge_suitability, refused_by_kind, refused_by_request
+from brim.train.seeds.summary import best_rate, mean_epochs, mean_steps, summarise_runs
+from brim.train.seeds.variants import Variant, variants_of
+from brim.train.subject import Subject, open_subject
+
+__all__ = ["run_seeds"]
+
+
+def run_seeds(
+    request: TrainRequest, *, output: Path | None = None, listener: TrainListener | None = None
+) -> TrainResult:
+    """Train every seed at every learning rate, and leave one folder behind; a run that fails does not stop the rest."""
+    if current_world().size > 1:
+        raise RequestError(
+            "--seeds: several seeds are trained in one process; start it without torchrun, or train each under "
+            "torchrun with hp.seed=N"
+        )
+    folder = output if output is not None else default_folder()
+    check_folder(folder)
+    _check_resume(folder, request)
+    run = _Seeds(request, folder, listener or TrainListener())
+    try:
+        return run.run()
+    except KeyboardInterrupt:
+        run.tell_interrupted()
+        raise
+
+
+def _check_resume(folder: Path, request: TrainRequest) -> None:
+    several = (folder / SEVERAL).exists()
+    if request.resume and not several:
+        raise RequestError(
+            f"--resume: there is no run of several seeds in {folder}; give its folder with -o, or leave --resume out"
+        )
+    if not request.resume and (several or find_checkpoint(folder) is not None or (folder / "run.json").exists()):
+        raise RequestError(f"--output {folder}: it holds a run; go on with --resume, or choose another folder")
+
+
+class _Seeds:
+    """One training of several runs."""
+
+    def __init__(self, request: TrainRequest, folder: Path, listener: TrainListener) -> None:
+        self.request = request
+        self.folder = folder
+        self.listener = listener
+        self.started_at = datetime.datetime.now(datetime.UTC)
+        self.variants = variants_of(request)
+        self.records: dict[Variant, RunRecord] = {}
+        self.notes: list[str] = []
+        self.choice: dict[str, Any] = {"path": "off", "stack": 1, "cuda_graph": False, "reason": "", "trials": []}
+        self.machine: dict[str, Any] | None = None
+        self.monitor = request.settings.training.monitor
+        self.task: str | None = None
+
+    def run(self) -> TrainResult:
+        """Open, train what is left, sum up."""
+        subject, suitable = self._decide()
+        if self.request.resume:
+            self._take_finished(subject)
+        left = [variant for variant in self.variants if variant not in self.records]
+        self.listener.runs(total=len(self.variants), done=len(self.records))
+        begun = [variant for variant in left if find_checkpoint(self.folder / variant.name) is not None]
+        fresh = [variant for variant in left if variant not in begun]
+        if isinstance(suitable, Suitable) and len(fresh) == 1 and self.request.fast_path == "auto":
+            suitable = "there is one run, and the loop keeps a checkpoint of every epoch"
+        if isinstance(suitable, str):
+            self.choice["reason"] = suitable
+            if fresh and suitable != "asked for":
+                self._tell(f"runs are trained one after the other: {suitable}")
+            begun, fresh = left, []
+        if fresh and isinstance(suitable, Suitable):
+            assert subject is not None
+            try:
+                self._stacked(subject, suitable, fresh)
+            except DoesNotFitError as error:
+                reason = f"the fast path does not fit ({str(error).splitlines()[0]})"
+                self.choice |= {"path": "off", "stack": 1, "reason": reason}
+                self._tell(f"runs are trained one after the other: {reason}")
+                begun = [variant for variant in left if variant not in self.records]
+        self._one_by_one(begun)
+        return self._record()
+
+    def _decide(self) -> tuple[Subject | None, Suitable | str]:
+        """Whether the fast path may train these runs; the model is opened only where that is not known before."""
+        settings = self.variants[0].settings(self.request.settings)
+        refused = refused_by_kind(model_reads(settings)) or refused_by_request(self.request)
+        if refused is not None:
+            return None, refused
+        subject = open_subject(settings)
+        self.task = subject.objective.task
+        validated = subject.data.validation is not None and self.request.validate
+        self.monitor = choose_monitor(settings.training.monitor, subject.objective, validated=validated)
+        return subject, judge_suitability(subject, self.request, self.variants)
+
+    def _take_finished(self, subject: Subject | None) -> None:
+        for variant in self.variants:
+            record = read_finished(self.folder, variant, self.request)
+            if record is None:
+                continue
+            if subject is not None:
+                asked = variant.request(self.request)
+                own = dataclasses.replace(subject, settings=asked.settings)
+                check_same(record, run_fingerprint(own, asked))
+            self.records[variant] = record
+
+    def _stacked(self, subject: Subject, suitable: Suitable, variants: list[Variant]) -> None:
+        self._claim()
+        self._tell_what(subject, suitable)
+        for note in (*subject.notes, *suitable.notes):
+            self._tell(note)
+        self.listener.runs_begin(len(variants))
+        subject.model.to("cpu")  # out of the way: every run has weights of its own
+        with Sampler(self.folder / "monitor.csv", device_uuid=device_uuid(subject.device)) as sampler:
+
+            def keep(done: StackDone) -> None:
+                self.choice = done.trained.path_to_json()
+                kept = keep_stack(
+                    done, subject, self.request, suitable, self.folder, started_at=self.started_at,
+                    monitor=sampler.summary(),
+                )  # fmt: skip
+                for record in kept:
+                    self._done(record)
+
+            told = _KeepsNotes(self.listener, self.notes)
+            train_stacked(subject, self.request, suitable, variants, listener=told, keep=keep)
+        self.machine = sampler.summary().to_json()
+
+    def _one_by_one(self, variants: list[Variant]) -> None:
+        watcher = OneOfSeveral(self.listener, runs=len(variants), opened=self._claim)
+        for place, variant in enumerate(variants):
+            folder = self.folder / variant.name
+            watcher.begin(place)
+            self.listener.run_begins(variant.name)
+            resume = find_checkpoint(folder) is not None
+            if not resume:  # a shorter run of a stack, or one that failed, has nothing to go on from: it begins anew
+                for name in ("run.json", "steps.jsonl"):
+                    (folder / name).unlink(missing_ok=True)
+            asked = variant.request(self.request, resume=resume)
+            try:
+                result = run_training(asked, output=folder, listener=watcher, tells_resume=False)
+            except BrimError as error:
+                if error.exit_code != BrimError.exit_code:  # what ends one run so ends them all
+                    raise
+                self._done(RunRecord(variant=variant, folder=folder, error=str(error)))
+                continue
+            self.notes += [note for note in result.notes if note not in self.notes]
+            self._done(loop_record(self.folder, variant))
+
+    def _claim(self) -> None:
+        """From here on the folder is this training's: a wrong request has been told by now."""
+        write_json(self.folder / SEVERAL, {"schema": "brim.runs/1", "runs": [one.name for one in self.variants]})
+
+    def _done(self, record: RunRecord) -> None:
+        self.records[record.variant] = record
+        figures = {name: figure["mean"] for name, figure in record.summary.get("metrics", {}).items()}
+        self.listener.run_done(
+            {
+                "name": record.variant.name, "figures": figures, "error": record.error,
+                "best_epoch": record.summary.get("best_epoch"), "epochs": record.summary.get("epochs"),
+            }
+        )  # fmt: skip
+
+    def tell_interrupted(self) -> None:
+        """What is kept, and how to go on."""
+        done = sum(record.error is None for record in self.records.values())
+        if done or (self.folder / SEVERAL).exists():
+            self.listener.note(
+                f"{done} of {len(self.variants)} runs are done and kept, a stack under way begins again: go on with "
+                f"--resume -o {self.folder}"
+            )
+
+    def _tell_what(self, subject: Subject, suitable: Suitable) -> None:
+        facts = next(iter(suitable.tables.values())).facts
+        self.listener.opened(
+            TrainFacts(
+                model=subject.learner.name,
+                data=subject.data.name,
+                task=subject.objective.task,
+                parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
+                train_samples=len(subject.data.train),
+                validation_samples=0 if subject.data.validation is None else len(subject.data.validation),
+                device=str(subject.device),
+                epochs=suitable.epochs,
+                steps_per_epoch=suitable.steps_per_epoch,
+                effective_batch=suitable.effective.batch,
+                learning_rate=facts["base"] * facts["factor"],
+                ranks=1,
+            )
+        )
+
+    def _tell(self, line: str) -> None:
+        if line not in self.notes:
+            self.notes.append(line)
+            self.listener.note(line)
+
+    def _record(self) -> TrainResult:
+        """Sum up and write the files of the training as a whole."""
+        records = [self.records[variant] for variant in self.variants]
+        done = [record for record in records if record.error is None]
+        if not self.choice["reason"]:  # nothing was left to train
+            earlier = next((one.summary["fast_path_choice"] for one in done if "fast_path_choice" in one.summary), None)
+            self.choice = dict(earlier or {**self.choice, "reason": "as an earlier start had it"})
+        rate = best_rate(done, self.monitor)
+        best = [record for record in done if record.variant.learning_rate == rate]
+        epochs, lines = mean_epochs(best), mean_steps(best)
+        summary = summarise_runs(records, monitor=self.monitor, steps=lines, choice=self.choice, machine=self.machine)
+        write_atomic(self.folder / "epochs.csv", epochs_table(epochs))
+        write_atomic(self.folder / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        write_atomic(self.folder / "runs.csv", _csv(summary["runs"]))
+        plan = best[0].plan if best else None
+        device = resolve_device(self.request.settings.training.device)
+        write_run(
+            self.folder,
+            kind="train",
+            request={**self.request.to_json(), "command": "train", "task": self.task or self._task_of(best)},
+            environment=environment_facts(device) | {"device": str(device)},
+            plan=None if plan is None else dict(plan),
+            summary={**summary, "notes": self.notes},
+            started_at=self.started_at,
+        )
+        return TrainResult(
+            summary=summary,
+            folder=self.folder,
+            plan=None if plan is None else Plan.from_json(plan),
+            epochs=tuple(epochs),
+            notes=tuple(self.notes),
+            failed=tuple(f"{record.variant.name}: {record.error}" for record in records if record.error is not None),
+        )
+
+    def _task_of(self, records: list[RunRecord]) -> str | None:
+        """Of runs that the loop opened, from their own record."""
+        if not records:
+            return None
+        document: Mapping[str, Any] = json.loads((records[0].folder / "run.json").read_text(encoding="utf-8"))
+        task = document["request"].get("task")
+        return None if task is None else str(task)
+
+
+class _KeepsNotes(TrainListener):
+    """Passes on what a stack tells, and keeps its notes for the record."""
+
+    def __init__(self, listener: TrainListener, notes: list[str]) -> None:
+        self._listener, self._notes = listener, notes
+
+    def stack_epoch(self, *, runs: int, epoch: int, epochs: int, stopped: int) -> None:
+        self._listener.stack_epoch(runs=runs, epoch=epoch, epochs=epochs, stopped=stopped)
+
+    def note(self, line: str) -> None:
+        if line not in self._notes:
+            self._notes.append(line)
+            self._listener.note(line)
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
