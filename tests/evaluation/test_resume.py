@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation_runs import lines_of, run, shout, without_sizes, write_words
+from evaluation_runs import lines_of, predictions, run, shout, without_sizes, write_words
 
 from brim.errors import LostError, RequestError
 from brim.evaluation.run import EvalResult
@@ -18,6 +19,18 @@ from brim.evaluation.tasks.function import FunctionTask
 from brim.evaluation.tasks.generate import GenerateTask
 
 TOKENS = 6
+
+# Fails at words of seven letters, until there is a file beside it.
+MOODY = """
+from pathlib import Path
+
+def answer():
+    def one(sample):
+        if len(sample.prompt) == 7 and not (Path(__file__).parent / "calm").exists():
+            raise ValueError("seven letters")
+        return sample.prompt + "!"
+    return lambda samples: [one(sample) for sample in samples]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +122,22 @@ def test_a_finished_run_can_be_resumed_for_nothing(tmp_path: Path) -> None:
     assert again.summary["batch_size_used"] == plain.summary["batch_size_used"]
     assert again.metrics == plain.metrics
     assert (tmp_path / "run" / "samples.jsonl").read_bytes() == before
+
+
+def test_failed_samples_are_tried_again_where_that_is_asked_for_and_no_others(tmp_path: Path) -> None:
+    data = write_words(tmp_path / "data.jsonl")
+    (tmp_path / "moody.py").write_text(MOODY, encoding="utf-8")
+    model = f"py:{tmp_path}/moody.py:answer"
+    first = run(model, data, tmp_path / "run", batch_size=6)
+    assert first.summary["num_failed"] == 2
+    kept = run(model, data, tmp_path / "run", resume=True)
+    assert (kept.summary["num_failed"], kept.summary["num_resumed"]) == (2, 20)
+    (tmp_path / "calm").touch()
+    again = run(model, data, tmp_path / "run", resume=True, retry_failed=True)
+    assert (again.summary["num_failed"], again.summary["num_resumed"]) == (0, 18)
+    assert predictions(again) == [f"{json.loads(line)['question']}!" for line in data.read_text().splitlines()]
+    with pytest.raises(RequestError, match="--retry-failed goes with --resume"):
+        run(model, data, tmp_path / "other", retry_failed=True)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def evaluate(
     gpus_per_worker: options.GpusPerWorker = None,
     fail_fast: options.FailFast = False,
     resume: options.Resume = False,
+    retry_failed: options.RetryFailed = False,
     output: options.RunFolder = None,
     json_output: options.JsonOutput = False,
     save_predictions: options.SavePredictions = False,
@@ -112,6 +113,7 @@ def evaluate(
         prefetch_factor=prefetch_factor,
         fail_fast=fail_fast,
         resume=resume,
+        retry_failed=retry_failed,
     )
     on_cluster = _cluster_settings(on, workers, gpus_per_worker)
     if compare_batch is not None:

@@ -188,6 +188,9 @@ FailFast = Annotated[bool, _flag("--fail-fast", text="Stop at the first sample t
 Resume = Annotated[
     bool, _flag("--resume", text="Go on with the run in -o: samples that are done are not done again.", panel=_OUT)
 ]
+RetryFailed = Annotated[
+    bool, _flag("--retry-failed", text="With --resume: samples that failed are tried again.", panel=_OUT)
+]
 Launcher = Annotated[
     str | None, _flag("--on", text="ray: by the workers of a Ray cluster, one GPU each.", panel=_WHERE, metavar="ray")
 ]

@@ -33,10 +33,11 @@ class Journals:
         # Whatever may be there has been gathered before this is opened: a further rank finds no file of its own.
         self._journal = self._open(self._path(rank), resume=rank == 0)
 
-    def gather_earlier(self, *, resume: bool) -> list[dict[str, Any]]:
+    def gather_earlier(self, *, resume: bool, drop_failed: bool = False) -> list[dict[str, Any]]:
         """The lines of earlier starts, of however many ranks, in `samples.jsonl` alone from here on.
 
-        For rank 0, while no rank has its journal open. Without `resume` there must be none.
+        For rank 0, while no rank has its journal open. Without `resume` there must be none. With `drop_failed` samples
+        that failed count as not done.
         """
         if resume and not self._leftovers():
             raise RequestError(f"--resume: {self.folder} holds no {NAME} to go on from; leave --resume out")
@@ -45,9 +46,10 @@ class Journals:
             with self._open(path, resume=resume) as journal:
                 for entry in journal.entries:
                     lines.setdefault(str(entry.get("id")), entry)
-        if len(self._leftovers()) > 1:
-            self.finalise(list(lines.values()))
-        return list(lines.values())
+        kept = [line for line in lines.values() if not drop_failed or line.get("error") is None]
+        if len(self._leftovers()) > 1 or len(kept) < len(lines):
+            self.finalise(kept)
+        return kept
 
     def __enter__(self) -> Self:
         self._journal.__enter__()

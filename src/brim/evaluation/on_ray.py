@@ -83,7 +83,8 @@ def _run(
     many = f"{crew.means.workers} Ray worker{'s' if crew.means.workers > 1 else ''}"
     listener.opened(dataclasses.replace(facts, device=f"{many} ({facts.device})"))
     journals = Journals(folder, fingerprint=facts.fingerprint)
-    done = {str(entry.get("id")) for entry in journals.gather_earlier(resume=request.resume)}
+    before = journals.gather_earlier(resume=request.resume, drop_failed=request.retry_failed)
+    done = {str(entry.get("id")) for entry in before}
     left = [item for item, name in enumerate(ids) if name not in done]
     listener.started(len(ids), len(ids) - len(left))
     place = {name: item for item, name in enumerate(ids)}

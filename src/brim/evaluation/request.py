@@ -55,6 +55,7 @@ class EvalRequest:
     decode_loop: bool = True  # brim's own where it fits the model; else transformers' generate
     fail_fast: bool = False
     resume: bool = False
+    retry_failed: bool = False  # with resume: samples that failed are tried again
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -65,6 +66,8 @@ class EvalRequest:
             raise RequestError("--no-auto-batch-size needs a size: add -b N")
         if self.fail_on_oom and not self.fixed:
             raise RequestError("--fail-on-oom goes with --no-auto-batch-size and -b N")
+        if self.retry_failed and not self.resume:
+            raise RequestError("--retry-failed goes with --resume -o DIR: it tries the failed samples of a run again")
         if self.margin is not None and not 0 <= self.margin < 1:
             raise RequestError(f"--margin {self.margin:g}: it must lie from 0 up to 1")
         if self.offload not in (None, "cpu"):

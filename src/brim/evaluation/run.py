@@ -163,7 +163,7 @@ class _Ranks:
         def earlier() -> list[int] | None:
             if self.world.rank > 0:
                 return None
-            before = self.journals.gather_earlier(resume=self.request.resume)
+            before = self.journals.gather_earlier(resume=self.request.resume, drop_failed=self.request.retry_failed)
             done = {item for entry in before if (item := self.scorer.item_of(entry)) is not None}
             return [item for item in range(len(self.subject.costs)) if item not in done]
 
