@@ -106,7 +106,6 @@ def test_the_first_batch_takes_about_what_was_forecast(request_: EvalRequest, tm
     assert start is not None
     assert start.note is None
     assert start.bytes is not None
-    assert start.seconds < 10
     del subject
     gc.collect()
     torch.cuda.empty_cache()

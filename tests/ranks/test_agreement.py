@@ -243,8 +243,8 @@ def test_a_silent_rank_is_given_up_after_the_timeout(tmp_path: Path) -> None:
     first, second = (found["silence"] for found in run_pair(tmp_path, "silence"))
     assert "rank 1 did not answer" in first["lost"]["error"]
     assert first["lost"]["exit_code"] == second["lost"]["exit_code"] == 4
-    assert 1 < first["seconds"] < 5
-    assert second["seconds"] < 5
+    assert 1 < first["seconds"] < 30  # it would wait for ever
+    assert second["seconds"] < 30
 
 
 def test_a_rank_whose_peers_never_come_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
