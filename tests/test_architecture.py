@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,11 @@ def parsed(file: str) -> ast.Module:
     return ast.parse((SOURCE / file).read_text(encoding="utf-8"), filename=file)
 
 
+@functools.cache
+def imports_of(file: str) -> frozenset[str]:
+    return frozenset(imported_modules(parsed(file)))
+
+
 def layer_of(file: str) -> str:
     return file.partition("/")[0].removesuffix(".py")
 
@@ -70,8 +77,8 @@ def forbidden_imports(file: str, tree: ast.AST) -> list[str]:
     return [".".join(parts) for parts in names if parts[0] == "brim" and len(parts) > 1 and parts[1] in below]
 
 
-def imports_library(tree: ast.AST, library: str) -> bool:
-    return any(name == library or name.startswith(library + ".") for name in imported_modules(tree))
+def is_of(library: str, names: Iterable[str]) -> bool:
+    return any(name == library or name.startswith(library + ".") for name in names)
 
 
 def module_level(tree: ast.Module) -> ast.Module:
@@ -109,19 +116,24 @@ def test_the_check_sees_imports_inside_functions_and_of_whole_modules() -> None:
 
 @pytest.mark.parametrize(("library", "home"), QUARANTINE.items())
 def test_a_library_is_imported_only_where_the_table_says(library: str, home: tuple[str, ...]) -> None:
-    users = [file for file in source_files() if imports_library(parsed(file), library)]
+    users = [file for file in source_files() if is_of(library, imports_of(file))]
     assert users
     assert [file for file in users if not file.startswith(home)] == []
 
 
 @pytest.mark.parametrize("library", ONE_FILE_EACH)
 def test_a_model_library_is_imported_in_exactly_one_file(library: str) -> None:
-    assert len([file for file in source_files() if imports_library(parsed(file), library)]) == 1
+    assert len([file for file in source_files() if is_of(library, imports_of(file))]) == 1
 
 
 @pytest.mark.parametrize("file", [file for file in source_files() if file.startswith(WITHOUT_TORCH)])
 def test_a_torch_free_file_imports_no_torch_when_it_is_imported(file: str) -> None:
-    assert not imports_library(module_level(parsed(file)), "torch")
+    assert not is_of("torch", imported_modules(module_level(parsed(file))))
+
+
+@pytest.mark.parametrize("file", source_files())
+def test_what_one_file_takes_from_another_is_public(file: str) -> None:
+    assert [name for name in imports_of(file) if re.search(r"^brim\b.*\._(?!_)", name)] == []
 
 
 def test_no_import_is_relative() -> None:
