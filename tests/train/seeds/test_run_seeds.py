@@ -265,7 +265,8 @@ def test_an_interrupted_seed_of_the_loop_goes_on_from_its_checkpoint_and_finishe
     watcher = Watcher()
     result = train(nested, tmp_path / "run", fast_path="off", resume=True, listener=watcher)
     assert any(note.startswith("resumed after step") for note in watcher.notes)
-    assert result.metrics == whole.metrics
+    for name, figure in whole.metrics.items():  # validation finds its own batches, whose sums round differently
+        assert result.metrics[name]["values"] == pytest.approx(figure["values"], rel=1e-6), name
     for seed in (0, 1, 2):
         assert losses(tmp_path / "run" / f"seed-{seed}") == losses(tmp_path / "whole" / f"seed-{seed}")
 
