@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["BrimError", "DoesNotFitError", "LostError", "RankError", "RequestError", "nearest_names"]
+__all__ = ["BrimError", "DoesNotFitError", "LostError", "RankError", "RequestError", "first_line", "nearest_names"]
 
 
 class BrimError(Exception):
@@ -51,6 +51,11 @@ class RankError(LostError):
     def __init__(self, message: str, *, exit_code: int = LostError.exit_code) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; of one without a message, its kind."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def nearest_names(name: str, known: Iterable[str], *, count: int = 4) -> str:

@@ -92,11 +92,7 @@ def find(
         gradient_checkpointing=gradient_checkpointing,
         trust_remote_code=trust_remote_code,
     )
-    evaluation = None
-    if data is not None:
-        evaluation = data_request(request, data, split=split, limit=limit, field=field, images=images, task=task)
-    elif any(value is not None for value in (split, limit, field, images, task)):
-        raise RequestError("--split, --limit, --map, --images and --task go with -d DATA")
+    evaluation = data_request(request, data, split=split, limit=limit, field=field, images=images, task=task)
     if output is not None:
         check_folder(output)
     started_at = datetime.datetime.now(datetime.UTC)
@@ -116,10 +112,14 @@ def find(
 
 
 def data_request(
-    request: WorkloadRequest, data: str, *, split: str | None, limit: int | None, field: list[str] | None,
+    request: WorkloadRequest, data: str | None, *, split: str | None, limit: int | None, field: list[str] | None,
     images: str | None, task: str | None,
-) -> EvalRequest:  # fmt: skip
-    """The same model, to be tried on real data."""
+) -> EvalRequest | None:  # fmt: skip
+    """The same model, to be tried on real data, where -d names some."""
+    if data is None:
+        if any(value is not None for value in (split, limit, field, images, task)):
+            raise RequestError("--split, --limit, --map, --images and --task go with -d DATA")
+        return None
     from brim.data.open import parse_mapping
     from brim.evaluation.request import EvalRequest
 

@@ -95,11 +95,7 @@ def forecast(
         gradient_checkpointing=gradient_checkpointing,
         trust_remote_code=trust_remote_code,
     )
-    evaluation = None
-    if data is not None:
-        evaluation = data_request(request, data, split=split, limit=limit, field=field, images=images, task=task)
-    elif any(value is not None for value in (split, limit, field, images, task)):
-        raise RequestError("--split, --limit, --map, --images and --task go with -d DATA")
+    evaluation = data_request(request, data, split=split, limit=limit, field=field, images=images, task=task)
     limits = {"margin": margin, "largest": max_batch_size or DEFAULT_MAX_SIZE}
     grid = {"power_of_two": power_of_two, "multiple_of": multiple_of}
     documents = _forecast(request, evaluation, _cards(gpu, memory), size, limits, grid)

@@ -23,7 +23,7 @@ from brim.data.parquet import read_parquet
 from brim.data.splits import choose_split, refuse_split
 from brim.data.stored_images import bytes_in, holds_files, image_cells, shapes_of
 from brim.data.table import Row, Table, joined, plain_value
-from brim.errors import RequestError
+from brim.errors import RequestError, first_line
 
 __all__ = ["HfCell", "is_saved_folder", "read_hf_folder"]
 
@@ -166,7 +166,7 @@ def _readable(folder: Path) -> Iterator[None]:
     except RequestError:
         raise
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise RequestError(f"{folder}: the datasets library cannot read it: {reason}") from error
     finally:
         if not quiet:

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from brim.errors import RequestError
+from brim.errors import RequestError, first_line
 
 __all__ = ["connected_ray", "exit_detail", "stay_on_node"]
 
@@ -45,7 +45,7 @@ def connected_ray(workers: int | None = None) -> Iterator[Any]:
         try:
             ray.init(address=address, **quiet, **(own if address == "local" else {}))
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise RequestError(f"cannot reach Ray at RAY_ADDRESS={address}: {_first_line(error)}") from error
+            raise RequestError(f"cannot reach Ray at RAY_ADDRESS={address}: {first_line(error)}") from error
         try:
             yield ray
         finally:
@@ -105,7 +105,3 @@ def _private() -> Iterator[None]:
 def _token() -> str:
     """One for the life of the process: Ray reads it once."""
     return secrets.token_hex(32)
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -20,9 +20,9 @@ from brim.decode.select import loop_obstacle, padded_batch
 from brim.decode.seq2seq import Seq2SeqLoop
 from brim.decode.settings import GenerationSettings, TokenIds
 from brim.decode.state import DecodeState
+from brim.errors import first_line
 from brim.forecast.ledger import Ledger
 from brim.forecast.tracer import Tracer
-from brim.forecast.untraceable import first_line
 from brim.workloads.generate import GenerateWorkload
 
 __all__ = ["prepare_generation"]

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from brim.errors import BrimError, RequestError
+from brim.errors import BrimError, RequestError, first_line
 
-__all__ = ["UntraceableError", "first_line", "obstacle_in_words"]
+__all__ = ["UntraceableError", "obstacle_in_words"]
 
 
 class UntraceableError(RequestError):
     """A step does something whose memory cannot be worked out without running it."""
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message; of one without a message, its kind."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def obstacle_in_words(error: Exception) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from brim.errors import RequestError
+from brim.errors import RequestError, first_line
 from brim.models.parts import ModelParts, PartsRequest
 from brim.workloads.random_tensors import random_floats, random_integers
 
@@ -111,5 +111,5 @@ def _try(model: nn.Module, sample_shape: tuple[int, ...], training: bool) -> _Tr
 
 def _refused(owner: str, knobs: Mapping[str, Any], error: Exception) -> RequestError:
     flags = " ".join(f"--knob {name}={value}" for name, value in knobs.items())
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    reason = first_line(error)
     return RequestError(f"{flags}: {owner} cannot run at this: {reason}; larger values, or the defaults, may work")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from brim.errors import RequestError
+from brim.errors import RequestError, first_line
 from brim.models import hf_knobs, hf_models
 from brim.models.hf_knobs import KnobParts
 from brim.models.hf_models import Kind
@@ -126,7 +126,7 @@ def _load_part(auto_class: str, name: str, trust_remote_code: bool) -> Any:
     try:
         part = getattr(transformers, auto_class).from_pretrained(place, trust_remote_code=trust_remote_code, **options)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         held = ""
         if Path(place).is_dir():
             held = f"; the folder holds {', '.join(sorted(file.name for file in Path(place).iterdir())[:12])}"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from brim.errors import RequestError
+from brim.errors import RequestError, first_line
 from brim.memory.failures import FailureKind, classify
 from brim.models.hf_knobs import KnobParts, list_knobs, turn_knobs
 from brim.models.parts import ModelParts, PartsRequest
@@ -230,7 +230,7 @@ def load_weights(
 
 def unreadable(name: str, error: Exception) -> RequestError:
     """A model that cannot be loaded, with the first line of the reason."""
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    reason = first_line(error)
     if "trust_remote_code" in str(error):
         reason += " (its code is run only with --trust-remote-code)"
     return RequestError(f"MODEL hf:{name} cannot be loaded: {reason}")

@@ -5,16 +5,13 @@ As `minimol.Minimol`, but on any device, in whatever batches it is given, and si
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
-import warnings
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from brim.errors import RequestError
-from brim.models.molecules import MoleculeEncoder
+from brim.models.molecules import MoleculeEncoder, silence
 from brim.workloads.knobs import check_knobs
 
 if TYPE_CHECKING:
@@ -34,7 +31,7 @@ class MinimolEncoder(MoleculeEncoder):
     def __init__(self, knobs: Mapping[str, Any] | None = None, *, device: str = "auto") -> None:
         check_knobs(knobs or {}, self.knobs, owner="encoder minimol")
         try:
-            with _silence():
+            with silence():
                 package = importlib.import_module("minimol")
                 self._graphs = importlib.import_module("torch_geometric.data").Batch
                 self._pool = importlib.import_module("torch_geometric.nn").global_max_pool
@@ -47,7 +44,7 @@ class MinimolEncoder(MoleculeEncoder):
         from brim.models.placement import resolve_device
 
         self.device = resolve_device(device)
-        with _silence():
+        with silence():
             hydra.instance().clear()  # MiniMol reads its settings through Hydra, which allows one reader in a process
             self._model = package.Minimol()
             hydra.instance().clear()
@@ -56,7 +53,7 @@ class MinimolEncoder(MoleculeEncoder):
     def encode(self, smiles: Sequence[str]) -> npt.NDArray[np.float32]:
         import torch
 
-        with _silence(), torch.inference_mode():
+        with silence(), torch.inference_mode():
             # Worker processes load everything anew: for few molecules that takes longer than the work.
             self._model.datamodule.featurization_n_jobs = 1 if len(smiles) < MANY else -1
             graphs, _ = self._model.datamodule._featurize_molecules(list(smiles))
@@ -71,12 +68,3 @@ class MinimolEncoder(MoleculeEncoder):
 
     def identity(self) -> dict[str, Any]:
         return {"encoder": "minimol", "minimol": metadata.version("minimol")}
-
-
-@contextlib.contextmanager
-def _silence() -> Any:
-    """Its loaders and progress bars write to both streams, and what it stands on warns of its age."""
-    nowhere = io.StringIO()
-    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -7,8 +7,11 @@ in its own file. Knows nothing of files, batches or training; the only file that
 from __future__ import annotations
 
 import abc
+import contextlib
 import importlib
-from collections.abc import Mapping, Sequence
+import io
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from brim.errors import RequestError, nearest_names
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
 __all__ = [
-    "ENCODERS", "MoleculeEncoder", "MorganEncoder", "encoder_knobs", "knobs_for", "load_encoder", "smiles_problem",
+    "ENCODERS", "MoleculeEncoder", "MorganEncoder", "encoder_knobs", "knobs_for", "load_encoder", "silence",
+    "smiles_problem",
 ]  # fmt: skip
 
 ENCODERS = ("morgan", "minimol", "unimol")
@@ -149,3 +153,12 @@ def _rdkit() -> dict[str, Any]:
 
 
 _LOADED: dict[str, Any] = {}
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """For packages that log and draw bars to both streams, and warn of the age of what they stand on."""
+    nowhere = io.StringIO()
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from brim.errors import RequestError, nearest_names
+from brim.errors import RequestError, first_line, nearest_names
 from brim.models.classification import classifier_parts
 from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.parts import ModelParts, PartsRequest
@@ -55,7 +55,7 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
     try:
         module = timm.create_model(name, pretrained=pretrained, **options)
     except (OSError, RuntimeError, ValueError) as error:  # no network, no published weights
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise RequestError(
             f"timm:{name}: its published weights cannot be had ({reason}); give a file with --weights FILE, or "
             "--weights none for random ones"

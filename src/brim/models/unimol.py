@@ -8,17 +8,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-import io
 import os
 import tempfile
-import warnings
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brim.errors import RequestError
-from brim.models.molecules import MoleculeEncoder
+from brim.models.molecules import MoleculeEncoder, silence
 from brim.workloads.knobs import Knob, check_knobs
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ class UnimolEncoder(MoleculeEncoder):
         self.device = resolve_device(device)
         self._hydrogens = bool(settings["hydrogens"])
         self._weights, dictionary = _weight_files(self._hydrogens)
-        with _silence():
+        with silence():
             self._model = package.UniMolRepr(
                 data_type="molecule",
                 remove_hs=not self._hydrogens,
@@ -65,7 +63,7 @@ class UnimolEncoder(MoleculeEncoder):
     def encode(self, smiles: Sequence[str]) -> npt.NDArray[np.float32]:
         import numpy as np
 
-        with _silence():
+        with silence():
             self._model.params["batch_size"] = len(smiles)
             self._model.params["multi_process"] = len(smiles) >= MANY
             found = self._model.get_repr(list(smiles))
@@ -85,7 +83,7 @@ class UnimolEncoder(MoleculeEncoder):
 
 def _package() -> Any:
     """The package; on import it makes a folder `logs` where it stands, so it is imported somewhere else."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), _silence():
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), silence():
         return importlib.import_module("unimol_tools")
 
 
@@ -101,12 +99,3 @@ def _weight_files(hydrogens: bool) -> tuple[Path, Path]:
         if not path.is_file():
             raise RequestError(f"encoder unimol: {path} is missing; {FOLDER} must hold {name} and {_DICTIONARY}")
     return paths
-
-
-@contextlib.contextmanager
-def _silence() -> Any:
-    """It logs and draws bars to both streams."""
-    nowhere = io.StringIO()
-    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -16,7 +16,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, TypeVar
 
-from brim.errors import BrimError, RankError, RequestError
+from brim.errors import BrimError, RankError, RequestError, first_line
 from brim.ranks.presence import Presence, Trouble
 from brim.ranks.world import World, current_world
 
@@ -150,7 +150,7 @@ class Agreement:
         except RuntimeError as error:
             raise RankError(
                 f"rank {self.world.rank}: the {self.world.size} ranks did not all connect within "
-                f"{self.timeout_seconds:g} s: {_first_line(error)}"
+                f"{self.timeout_seconds:g} s: {first_line(error)}"
             ) from error
 
     def _disconnect(self) -> None:
@@ -216,7 +216,7 @@ class Agreement:
         who = f"rank{'s' if len(missing) > 1 else ''} {names} did not answer" if missing else "another rank was lost"
         return (
             f"rank {self.world.rank}: {who} (of {self.world.size} ranks, waiting at most {self.timeout_seconds:g} s): "
-            f"{_first_line(error)}; see that rank's own output, then start again"
+            f"{first_line(error)}; see that rank's own output, then start again"
         )
 
     def _key(self, rank: int) -> str:
@@ -290,7 +290,3 @@ def _default_store() -> Any:
 
     find = getattr(distributed_c10d, "_get_default_store", None)
     return find() if find is not None else None
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from brim.errors import RankError
+from brim.errors import RankError, first_line
 from brim.ranks.world import World
 
 __all__ = ["Presence", "Trouble"]
@@ -91,7 +91,7 @@ class Presence:
             return next((found for rank in others if (found := find(rank)) is not None), None)
         except RuntimeError as error:
             # Without torchrun rank 0 holds the store; with it, the agent does.
-            return Trouble(rank=0, message=f"the ranks' common store is gone ({_first_line(error)})")
+            return Trouble(rank=0, message=f"the ranks' common store is gone ({first_line(error)})")
 
     def _failure(self, rank: int) -> Trouble | None:
         told = self._read("failure", rank)
@@ -158,7 +158,3 @@ def _torchrun_log() -> str | None:
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     log = Path(file).with_name("stderr.log") if file else None
     return str(log) if log is not None and log.exists() else None
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from brim.errors import first_line
 from brim.forecast.forecast import Forecaster, TracedWorkload, TraceFunction, gpu_of_device
 from brim.forecast.gpus import Gpu
-from brim.forecast.untraceable import first_line
 from brim.workloads.base import Workload
 
 __all__ = ["forecast_bytes"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from brim.errors import RequestError
 
-__all__ = ["cache_folder", "read_json", "usual_mode", "write_atomic", "write_json"]
+__all__ = ["cache_folder", "cannot_write", "read_json", "usual_mode", "write_atomic", "write_json"]
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -32,9 +32,13 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise RequestError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another folder"
-        ) from error
+        raise cannot_write(path, error) from error
+
+
+def cannot_write(path: Path, error: Exception) -> RequestError:
+    """What to tell of a file that cannot be written: a folder that is not ours, a full disk."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return RequestError(f"cannot write {path}: {reason}; free space or choose another folder")
 
 
 def usual_mode() -> int:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from brim.config.grid import Experiment
@@ -14,7 +11,7 @@ from brim.config.nested_keys import flatten
 from brim.sweep.forecasts import SizeForecast
 from brim.sweep.job import Outcome
 
-__all__ = ["Goal", "Result", "choose_goal", "csv_text", "detail_rows", "first_line", "result_row", "sorted_results"]
+__all__ = ["Goal", "Result", "choose_goal", "detail_rows", "first_line", "result_row", "sorted_results"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,21 +111,6 @@ def detail_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
     ]
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]], *, first: Sequence[str] = ("id",)) -> str:
-    """A table with every column that some row has, in order of appearance; lists as JSON."""
-    columns = list(dict.fromkeys([*first, *(name for row in rows for name in row)]))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: _cell(value) for name, value in row.items()})
-    return text.getvalue()
-
-
 def first_line(text: str) -> str:
     """Of an error that says more."""
     return text.strip().splitlines()[0] if text.strip() else ""
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value

@@ -12,12 +12,13 @@ from typing import Any, Protocol
 from brim.config.grid import Expansion
 from brim.storage.files import read_json, write_atomic, write_json
 from brim.storage.run_folder import write_run
+from brim.storage.tables import csv_text
 from brim.sweep.forecasts import SizeForecast, bytes_needed
 from brim.sweep.job import Job, Outcome
 from brim.sweep.listener import Recorder, SweepListener
 from brim.sweep.loggers import Loggers, open_loggers
 from brim.sweep.request import SweepRequest
-from brim.sweep.results import Result, choose_goal, csv_text, detail_rows, result_row, sorted_results
+from brim.sweep.results import Result, choose_goal, detail_rows, result_row, sorted_results
 from brim.sweep.retry import next_attempt
 from brim.sweep.state import SweepState
 from brim.sweep.summary import sweep_document
@@ -195,7 +196,7 @@ class _Recording:
     def _write_tables(self) -> None:
         began = time.monotonic()
         results = self.results()
-        table = csv_text([result_row(result) for result in results])
+        table = csv_text([result_row(result) for result in results], first=("id",))
         write_atomic(self._state.folder / "results.csv", table)
         write_atomic(self._state.folder / "details.csv", csv_text(detail_rows(results), first=("id", "epoch")))
         if self._request.results_file is not None:

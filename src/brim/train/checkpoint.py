@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from brim.errors import RequestError
-from brim.storage.files import read_json, usual_mode, write_json
+from brim.storage.files import cannot_write, read_json, usual_mode, write_json
 
 __all__ = [
     "CHECKPOINT_SCHEMA",
@@ -229,8 +229,7 @@ def _save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         partial.replace(path)
     except (OSError, SafetensorError) as error:  # a full disk comes as the latter
         partial.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise RequestError(f"cannot write {path}: {reason}; free space or choose another folder") from error
+        raise cannot_write(path, error) from error
 
 
 def _not_saved(target: Path, error: OSError | RequestError) -> RequestError:

@@ -27,7 +27,7 @@ from brim.storage.run_folder import check_folder, write_run
 from brim.train.assembly import Assembled, Surroundings
 from brim.train.checkpoint import find_checkpoint
 from brim.train.interrupt import interrupt_as_request
-from brim.train.listener import TrainFacts, TrainListener
+from brim.train.listener import TrainListener
 from brim.train.request import TrainRequest
 from brim.train.run_files import read_steps
 from brim.train.sizing import EarlierSizes, choose_effective_batch
@@ -220,18 +220,9 @@ class _Run:
 
     def _tell(self, parts: Assembled) -> None:
         subject, progress = parts.subject, parts.trainer.progress
-        samples = len(subject.data.train)
         self.listener.opened(
-            TrainFacts(
-                model=subject.learner.name,
-                data=subject.data.name,
-                task=subject.objective.task,
-                parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
-                train_samples=samples,
-                validation_samples=0 if subject.data.validation is None else len(subject.data.validation),
-                device=str(subject.device),
+            subject.facts(
                 epochs=self.request.settings.hp.epochs,
-                steps_per_epoch=-(-samples // parts.adaptive.effective_batch),
                 effective_batch=parts.adaptive.effective_batch,
                 learning_rate=parts.adaptive.rate.request.learning_rate * parts.adaptive.rate.factor,
                 ranks=self.world.size,

@@ -9,8 +9,6 @@ bad_batch.json               the samples of a step whose loss was no number
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +16,9 @@ from typing import Any, TextIO
 
 import torch
 
-from brim.errors import RequestError
 from brim.ranks.agreement import Agreement, Outcome
-from brim.storage.files import write_atomic, write_json
+from brim.storage.files import cannot_write, write_atomic, write_json
+from brim.storage.tables import csv_text
 from brim.train.checkpoint import find_checkpoint, generator_states, save_checkpoint, save_weights
 from brim.train.listener import StepRecord
 from brim.train.progress import Progress
@@ -61,7 +59,7 @@ class RunFiles:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._steps = path.open("a", encoding="utf-8", buffering=1)
         except OSError as error:
-            raise _cannot(path, error) from error
+            raise cannot_write(path, error) from error
         return [line for line in lines if line["step"] > keep_steps]
 
     def close(self) -> None:
@@ -76,7 +74,7 @@ class RunFiles:
             try:
                 self._steps.write(json.dumps(record.to_json()) + "\n")
             except OSError as error:
-                raise _cannot(self.folder / "steps.jsonl", error) from error
+                raise cannot_write(self.folder / "steps.jsonl", error) from error
 
     def write_bad_batch(self, **facts: Any) -> None:
         """Which samples gave a loss that is no number."""
@@ -92,7 +90,7 @@ class RunFiles:
         weights, _ = self._whole.read()
         if not self._writes:
             return
-        write_atomic(self.folder / "epochs.csv", epochs_table(progress.rows))
+        write_atomic(self.folder / "epochs.csv", csv_text(progress.rows))
         save_weights(self.folder / "weights-last.safetensors", weights)
         if better:
             save_weights(self.folder / "weights-best.safetensors", weights)
@@ -136,22 +134,8 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def epochs_table(rows: list[dict[str, Any]]) -> str:
-    """epochs.csv: every column that some row has, in order of appearance."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
 def _with_tensors(states: dict[str, Any]) -> dict[str, Any]:
     tensors: dict[str, Any] = {
         name: torch.tensor(states[name], dtype=torch.uint8) for name in ("torch", "cuda") if name in states
     }
     return {**states, **tensors}
-
-
-def _cannot(path: Path, error: OSError) -> RequestError:
-    return RequestError(f"cannot write {path}: {error.strerror or error}; free space or choose another folder")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from brim.errors import RequestError
 from brim.models.placement import resolve_device, resolve_precision
 from brim.train.data_sets import TrainingData, make_items, read_data
 from brim.train.learner import Learner, build_learner, model_reads, smallest_micro_batch
+from brim.train.listener import TrainFacts
 from brim.train.objective import Classification, Objective, OwnLoss, Regression
 from brim.train.optimizers import optimizer_options
 from brim.train.schedules import scheduler_class
@@ -62,6 +64,24 @@ class Subject:
             "data": dict(self.data.facts),
             "settings": {**settings, "dtype": str(self.autocast or self.dtype)},
         }
+
+    def facts(self, *, epochs: int, effective_batch: int, learning_rate: float, ranks: int = 1) -> TrainFacts:
+        """What is trained, for those who watch."""
+        samples, held_out = len(self.data.train), self.data.validation
+        return TrainFacts(
+            model=self.learner.name,
+            data=self.data.name,
+            task=self.objective.task,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            train_samples=samples,
+            validation_samples=0 if held_out is None else len(held_out),
+            device=str(self.device),
+            epochs=epochs,
+            steps_per_epoch=math.ceil(samples / effective_batch),
+            effective_batch=effective_batch,
+            learning_rate=learning_rate,
+            ranks=ranks,
+        )
 
 
 def open_subject(settings: TrainSettings) -> Subject:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from brim.config.sizes import format_bytes
-from brim.errors import BrimError, DoesNotFitError, RequestError
+from brim.errors import BrimError, DoesNotFitError, RequestError, first_line
 from brim.memory.devices import DeviceMemory, Reading
 from brim.memory.failures import FailureKind, classify
 from brim.memory.remedies import memory_remedies
@@ -171,8 +171,8 @@ class Paths:
             if failure is None:
                 break
             if not is_memory(failure):
-                self._tell(f"runs are not stacked: {_first_line(failure)}")
-                return dataclasses.replace(alone, reason=f"cannot be stacked: {_first_line(failure)}")
+                self._tell(f"runs are not stacked: {first_line(failure)}")
+                return dataclasses.replace(alone, reason=f"cannot be stacked: {first_line(failure)}")
             choice = dataclasses.replace(choice, stack=choice.stack // 2)
         if choice.stack <= 1:
             return dataclasses.replace(alone, reason="two runs at once do not fit")
@@ -228,7 +228,7 @@ class Paths:
             if isinstance(error, BrimError):
                 raise
             failure = error.with_traceback(None)
-            trial = dataclasses.replace(trial, reason=_first_line(error))
+            trial = dataclasses.replace(trial, reason=first_line(error))
         if failure is not None:
             failure.__context__ = failure.__cause__ = None
             self.oom_events += is_memory(failure)
@@ -286,7 +286,7 @@ def is_memory(error: Exception) -> bool:
 def does_not_fit(rows: int, error: Exception) -> DoesNotFitError:
     """Not even single rows fit."""
     remedies = "\n  - ".join(memory_remedies("train", batch_size=rows))
-    return DoesNotFitError(f"not even one row at a time fits ({_first_line(error)}).\nWhat may help:\n  - {remedies}")
+    return DoesNotFitError(f"not even one row at a time fits ({first_line(error)}).\nWhat may help:\n  - {remedies}")
 
 
 def _seen(choice: PathChoice, seconds: float, reading: Reading) -> PathTrial:
@@ -297,7 +297,3 @@ def _seen(choice: PathChoice, seconds: float, reading: Reading) -> PathTrial:
         peak_allocated_bytes=reading.peak_allocated_bytes or None,
         peak_reserved_bytes=reading.peak_reserved_bytes or None,
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

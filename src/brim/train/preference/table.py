@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from brim.metrics.base import mean_and_spread
 from brim.metrics.detection import DETECTION_METRICS
+from brim.storage.tables import csv_text
 
 __all__ = ["Cell", "cells_csv", "metrics_by_seed", "spread", "table_csv", "table_rows"]
 
@@ -114,7 +113,7 @@ def table_csv(rows: Sequence[Mapping[str, Any]]) -> str:
         }
         for row in rows
     ]
-    return _csv(flat)
+    return csv_text(flat) if flat else ""
 
 
 def cells_csv(cells: Sequence[Cell]) -> str:
@@ -131,14 +130,4 @@ def cells_csv(cells: Sequence[Cell]) -> str:
         }
         for cell in cells
     ]
-    return _csv(flat)
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    if not rows:
-        return ""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(flat) if flat else ""

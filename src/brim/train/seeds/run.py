@@ -6,10 +6,8 @@ is told. A finished run is kept: a training that was interrupted goes on with th
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import datetime
-import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,13 +22,13 @@ from brim.records import Plan
 from brim.search.environment import environment_facts
 from brim.storage.files import write_atomic, write_json
 from brim.storage.run_folder import check_folder, write_run
+from brim.storage.tables import csv_text
 from brim.train.checkpoint import find_checkpoint
 from brim.train.learner import model_reads
-from brim.train.listener import TrainFacts, TrainListener
+from brim.train.listener import TrainListener
 from brim.train.objective import choose_monitor
 from brim.train.request import TrainRequest
 from brim.train.run import SEVERAL, TrainResult, default_folder, run_fingerprint, run_training
-from brim.train.run_files import epochs_table
 from brim.train.seeds.one_by_one import OneOfSeveral
 from brim.train.seeds.seed_folder import RunRecord, check_same, keep_stack, loop_record, read_finished
 from brim.train.seeds.stacked import StackDone, train_stacked
@@ -208,19 +206,10 @@ class _Seeds:
     def _tell_what(self, subject: Subject, suitable: Suitable) -> None:
         facts = next(iter(suitable.tables.values())).facts
         self.listener.opened(
-            TrainFacts(
-                model=subject.learner.name,
-                data=subject.data.name,
-                task=subject.objective.task,
-                parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
-                train_samples=len(subject.data.train),
-                validation_samples=0 if subject.data.validation is None else len(subject.data.validation),
-                device=str(subject.device),
+            subject.facts(
                 epochs=suitable.epochs,
-                steps_per_epoch=suitable.steps_per_epoch,
                 effective_batch=suitable.effective.batch,
                 learning_rate=facts["base"] * facts["factor"],
-                ranks=1,
             )
         )
 
@@ -240,9 +229,9 @@ class _Seeds:
         best = [record for record in done if record.variant.learning_rate == rate]
         epochs, lines = mean_epochs(best), mean_steps(best)
         summary = summarise_runs(records, monitor=self.monitor, steps=lines, choice=self.choice, machine=self.machine)
-        write_atomic(self.folder / "epochs.csv", epochs_table(epochs))
+        write_atomic(self.folder / "epochs.csv", csv_text(epochs))
         write_atomic(self.folder / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-        write_atomic(self.folder / "runs.csv", _csv(summary["runs"]))
+        write_atomic(self.folder / "runs.csv", csv_text(summary["runs"]))
         plan = best[0].plan if best else None
         device = resolve_device(self.request.settings.training.device)
         write_run(
@@ -285,12 +274,3 @@ class _KeepsNotes(TrainListener):
         if line not in self._notes:
             self._notes.append(line)
             self._listener.note(line)
-
-
-def _csv(rows: list[dict[str, Any]]) -> str:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

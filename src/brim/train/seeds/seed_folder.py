@@ -20,10 +20,10 @@ from brim.search.probe import device_name
 from brim.storage.files import read_json, write_atomic
 from brim.storage.fingerprint import differing_parts
 from brim.storage.run_folder import write_run
+from brim.storage.tables import csv_text
 from brim.train.checkpoint import save_weights
 from brim.train.request import TrainRequest
 from brim.train.run import run_fingerprint
-from brim.train.run_files import epochs_table
 from brim.train.seeds.stacked import StackDone
 from brim.train.seeds.suitability import Suitable
 from brim.train.seeds.variants import Variant
@@ -140,7 +140,7 @@ class _Keeper:
         self.folder.mkdir(parents=True, exist_ok=True)
         track, lines = self.track, list(self.track.lines())
         write_atomic(self.folder / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-        write_atomic(self.folder / "epochs.csv", epochs_table(track.progress.rows))
+        write_atomic(self.folder / "epochs.csv", csv_text(track.progress.rows))
         for which, weights in (("best", self.outcome.weights), ("last", self.outcome.last_weights)):
             if weights:
                 save_weights(self.folder / f"weights-{which}.safetensors", weights)
