@@ -40,7 +40,7 @@ def main() -> None:
         return
     started = time.monotonic()
     rows: list[dict[str, Any]] = []
-    for job, result in _run_jobs(_jobs(arguments)):
+    for job, result in _run_jobs(_jobs(arguments), arguments.patience):
         if job["task"] == "find":
             rows.append(result)
         print(json.dumps({k: v for k, v in result.items() if k != "probes"}), flush=True)
@@ -118,13 +118,14 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--curves", action="store_true", help="measure the exhaustive curves first")
     parser.add_argument("--further-steps", type=int, default=50, help="steps at brim's size after the search")
+    parser.add_argument("--patience", type=float, default=300, help="seconds after which a search is ended")
     parser.add_argument("--deadline", type=float, help="start no further job after this many seconds")
     parser.add_argument("--json", help="also write the rows to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def _run_jobs(jobs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _run_jobs(jobs: list[dict[str, Any]], patience: float) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Each job in a fresh process, one at a time; the next one imports and builds its model while one runs."""
     waiting = [_start(job) for job in jobs[:1]]
     try:
@@ -132,7 +133,7 @@ def _run_jobs(jobs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict
             process = waiting.pop(0)
             if position + 1 < len(jobs):
                 waiting.append(_start(jobs[position + 1]))
-            yield job, _result(job, process)
+            yield job, _result(job, process, patience)
     finally:
         for process in waiting:
             process.kill()
@@ -144,9 +145,14 @@ def _start(job: dict[str, Any]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
-def _result(job: dict[str, Any], process: subprocess.Popen[str]) -> dict[str, Any]:
+def _result(job: dict[str, Any], process: subprocess.Popen[str], patience: float) -> dict[str, Any]:
     """Let the process go; the last line of its output is its result."""
-    output, errors = process.communicate("go\n")
+    try:
+        output, errors = process.communicate("go\n", timeout=patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return {**job, "error": f"ended after {patience:g} s, start-up included"}
     lines = output.strip().splitlines()
     if process.returncode != 0 or not lines:
         return {**job, "error": (errors.strip().splitlines() or ["no output"])[-1][:300]}

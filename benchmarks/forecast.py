@@ -13,6 +13,8 @@ the versions they were made with; several processes may share the card, since no
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gzip
 import json
 import statistics
 import subprocess
@@ -118,7 +120,7 @@ def _measured(arguments: argparse.Namespace) -> Iterator[Row]:
     def run(name: str) -> Row:
         if arguments.deadline and time.monotonic() - started > arguments.deadline:
             return {"case": name, "error": f"not started: --deadline {arguments.deadline:g}"}
-        return _in_a_process({"case": name, "device": arguments.device})
+        return _in_a_process({"case": name, "device": arguments.device, "record": arguments.record})
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for row in pool.map(run, [case.name for case in cases]):
@@ -153,9 +155,10 @@ def _worker(job: Row) -> Row:
     row: Row = {"case": case.name, "part": case.part, "batch_size": case.batch_size}
     row.update(_forecast_row(case, job["device"]))
     torch.manual_seed(0)
-    workload = build(case, job["device"])
-    memory = memory_of(workload.device)
-    free = _peaks(workload, memory, case.batch_size)
+    with _recorded(job.get("record"), case.name):
+        workload = build(case, job["device"])
+        memory = memory_of(workload.device)
+        free = _peaks(workload, memory, case.batch_size)
     row.update(peak_allocated_bytes=free[0], peak_reserved_bytes=free[1])
     row["capped"] = _capped(workload, memory, case.batch_size, row["forecast_reserved_bytes"])
     return row
@@ -187,6 +190,24 @@ def _peaks(workload: Any, memory: Any, size: int) -> tuple[int, int]:
         for _ in range(STEPS):
             workload.step(batch)
     return reading.peak_allocated_bytes, reading.peak_reserved_bytes
+
+
+@contextlib.contextmanager
+def _recorded(folder: str | None, case: str) -> Iterator[None]:
+    """Write what the allocator of the card is asked for meanwhile, to lay beside a forecast's own timeline."""
+    import torch
+
+    if folder is None:
+        yield
+        return
+    torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=2_000_000)
+    yield
+    torch.cuda.synchronize()
+    traces = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    events = [(entry["action"], entry["addr"], entry["size"], entry["stream"]) for entry in traces]
+    with gzip.open(Path(folder) / f"{case.replace(' ', '-')}.json.gz", "wt", encoding="utf-8") as file:
+        json.dump(events, file)
 
 
 def _capped(workload: Any, memory: Any, size: int, forecast_bytes: int) -> str:
@@ -313,6 +334,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=4, help="processes at a time")
     parser.add_argument("--deadline", type=float, help="start no further case after this many seconds")
     parser.add_argument("--device", default="cuda", help="cpu tries the script out, with the meter of the CPU")
+    parser.add_argument("--record", help="also write every request to the card's allocator into this folder")
     parser.add_argument("--json", help="also write the rows to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()

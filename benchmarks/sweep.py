@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ from brim.sweep.launch_local import LocalLauncher
 from brim.sweep.request import SweepRequest
 from brim.sweep.run import SweepPlan, SweepResult, run_sweep
 from brim.sweep.scout import Scout
+from brim.train.run_files import read_steps
 
 GIVEN = {  # by hand, for no card in particular
     "r3d_18": 128, "mc3_18": 64, "r2plus1d_18": 128, "s3d": 32, "mvit_v1_b": 16, "mvit_v2_s": 16, "swin3d_b": 16,
@@ -116,6 +118,7 @@ def video_row(result: SweepResult, entry: Mapping[str, Any]) -> dict[str, Any]:
         "samples_per_second": outcome.get("samples_per_second"),
         "of_best": rates[used] / best if best and used in rates else None,
         "rates": rates,
+        "planning_seconds": planning_seconds(result.folder / outcome["folder"] / "steps.jsonl"),
         "oom_events": outcome.get("oom_events"),
         "peak_reserved_bytes": outcome.get("peak_reserved_bytes"),
         "forecast_bytes": forecast.get("peak_reserved_bytes"),
@@ -132,6 +135,14 @@ def probe_rates(record: Path) -> dict[int, float]:
     return {
         probe["batch_size"]: probe["samples_per_second"] for probe in plan["probes"] if probe.get("samples_per_second")
     }
+
+
+def planning_seconds(steps: Path) -> float | None:
+    """What finding the size has cost a run: its steps against as many of the steady ones of its second half."""
+    seconds = [line["seconds"] for line in read_steps(steps)]
+    if len(seconds) < 2:
+        return None
+    return float(sum(seconds) - len(seconds) * statistics.median(seconds[len(seconds) // 2 :]))
 
 
 def packing(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -193,7 +204,9 @@ def side_by_side(documents: Sequence[Mapping[str, Any]]) -> str:
             cells += ["—"] * 6 if row is None else row_cells(row)
         lines.append("| " + " | ".join(cells) + " |")
     for document in documents:
+        finding = sum(row["planning_seconds"] or 0.0 for row in document["rows"])
         seconds = f"experiments {document['seconds']:.0f} s, forecasts {document['forecast_seconds']:.0f} s"
+        seconds += f", finding sizes in the runs {finding:.0f} s (their first steps against steady ones)"
         lines.append(f"\n{document['part']}: {seconds}")
     return "\n".join(lines)
 

@@ -56,6 +56,7 @@ def peaks(workload: Workload, size: int) -> tuple[int, int]:
 @pytest.fixture(autouse=True)
 def _emptied() -> None:
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()  # what earlier tests have left is not there in a fresh process
     torch.cuda.empty_cache()
 
 

@@ -333,12 +333,12 @@ def _device_of(kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> torch
 
 
 def _for_the_host(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The options of a call that is made for a device and computed on the host."""
-    return {
-        name: _HOST if name == "device" and value is not None else value
-        for name, value in kwargs.items()
-        if name != "generator"
-    }
+    """The options of a call that is made for a device and computed on the host.
+
+    A generator of the device is taken out, not away: some overloads must have one, or None.
+    """
+    there = {"device": _HOST, "generator": None}
+    return {name: value if value is None else there.get(name, value) for name, value in kwargs.items()}
 
 
 def _on_meta(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:

@@ -50,6 +50,11 @@ class EpochRunner:
         """Whether steps are replayed from a graph by now."""
         return bool(self._graphs)
 
+    @property
+    def may_replay(self) -> bool:
+        """Whether the next epoch may replay steps, those of a graph that is captured on the way included."""
+        return self._graphed
+
     def stop_replaying(self, reason: str) -> None:
         """From now on every step runs eagerly."""
         self.graph_failure = reason

@@ -97,7 +97,7 @@ class _Training:
     def _epoch(self, epoch: int, orders: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
         """The losses of the epoch, `[runs, steps]` on the host, and the next epoch's orders, made meanwhile."""
         feed, last = self.runner.feed, epoch + 1 == self.settings.epochs
-        before = self.runs.snapshot() if self.runner.captured else None
+        before = self.runs.snapshot() if self.runner.may_replay else None
         feed.begin(orders)
         losses = self.runner.run(epoch)
         following = orders if last else feed.orders(epoch + 1)
