@@ -15,6 +15,8 @@ import dataclasses
 import json
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from benchmarks.vision_language import save_model, write_questions
 
 STEP = 1.3  # between two sizes of the exhaustive side
 BEHIND = 0.93  # of the best rate so far: sizes beyond one that is slower are not tried
-BATCHES = 6  # of the size under trial
+BATCHES = 4  # of the size under trial, timed after one that is not
 PICTURES = 64  # distinct ones
 
 
@@ -71,6 +73,7 @@ def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str,
     started = time.perf_counter()
     result = profile(request, output=data.parent / "run")
     seconds = time.perf_counter() - started
+    print(f"profiled in {seconds:.0f} s", flush=True)
     exhaustive = {}
     load = KeptModel()
     for value in [text for text in arguments.exhaustive.split(",") if text]:
@@ -86,9 +89,10 @@ def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str,
 def best_fixed(request: Any, used: int, load: Any) -> dict[str, Any]:
     """The rate at fixed sizes on both sides of the one used, until one does not fit or falls well behind."""
     rates: dict[int, float] = {}
+    ready = prepared(request, load)
     for sizes in ([used], larger(used), smaller(used)):
         for size in sizes:
-            rate = rate_at(request, size, load)
+            rate = rate_at(request, size, load, ready)
             if rate is None:
                 break
             rates[size] = rate
@@ -114,22 +118,33 @@ def smaller(used: int) -> list[int]:
     return sizes[1:]
 
 
-def rate_at(request: Any, size: int, load: Any) -> float | None:
+def prepared(request: Any, load: Any) -> list[Any]:
+    """The first questions as the model takes them, one for each picture: the others go round the same pictures."""
+    from brim.evaluation.subject import open_subject
+
+    subject = open_subject(dataclasses.replace(request, limit=PICTURES), load=load)
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(subject.task.prepare, range(len(subject.costs))))
+
+
+def rate_at(request: Any, size: int, load: Any, ready: Sequence[Any]) -> float | None:
     """Samples per second at exactly this size, pictures prepared beforehand; None where it does not fit."""
     from brim.evaluation.listener import EvalListener
     from brim.evaluation.run import run_subject
     from brim.evaluation.subject import open_subject
 
-    fixed = dataclasses.replace(request, limit=BATCHES * size, batch_size=size, fixed=True, num_workers=0)
-    subject = open_subject(fixed, load=load)
-    distinct = min(PICTURES, len(subject.costs))  # the questions go round these pictures
-    ready = [subject.task.prepare(item) for item in range(distinct)]
-    subject.task.prepare = lambda item: ready[item % distinct]  # type: ignore[method-assign]
-    with tempfile.TemporaryDirectory() as folder:
-        run_subject(fixed, subject, Path(folder) / "warm", EvalListener())  # graphs, allocator
-        summary = run_subject(fixed, subject, Path(folder) / "timed", EvalListener())
-    subject.task.release()
-    return None if summary["oom_events"] else summary["samples_per_second"]
+    summary: dict[str, Any] = {}
+    for batches in (1, BATCHES):  # first for graphs and the allocator
+        fixed = dataclasses.replace(request, limit=batches * size, batch_size=size, fixed=True, num_workers=0)
+        subject = open_subject(fixed, load=load)
+        subject.task.prepare = lambda item: ready[item % len(ready)]  # type: ignore[method-assign]
+        with tempfile.TemporaryDirectory() as folder:
+            summary = run_subject(fixed, subject, Path(folder), EvalListener())
+        subject.task.release()
+        if summary["oom_events"]:
+            return None
+    rate: float = summary["samples_per_second"]
+    return rate
 
 
 def markdown(document: dict[str, Any]) -> str:

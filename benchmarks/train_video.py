@@ -4,10 +4,10 @@
     torchrun --nproc-per-node=2 -m benchmarks.train_video --ranks              # against DistributedDataParallel
     torchrun --nproc-per-node=2 -m benchmarks.train_video --ranks --device cpu
 
-The first trains each model with `-b auto`, then at every fixed micro-batch of a ladder, on clips that lie on the device
-already, and holds the rate at the size found against the best rate of the ladder. Every rate is the median over the
-second half of a run's steps. The second trains one model in two ways with the same windows: brim's (votes, flat sums)
-and DistributedDataParallel's (`no_sync` but for the last micro-batch).
+The first trains each model with `-b auto`, then at every fixed micro-batch of a ladder from a quarter of the one found,
+on clips that lie on the device already, and holds the rate at the size found against the best rate of the ladder. Every
+rate is the median over the second half of a run's steps. The second trains one model in two ways with the same windows:
+brim's (votes, flat sums) and DistributedDataParallel's (`no_sync` but for the last micro-batch).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from brim.train.run_files import read_steps
 MODELS = {"r3d_18": 112, "swin3d_t": 224, "mvit_v2_s": 224}
 CLASSES = 8
 CLIPS = 64  # distinct ones on the device
+SHORTER = 4  # times shorter than the length found: what is shorter still is not tried
 
 # A factory of training data: every sample is one of a few clips that lie on the device already.
 DATA = """
@@ -64,14 +65,17 @@ def main() -> None:
     from benchmarks.environment import environment
 
     chosen = {model: arguments.size or size for model, size in MODELS.items() if model in arguments.models}
-    rows = [_judge_plan(model, size, arguments) for model, size in chosen.items()]
-    print(json.dumps({"environment": environment(), "rows": rows}, indent=1))
-    print("| model | found | rate /s | best of the ladder | at | of best | OOM | allocator retries |")
-    print("|---|---|---|---|---|---|---|---|")
+    rows = []
+    for model, size in chosen.items():
+        rows.append(_judge_plan(model, size, arguments))
+        print(json.dumps(rows[-1]), flush=True)
+    print(json.dumps(environment()))
+    print("| model | found | rate /s | best of the ladder | at | of best | OOM | retries while finding it | at it |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(
             f"| {row['model']} | {row['found']} | {row['rate']:.1f} | {row['best_rate']:.1f} | {row['best']} | "
-            f"{row['of_best']:.3f} | {row['oom_events']} | {row['alloc_retries']} |"
+            f"{row['of_best']:.3f} | {row['oom_events']} | {row['alloc_retries']} | {row['retries_at_it']} |"
         )
 
 
@@ -79,14 +83,17 @@ def _judge_plan(model: str, size: int, arguments: argparse.Namespace) -> dict[st
     """The micro-batch that a run finds, beside every one of a ladder."""
     found = _train(model, size, arguments, batch_size="auto", steps=arguments.steps)
     micro = found["summary"]["micro_batch_size"]
-    ladder = sorted({micro, *_ladder(arguments.effective_batch)})
+    ladder = sorted({micro, *(length for length in _ladder(arguments.effective_batch) if SHORTER * length >= micro)})
     rates: dict[int, float] = {}
+    retries = None
     for length in ladder:
         try:
             trial = _train(model, size, arguments, batch_size=length, steps=max(arguments.steps // 3, 6), fixed=True)
         except DoesNotFitError:
             break
         rates[length] = trial["rate"]
+        if length == micro:
+            retries = trial["summary"]["alloc_retries"]
         print(f"{model} at {length}: {trial['rate']:.1f}/s", file=sys.stderr, flush=True)
     best = max(rates, key=rates.__getitem__)
     return {
@@ -99,6 +106,7 @@ def _judge_plan(model: str, size: int, arguments: argparse.Namespace) -> dict[st
         "of_best": rates.get(micro, found["rate"]) / rates[best],
         "oom_events": found["summary"]["oom_events"],
         "alloc_retries": found["summary"]["alloc_retries"],
+        "retries_at_it": retries,
         "ladder": rates,
     }
 

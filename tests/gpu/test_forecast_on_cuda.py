@@ -105,7 +105,7 @@ def test_tracing_leaves_the_weights_of_a_workload_on_the_card_as_they_were() -> 
 
 def test_a_search_starts_from_the_forecast_and_makes_no_failure() -> None:
     workload, _ = build("resnet18 train", "cuda")
-    plan = find_plan(workload, SearchSettings(memory_limit_bytes=4 * 2**30, use_cache=False))
+    plan = find_plan(workload, SearchSettings(memory_limit_bytes=16 * 2**30, use_cache=False))
     assert not any("without a forecast" in note for note in plan.notes)
     assert plan.oom_events == 0
     assert len(plan.probes) <= 5

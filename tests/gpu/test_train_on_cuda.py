@@ -87,12 +87,13 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_under_a_limit_the_size_is_found_without_running_out(tmp_path: Path) -> None:
     result = run(nested(tmp_path, hp__epochs=4, training__memory_limit="800MiB"), tmp_path / "run")
     assert result.summary["oom_events"] == 0
-    assert result.summary["alloc_retries"] == 0
     assert result.summary["peak_reserved_bytes"] <= 800 * 2**20
     assert 2 <= result.summary["micro_batch_size"] < 128
     assert result.summary["effective_batch_size"] == 128
     assert result.plan is not None
     assert result.plan.memory.headroom_bytes is not None
+    (chosen,) = (probe for probe in result.plan.probes if probe.batch_size == result.summary["micro_batch_size"])
+    assert (chosen.verdict, chosen.alloc_retries) == ("fits", 0)  # on the way there the allocator may have tried again
 
 
 def test_a_micro_batch_that_does_not_fit_is_survived_and_changes_nothing(tmp_path: Path) -> None:

@@ -194,8 +194,8 @@ def test_a_run_resumes_with_another_micro_batch_and_the_same_effective_one(featu
 
 
 def test_a_run_that_is_over_can_be_given_more_epochs(features: Path, tmp_path: Path) -> None:
-    run(settings_of(features, hp__epochs=2), tmp_path / "run")
-    result = run(settings_of(features, hp__epochs=3), tmp_path / "run", resume=True)
-    run(settings_of(features, hp__epochs=3), tmp_path / "whole")
+    run(settings_of(features, hp__epochs=2, hp__batch_size=16), tmp_path / "run")
+    result = run(settings_of(features, hp__epochs=3, hp__batch_size=16), tmp_path / "run", resume=True)
+    run(settings_of(features, hp__epochs=3, hp__batch_size=16), tmp_path / "whole")
     assert result.summary["epochs"] == 3
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
