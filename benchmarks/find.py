@@ -4,9 +4,11 @@
     python -m benchmarks.find --limit 24GiB --curves                  # fill the exhaustive curves first
     python -m benchmarks.find --contenders brim --workloads vit       # a part of it
 
-The curves (every size worth knowing, measured over several steps) live in benchmarks/data/curves-<gpu>.json; a
-size that is there is not measured again. The chosen rate is judged against the best rate on the curve at a size that
-fits (no allocator retry); where a curve is missing, against the best rate that any contender reached.
+The curves (every size worth knowing, measured over several steps) live in benchmarks/data/curves-<gpu>.json; a size
+that is there is not measured again. brim's rate is judged in the same process: in turns with further steps at its
+size, steps are made at the fastest sizes of the curve that fit (no allocator retry), since a machine's speed changes
+from day to day by more than what is judged. Other contenders, and workloads without a curve, are judged against the
+best rate that the curve, or any contender, reached.
 """
 
 from __future__ import annotations
@@ -14,16 +16,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 CONTENDERS = ("brim", "accelerate-1024", "accelerate-128", "lightning-power")
 DATA = Path(__file__).parent / "data"
+SECONDS_BESIDE, STEPS_BESIDE = 1.0, (4, 12)  # a turn takes so long, in so many steps
+BESIDE = 3  # of the fastest sizes on a curve, timed in turns with brim's
 WORKLOAD_NAMES = (
     "r3d_18 train 16x112",
     "swin3d_t train 16x224",
@@ -57,7 +62,8 @@ def _jobs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     contenders = [name for name in arguments.contenders.split(",") if name]
     jobs: list[dict[str, Any]] = [
         {"task": "find", "workload": workload, "limit": arguments.limit, "contender": contender,
-         "further_steps": arguments.further_steps if contender == "brim" else 5}
+         "further_steps": arguments.further_steps if contender == "brim" else 5,
+         "fastest_known": Curves(arguments.limit).fastest(workload) if contender == "brim" else []}
         for contender in contenders
         for workload in workloads
     ]  # fmt: skip
@@ -74,7 +80,7 @@ def table(rows: list[dict[str, Any]], curves: Curves) -> str:
     ]
     for row in rows:
         seen = [r["rate"] for r in rows if r["workload"] == row["workload"] and r.get("rate")]
-        best = max(curves.rates(row["workload"]) or seen, default=None)
+        best = row.get("best_rate_beside") or max(curves.rates(row["workload"]) or seen, default=None)
         share = f"{row['rate'] / best:.3f}" if row.get("rate") and best else "—"
         cells = [row["workload"], row["contender"], row.get("size"), _number(row.get("rate")), share]
         cells += [row.get("tries"), row.get("ooms"), _number(row.get("seconds")), row.get("later_ooms")]
@@ -104,11 +110,18 @@ class Curves:
         return found
 
     def rates(self, workload: str) -> list[float]:
-        rates: list[float] = []
+        return [rate for rate, _ in self._fitting(workload)]
+
+    def fastest(self, workload: str) -> list[int]:
+        """The sizes with the best rates on the stored curve, the fastest first."""
+        return [size for _, size in sorted(self._fitting(workload), reverse=True)[:BESIDE]]
+
+    def _fitting(self, workload: str) -> list[tuple[float, int]]:
+        found: list[tuple[float, int]] = []
         for path in DATA.glob("curves-*.json"):
             points = self.points(json.loads(path.read_text()), workload)
-            rates += [point["rate"] for point in points.values() if point["verdict"] == "fits"]
-        return rates
+            found += [(point["rate"], int(size)) for size, point in points.items() if point["verdict"] == "fits"]
+        return found
 
 
 def _parse() -> argparse.Namespace:
@@ -184,7 +197,27 @@ def _worker(job: dict[str, Any]) -> None:
     if limit is not None:
         torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
     row.update(_afterwards(workload, found["size"], job["further_steps"]))
+    if job["fastest_known"] and row["rate"] is not None:
+        row.update(_beside(workload, found["size"], row["rate"], job["fastest_known"]))
     print(json.dumps(row))
+
+
+def _beside(workload: Any, chosen: int, rate: float, sizes: Sequence[int]) -> dict[str, Any]:
+    """The rates of the chosen size and of others, in turns; its own is the median of its turns."""
+
+    def turn(size: int) -> dict[str, Any]:
+        fewest, most = STEPS_BESIDE
+        return _afterwards(workload, size, min(max(math.ceil(SECONDS_BESIDE * rate / size), fewest), most))
+
+    turns: list[float] = []
+    others: dict[int, float] = {}
+    for size in sizes:
+        turns.append(turn(chosen)["rate"])
+        other = turn(size)
+        if other["rate"] is not None and not other["later_retries"]:
+            others[size] = other["rate"]
+    median = statistics.median(turns)
+    return {"rate": median, "rates_beside": others, "best_rate_beside": max([median, *others.values()])}
 
 
 def _with_brim(workload: Any, limit: int | None, contender: str) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def _compared_measurement(gpu: str, measurement: dict[str, Any], part: str) -> l
 def _compared_case(
     name: str, gpu: str, version: tuple[int, int], after: int | None, measured: Sequence[Row]
 ) -> list[Row]:
-    """Two traces serve all sizes of a case."""
+    """Two traces serve all sizes of a case. `after` is the size that a process began with: that one it ran afresh."""
     from benchmarks.forecast_cases import build, case_named
 
     from brim.forecast.forecast import Forecaster, TracedWorkload
@@ -89,11 +89,12 @@ def _compared_case(
     assert case is not None
     with without_initialisation():
         workload = build(case, "cpu")
-    forecaster = Forecaster(TracedWorkload(workload), find_gpu(gpu), torch_version=version, after=after)
+    traced = TracedWorkload(workload)
+    first, later = (Forecaster(traced, find_gpu(gpu), torch_version=version, after=size) for size in (None, after))
     rows = []
     for peak in sorted(measured, key=lambda peak: int(peak["batch_size"])):
         started = time.perf_counter()
-        forecast = forecaster.at(peak["batch_size"])
+        forecast = (first if peak["batch_size"] == after else later).at(peak["batch_size"])
         rows.append(
             {
                 **peak,

@@ -15,7 +15,7 @@ import dataclasses
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ STEP = 1.3  # between two sizes of the exhaustive side
 BEHIND = 0.93  # of the best rate so far: sizes beyond one that is slower are not tried
 BATCHES = 4  # of the size under trial, timed after one that is not
 PICTURES = 64  # distinct ones
+KEPT = ("max_crops", "state", "error", "batch_size_used", "samples_per_second", "plan_seconds", "oom_events",
+        "peak_reserved_bytes", "crops_used_mean", "vision_tokens_mean", "duration_seconds", "probes")  # fmt: skip
 
 
 def main() -> None:
@@ -57,8 +59,16 @@ def parse() -> argparse.Namespace:
 def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
     from brim.evaluation.request import EvalRequest
     from brim.models.load import KeptModel
+    from brim.profile.listener import ProfileListener
     from brim.profile.request import ProfileRequest
     from brim.profile.run import profile
+
+    class Progress(ProfileListener):
+        def note(self, line: str) -> None:
+            print(line, flush=True)
+
+        def point_done(self, entry: Mapping[str, Any]) -> None:
+            print({name: entry.get(name) for name in KEPT}, flush=True)
 
     base = EvalRequest(
         model=str(model),
@@ -71,7 +81,7 @@ def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str,
     )
     request = ProfileRequest(base=base, axes={"max_crops": tuple(arguments.values.split(","))}, latency_samples=0)
     started = time.perf_counter()
-    result = profile(request, output=data.parent / "run")
+    result = profile(request, output=data.parent / "run", listener=Progress())
     seconds = time.perf_counter() - started
     print(f"profiled in {seconds:.0f} s", flush=True)
     exhaustive = {}
@@ -80,9 +90,7 @@ def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str,
         used = next(entry["batch_size_used"] for entry in result.entries if entry["max_crops"] == int(value))
         exhaustive[value] = best_fixed(dataclasses.replace(base, knobs={"max_crops": value}), used, load)
         print(f"max_crops={value}: {exhaustive[value]}", flush=True)
-    keep = ("max_crops", "state", "error", "batch_size_used", "samples_per_second", "plan_seconds", "oom_events",
-            "peak_reserved_bytes", "crops_used_mean", "vision_tokens_mean", "duration_seconds", "probes")  # fmt: skip
-    entries = [{name: entry.get(name) for name in keep} for entry in result.entries]
+    entries = [{name: entry.get(name) for name in KEPT} for entry in result.entries]
     return {"seconds": seconds, "entries": entries, "exhaustive": exhaustive}
 
 

@@ -194,3 +194,39 @@ def test_the_same_requests_give_the_same_answer(requests: Requests, expandable: 
     blocks, sizes = zip(*requests, strict=True)
     settings = AllocatorSettings(expandable_segments=expandable)
     assert replay(blocks, sizes, settings) == replay(blocks, sizes, settings)
+
+
+def test_new_segments_lie_below_older_ones() -> None:
+    # Two free blocks of 40 MiB, the older above: the newer one is taken first, so the older can be released whole.
+    allocator = make_allocator()
+    for name in (1, 2):
+        allocator.allocate(name, 40 * MIB)
+    for name in (1, 2):
+        allocator.free(name)
+    allocator.allocate(3, 30 * MIB)
+    allocator.free(3)
+    allocator.allocate(4, 40 * MIB)
+    older = allocator.allocate(5, 40 * MIB)
+    assert older == 40 * MIB
+    addresses = [allocator._used[name][0].address for name in (4, 5)]
+    assert addresses == sorted(addresses)
+    assert addresses == [-128 * MIB, -64 * MIB]  # stretches of whole 32 MiB
+
+
+def test_what_is_left_of_a_stretch_of_addresses_serves_smaller_segments() -> None:
+    allocator = make_allocator()
+    for name, size in enumerate((20, 10, 14), start=1):  # 20 of 32 MiB, then 10 of the 12 left over; 14 do not fit
+        allocator.allocate(name, size * MIB)
+    assert [allocator._used[name][0].address // MIB for name in (1, 2, 3)] == [-32, -12, -64]
+
+
+def test_released_addresses_are_taken_again() -> None:
+    allocator = make_allocator()
+    for name in (1, 2, 3):
+        allocator.allocate(name, 32 * MIB)
+    for name in (1, 2):
+        allocator.free(name)
+    allocator.release_cached()
+    assert allocator.reserved_bytes == 32 * MIB
+    allocator.allocate(4, 64 * MIB)  # both gaps, merged
+    assert allocator._used[4][0].address == -64 * MIB

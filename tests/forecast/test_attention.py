@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -55,8 +57,8 @@ def test_flash_keeps_the_output_and_one_number_per_row() -> None:
     trace = traced(card(8))
     assert trace.attention == ("flash",)
     assert taken(trace, "flash_attention")[:2] == [OUTPUT, SUMS]
-    scratch = 4 * BATCH * HEADS * LENGTH * (WIDTH + 1)
-    assert taken(trace, "flash_attention_backward") == [OUTPUT, OUTPUT, OUTPUT, scratch]
+    rows = 4 * BATCH * HEADS * LENGTH
+    assert taken(trace, "flash_attention_backward") == [OUTPUT, OUTPUT, OUTPUT, rows, rows * WIDTH]
 
 
 def test_without_a_fused_kernel_the_matrix_of_scores_is_made() -> None:
@@ -110,3 +112,35 @@ def test_the_kernels_that_a_user_has_switched_off_are_not_taken() -> None:
 
     workload = training(model, lambda n: torch.randn(n, LENGTH, HEADS * WIDTH), loss, autocast_dtype=torch.bfloat16)
     assert trace_workload(workload, BATCH, target=card(9)).attention == ("math",)
+
+
+def test_the_version_of_torch_on_the_target_decides_and_not_the_one_here() -> None:
+    # Fewer heads of keys than of queries: the efficient kernel takes them from torch 2.14 on.
+    class Grouped(Attention):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            query, key, value = (
+                part.unflatten(2, (HEADS, WIDTH)).transpose(1, 2) for part in self.project(x).chunk(3, 2)
+            )
+            return functional.scaled_dot_product_attention(query, key[:, :2], value[:, :2], enable_gqa=True)
+
+    workload = training(Grouped(), lambda n: torch.randn(n, LENGTH, HEADS * WIDTH))
+    older, newer = (dataclasses.replace(card(9), torch_version=version) for version in ((2, 11), (2, 14)))
+    assert trace_workload(workload, BATCH, target=older).attention == ("math",)
+    assert trace_workload(workload, BATCH, target=newer).attention == ("efficient",)
+
+
+def test_the_efficient_backward_makes_gradients_with_the_heads_innermost() -> None:
+    class Outermost(Attention):
+        """Heads are the outermost dimension in memory, so that gradients must be copied to be views of them again."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            heads = self.project(x).view(x.shape[0], LENGTH, 3, HEADS, WIDTH).permute(2, 0, 3, 1, 4).contiguous()
+            return functional.scaled_dot_product_attention(*heads.unbind(0))
+
+    workload = training(Outermost(), lambda n: torch.randn(n, LENGTH, HEADS * WIDTH))
+    trace = trace_workload(workload, BATCH, target=card(9))
+    assert trace.attention == ("efficient",)
+    whole = 2 * OUTPUT  # float32
+    # The gradient that comes in is copied, then those of queries, keys and values, then product, sums, sums, workspace.
+    blocks = taken(trace, "efficient_attention_backward")
+    assert blocks[:7] == [whole, whole, whole, whole, whole, SUMS, SUMS]

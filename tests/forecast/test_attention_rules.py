@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from brim.forecast.attention_rules import AttentionCall, AttentionSettings, backward_scratch_bytes, choose_backend
+from brim.forecast.attention_rules import AttentionCall, AttentionSettings, backward_scratch, choose_backend
 
 CALL = AttentionCall(query=(2, 8, 128, 64), key=(2, 8, 128, 64), value=(2, 8, 128, 64), dtype="bfloat16")
 HOPPER = AttentionSettings(compute_capability=(9, 0), torch_version=(2, 11), cudnn_version=91900)
@@ -71,12 +71,18 @@ def test_the_kernel_is_torchs_choice(asked: AttentionCall, settings: AttentionSe
 def test_the_backward_of_flash_sums_gradients_of_queries_in_float32() -> None:
     # [batch, heads, length rounded up to 128, head_dim rounded up to 32], and one number per row
     asked = call(query=(2, 8, 100, 40), key=(2, 8, 100, 40), value=(2, 8, 100, 40))
-    assert backward_scratch_bytes(asked, "flash") == 2 * 8 * 128 * (64 + 1) * 4
-    assert backward_scratch_bytes(asked, "cudnn") == 2 * 8 * 100 * (40 + 1) * 4
-    assert backward_scratch_bytes(asked, "math") == 0
+    assert backward_scratch(asked, "flash") == ((2 * 8 * 128 * 4, 2 * 8 * 128 * 64 * 4),)
+    assert backward_scratch(asked, "cudnn") == ((2 * 8 * 100 * (40 + 1) * 4 + 256,),)
+    assert backward_scratch(asked, "math") == ()
+
+
+def test_the_efficient_backward_in_float32_is_given_the_sums_of_gradient_times_output() -> None:
+    # As recorded on an H200 for ViT-B/16 on 32 images: the product and its sums, then those and the kernel's own.
+    asked = call(query=(32, 12, 197, 64), key=(32, 12, 197, 64), value=(32, 12, 197, 64), dtype="float32")
+    assert backward_scratch(asked, "efficient") == ((19_365_888, 302_592), (302_592, 25_190_400))
 
 
 def test_grouped_heads_cost_the_gradients_of_every_query_head() -> None:
     grouped = call(key=(2, 2, 128, 64), value=(2, 2, 128, 64), grouped=True)
-    extra = backward_scratch_bytes(grouped, "flash") - backward_scratch_bytes(CALL, "flash")
-    assert extra == 2 * 8 * 128 * 128 * 2  # keys and values, in bfloat16
+    (blocks,), (plain,) = backward_scratch(grouped, "flash"), backward_scratch(CALL, "flash")
+    assert blocks == (2 * 8 * 128 * 64 * 2, 2 * 8 * 128 * 64 * 2, *plain)  # keys and values, in bfloat16

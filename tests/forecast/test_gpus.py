@@ -28,6 +28,7 @@ def test_a_card_has_less_than_its_box_says_and_a_source_for_every_figure(card) -
     assert len(card.context_source) > 20
     assert card.target.total_bytes == card.memory_bytes
     assert 6 <= card.compute_capability[0] <= 12
+    assert 20 <= card.multiprocessors <= 200
 
 
 @pytest.mark.parametrize(

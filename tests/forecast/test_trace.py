@@ -164,6 +164,40 @@ def test_a_convolution_is_noted_with_what_is_held_while_it_runs() -> None:
         assert call.live_bytes == live_after(trace, call.event + 1)
 
 
+def test_weights_come_in_the_order_in_which_a_module_is_moved() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = nn.Parameter(torch.ones(1000))
+            self.register_buffer("kept", torch.ones(3000))
+            self.layer = nn.BatchNorm1d(2000)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.layer(x)
+            return result
+
+    trace = trace_workload(training(Model(), lambda n: torch.randn(n, 2000)), 4)
+    resident = [event for event in trace.events[: trace.step_starts[0]] if event.category in ("weights", "buffers")]
+    # Children first, of each its parameters and then its buffers: weight, bias, mean, variance, count; own, kept.
+    assert [event.bytes for event in resident] == [8000, 8000, 8000, 8000, 8, 4000, 12000]
+
+
+def test_a_convolution_answers_in_the_memory_format_of_its_input() -> None:
+    seen: list[torch.Tensor] = []
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        seen.append(model(batch.to(memory_format=torch.channels_last)))
+        return seen[-1].square().mean()
+
+    model = nn.Conv2d(16, 32, 3)
+    trace = trace_workload(training(model, lambda n: torch.randn(n, 16, 64, 64), loss), 4)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert {(call.direction, call.channels_last, call.copies_weight) for call in trace.convolutions} == {
+        ("forward", True, True),
+        ("wgrad", True, True),
+    }
+
+
 def test_a_step_may_read_small_integers_and_masks() -> None:
     seen: list[Any] = []
 

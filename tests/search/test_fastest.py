@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from hypothesis import assume, event, given, settings, target
 from hypothesis import strategies as st
 
 from brim.forecast.byte_model import ByteModel
+from brim.records import Probe
 from brim.search.fastest import FastestSearch
 from brim.search.size_grid import SizeGrid
 from fake_curves import Curve, FakeDevice
@@ -116,8 +118,23 @@ def test_the_choice_is_the_smallest_size_seen_within_tolerance(card: Card) -> No
     assert chosen is not None
     assert best is not None
     good = [n for n in device.asked if n / device.step_seconds(n) >= 0.98 * best.samples_per_second]
-    assert chosen.batch_size == min(good)
+    assert chosen.batch_size == (min(good) if min(good) <= 0.85 * best.batch_size else best.batch_size)
     assert search.largest == max(n for n in device.asked if device.curve.bytes_at(n) <= device.curve.limit)
+
+
+@pytest.mark.parametrize(("smaller", "taken"), [(15, 16), (13, 13)])
+def test_speed_is_given_up_for_a_size_that_is_clearly_smaller(smaller: int, taken: int) -> None:
+    search = FastestSearch(ByteModel(), limit_bytes=10**9, grid=SizeGrid(last=LAST))
+    for size, rate in ((smaller, 99.0), (16, 100.0)):
+        search.tell(
+            Probe(
+                batch_size=size, verdict="fits", peak_allocated_bytes=size, peak_reserved_bytes=size,
+                step_seconds=size / rate, samples_per_second=rate,
+            )
+        )  # fmt: skip
+    chosen = search.chosen()
+    assert chosen is not None
+    assert chosen.batch_size == taken
 
 
 def test_a_flat_rate_ends_the_climb_at_once_and_takes_the_smallest() -> None:

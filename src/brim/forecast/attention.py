@@ -17,7 +17,7 @@ from brim.forecast.attention_rules import (
     AttentionCall,
     AttentionSettings,
     Backend,
-    backward_scratch_bytes,
+    backward_scratch,
     choose_backend,
 )
 from brim.forecast.events import Target
@@ -32,7 +32,8 @@ _MASK_ALIGNMENT = 16  # elements, of the efficient kernel's additive mask
 
 
 def attention_settings(target: Target | None) -> AttentionSettings:
-    """The settings of the torch at hand for a card; without one, for a Hopper card."""
+    """The settings of the torch at hand for a card, as its version of torch reads them; without one, for a Hopper."""
+    version = target.torch_version if target is not None and target.torch_version else _torch_version()
     enabled: list[Backend] = []
     backends: Any = torch.backends.cuda
     for name, is_enabled in (
@@ -45,8 +46,8 @@ def attention_settings(target: Target | None) -> AttentionSettings:
             enabled.append(name)  # type: ignore[arg-type]
     return AttentionSettings(
         compute_capability=(9, 0) if target is None else target.compute_capability,
-        torch_version=_torch_version(),
-        cudnn_version=_cudnn_version(),
+        torch_version=version,
+        cudnn_version=_cudnn_version(version),
         cuda_major=int((torch.version.cuda or "13").split(".")[0]),
         enabled=tuple(enabled),
         deterministic=torch.are_deterministic_algorithms_enabled()
@@ -61,12 +62,12 @@ def _torch_version() -> tuple[int, int]:
 
 
 @functools.cache
-def _cudnn_version() -> int:
-    """cuDNN of this torch, or for a torch without CUDA the one that its CUDA builds come with."""
-    version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    if version is not None:
-        return int(version)
-    return 91700 if _torch_version() >= (2, 11) else 91002
+def _cudnn_version(torch_version: tuple[int, int]) -> int:
+    """cuDNN of this torch, or for one without CUDA or of another version the one that CUDA builds come with."""
+    here = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    if here is not None and torch_version == _torch_version():
+        return int(here)
+    return 91700 if torch_version >= (2, 11) else 91002
 
 
 class AttentionKernels:
@@ -158,18 +159,33 @@ class _FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
-        query, key, value, mask, _, _ = ctx.saved_tensors
+        query, key, value, mask, output, _ = ctx.saved_tensors
         tracer: Tracer = ctx.tracer
-        with tracer.imitating(f"{ctx.backend}_attention_backward"):
-            copied = None if grad_output.transpose(1, 2).is_contiguous() else torch.empty_like(grad_output)
-            gradients = [torch.empty_like(part) for part in (query, key, value)]
+        name = f"{ctx.backend}_attention_backward"
+        with tracer.imitating(name):
+            copied = None if _is_laid_out(ctx.backend, grad_output, output) else torch.empty_like(grad_output)
+            gradients = [_gradient(ctx.backend, part) for part in (query, key, value)]
             needs_mask = mask is not None and ctx.needs_input_grad[6]
             mask_gradient = torch.empty_like(mask) if needs_mask else None
-            scratch = tracer.ledger.take(
-                backward_scratch_bytes(ctx.call, ctx.backend), f"{ctx.backend}_attention_backward scratch"
-            )
-        del copied, scratch
+        for blocks in backward_scratch(ctx.call, ctx.backend):
+            held = [tracer.ledger.take(size, f"{name} scratch") for size in blocks]
+            del held
+        del copied
         return None, None, None, *gradients, mask_gradient
+
+
+def _is_laid_out(backend: Backend, grad_output: torch.Tensor, output: torch.Tensor) -> bool:
+    """Whether a kernel reads a gradient as it is: cuDNN as it laid out the output, the others with heads innermost."""
+    if backend == "cudnn":
+        return grad_output.stride() == output.stride()
+    return grad_output.transpose(1, 2).is_contiguous()
+
+
+def _gradient(backend: Backend, part: torch.Tensor) -> torch.Tensor:
+    """Of queries, keys or values: the efficient kernel makes them with heads innermost, the others like the operand."""
+    if backend != "efficient":
+        return torch.empty_like(part)
+    return part.transpose(1, 2).new_empty(part.transpose(1, 2).shape).transpose(1, 2)
 
 
 def _described(

@@ -12,12 +12,13 @@ import dataclasses
 import math
 from typing import Literal
 
-__all__ = ["AttentionCall", "AttentionSettings", "Backend", "backward_scratch_bytes", "choose_backend"]
+__all__ = ["AttentionCall", "AttentionSettings", "Backend", "backward_scratch", "choose_backend"]
 
 Backend = Literal["cudnn", "flash", "efficient", "math"]
 
 _HALF = ("float16", "bfloat16")
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_CUDNN_HEADER = 256  # bytes at the start of its workspace
 _NEWEST = (12, 1)  # the newest compute capability that the fused kernels are built for
 
 
@@ -192,25 +193,28 @@ def _alignment(call: AttentionCall, settings: AttentionSettings) -> int:
     return alignment
 
 
-def backward_scratch_bytes(call: AttentionCall, backend: Backend) -> int:
-    """What the backward of a fused kernel takes beside its results, all of it given back at its end."""
+def backward_scratch(call: AttentionCall, backend: Backend) -> tuple[tuple[int, ...], ...]:
+    """The blocks that the backward of a fused kernel takes beside its results, in bytes.
+
+    One set after the other: the blocks of a set are held together, and given back before the next set is taken.
+    """
     batch, heads, queries, head_dim = call.query
     keys, kv_heads = call.key[-2], call.key[-3]
-    size = _BYTES[call.dtype]
+    rows_of_keys = batch * heads * keys * _BYTES[call.dtype]
     # Grouped heads: keys' and values' gradients of every query head, summed afterwards.
-    ungrouped = 0 if kv_heads == heads else batch * heads * keys * (head_dim + call.value[-1]) * size
+    ungrouped = () if kv_heads == heads else (rows_of_keys * head_dim, rows_of_keys * call.value[-1])
     if backend == "flash":
-        rows = _rounded(queries, 128)
+        rows = batch * heads * _rounded(queries, 128)
         width = _rounded(head_dim, 32) if head_dim <= 192 else 256
-        return batch * heads * rows * (width + 1) * 4 + ungrouped
+        return ((*ungrouped, rows * 4, rows * width * 4),)
     if backend == "cudnn":
-        return batch * heads * queries * (head_dim + 1) * 4 + ungrouped
+        return ((sum(ungrouped) + batch * heads * queries * (head_dim + 1) * 4 + _CUDNN_HEADER,),)  # one workspace
     if backend == "efficient":
-        return _efficient_scratch(call) + ungrouped
-    return 0
+        return _efficient_scratch(call, ungrouped)
+    return ()
 
 
-def _efficient_scratch(call: AttentionCall) -> int:
+def _efficient_scratch(call: AttentionCall, ungrouped: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     batch, heads, queries, head_dim = call.query
     widest = max(head_dim, call.value[-1])
     rows = 128 if 64 < widest <= 128 else 64  # of a tile of queries
@@ -219,9 +223,11 @@ def _efficient_scratch(call: AttentionCall) -> int:
     per_head = query_tiles * (rows * columns + 4) * 4  # float32, and a lock per tile
     if call.dtype in _HALF and widest > rows:  # keys' and values' gradients do not stay in registers either
         per_head += _rounded(call.key[-2], 64) * _rounded(head_dim + call.value[-1], rows) * 4
-    delta = queries * 4
-    product = 0 if call.dtype in _HALF else queries * call.value[-1] * 4  # grad_out × out, of which delta is the sum
-    return batch * heads * (per_head + delta + product)
+    delta = batch * heads * queries * 4
+    workspace = (*ungrouped, delta, batch * heads * per_head)
+    if call.dtype in _HALF:
+        return (workspace,)
+    return ((delta * call.value[-1], delta), workspace)  # delta is the sum of grad_out × out, which the kernel is given
 
 
 def _rounded(value: int, multiple: int) -> int:

@@ -223,8 +223,13 @@ def _encoder_layer(
 
 
 def _accumulate_in_place(tracer: Tracer, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The autograd engine adds a second gradient into the first one, if nobody else holds that."""
-    if not tracer.in_backward or kwargs or len(args) != 2 or not isinstance(args[1], torch.Tensor):
+    """The autograd engine adds a second gradient into the first one, if nobody else holds that.
+
+    Where gradients are recorded in a backward, it is a forward that a checkpoint runs again.
+    """
+    if not tracer.in_backward or torch.is_grad_enabled():
+        return NotImplemented
+    if kwargs or len(args) != 2 or not isinstance(args[1], torch.Tensor):
         return NotImplemented
     first, second = args
     if first.shape != second.shape or first.dtype != second.dtype or not tracer.holds_last_reference(first):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, get_args
 
-__all__ = ["CATEGORIES", "Category", "ConvCall", "Event", "Target", "Trace"]
+__all__ = ["CATEGORIES", "Category", "ConvCall", "Event", "ReductionCall", "Target", "Trace"]
 
 Category = Literal["weights", "buffers", "gradients", "optimizer", "inputs", "activations", "temporary", "cache"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -25,6 +25,7 @@ class Target:
     name: str
     compute_capability: tuple[int, int]
     total_bytes: int
+    torch_version: tuple[int, int] | None = None  # of the machine it is in; None: the one installed here
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,7 +56,21 @@ class ConvCall:
     transposed: bool
     channels_last: bool
     live_bytes: int  # allocated while it runs, its own result included
-    event: int  # the event during which its workspace is held: the last one that takes memory for its results
+    event: int  # the one that takes memory for its result: its workspace is held right after
+    copies_weight: bool = False  # into the other memory format, before its workspace is taken
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReductionCall:
+    """One sum, mean or the like, for those who know whether thread blocks would share its results."""
+
+    outputs: int
+    inputs: int  # for each output
+    along_memory: bool  # whether the values of one output are nearest to each other
+    reads_vectors: bool
+    output_vector: int  # neighbouring outputs that a thread works on
+    accumulator_bytes: int
+    event: int  # the one that takes memory for its result: its buffer is held right after
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,6 +86,7 @@ class Trace:
     backward_gemm_calls: int = 0  # those in the backward, which has a thread, handle and workspace of its own on CUDA
     lt_calls: int = 0  # products through cuBLASLt: a bias added in the epilogue
     convolutions: tuple[ConvCall, ...] = ()
+    reductions: tuple[ReductionCall, ...] = ()
     approximate: str | None = None  # why the events are not quite those of the real step, or None
 
     def peak_allocated(self) -> int:

@@ -24,7 +24,7 @@ __all__ = ["Peaks", "SizeModel"]
 KEPT_PARTS = ("weights", "optimizer_state", "workspaces")  # these outlive a step
 STILL_PARTS = ("weights", "gradients", "optimizer_state", "workspaces")  # these do not grow with the batch
 WINDOW = 0.75  # a forecast covers every size from this fraction of its own on
-ALLOWANCE = 0.02  # of what is reserved beyond the allocated peak: the part that an unseen workspace can change
+ALLOWANCE = 0.03  # of what is reserved beyond the allocated peak: the part that an unseen workspace can change
 ROUNDING = 4096  # bytes that padding to whole rows can add or spare
 REPLAYED_REQUESTS = 500_000  # at most, to forecast one size: about a second
 DENSE = 64  # up to here the window has every size, above it every 2nd, 4th, …
@@ -66,7 +66,7 @@ class SizeModel:
         largest = self._timelines[max(self._timelines)]
         alike = [size for size, timeline in self._timelines.items() if timeline.like(largest)]
         self.simulated = len(alike) > 1 or len(self._timelines) == 1
-        self._requests = _Requests([(size, self._timelines[size].requests) for size in alike])
+        self._requests = _Requests([(size, self._timelines[size].requests) for size in alike], largest.parts)
         self._replays: dict[int, Peaks] = {}
 
     @property
@@ -162,16 +162,21 @@ class SizeModel:
 class _Requests:
     """The bytes of every request as a function of the size: a constant, a line, or a parabola that opens upwards."""
 
-    def __init__(self, traced: Sequence[tuple[int, Sequence[int]]]) -> None:
+    def __init__(self, traced: Sequence[tuple[int, Sequence[int]]], parts: Sequence[str]) -> None:
         self.sizes = [size for size, _ in traced]
+        self._parts = parts
         self._curves = [
             _curve(self.sizes, values) for values in zip(*(requests for _, requests in traced), strict=True)
         ]
 
     @property
     def below_zero(self) -> bool:
-        """Whether some line is more than a rounding of elements and rows below zero at size 0."""
-        return any(constant < -ROUNDING for constant, *_ in self._curves)
+        """Whether some line is more than a rounding of elements and rows below zero at size 0.
+
+        Workspaces do not count: some are taken from a certain size on.
+        """
+        lines = zip(self._curves, self._parts, strict=True)
+        return any(constant < -ROUNDING for (constant, *_), part in lines if part != "workspaces")
 
     def at(self, size: int) -> tuple[int, ...]:
         square = size * size

@@ -6,9 +6,11 @@ asked for, and adds what lies outside: the CUDA context and buckets for communic
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -93,11 +95,11 @@ class TracedWorkload:
         self.seconds = 0.0  # spent on tracing
         self._stepped = workload.traced_as()
         self._trace = trace or _trace
-        self._traces: dict[tuple[int, tuple[int, int] | None], Trace] = {}
+        self._traces: dict[tuple[int, Any], Trace] = {}
 
     def at(self, size: int, target: Target | None) -> Trace:
         """The trace of a size for a card."""
-        key = (size, None if target is None else target.compute_capability)
+        key = (size, None if target is None else (target.compute_capability, target.torch_version))
         if key not in self._traces:
             started = time.perf_counter()
             self._traces[key] = self._trace(self._stepped, size, target)
@@ -130,9 +132,8 @@ class Forecaster:
         self.smallest = workload.smallest_size()
         self.largest_allowed = max(min(largest, workload.largest_size() or largest), self.smallest)
         self._traced = traced
-        here = Environment.here(gpu.compute_capability)
-        version = torch_version or here.torch_version
-        self._environment = Environment(compute_capability=gpu.compute_capability, torch_version=version)
+        here = Environment.here(gpu.compute_capability, gpu.multiprocessors)
+        self._environment = dataclasses.replace(here, torch_version=torch_version or here.torch_version)
         expandable = _expandable_segments() if expandable_segments is None else expandable_segments
         self._settings = AllocatorSettings(expandable_segments=expandable)
         self._after = after
@@ -226,7 +227,8 @@ class Forecaster:
         return model
 
     def _model_of(self, sizes: Sequence[int]) -> SizeModel:
-        traces = {size: self._traced.at(size, self.gpu.target) for size in sizes}
+        target = dataclasses.replace(self.gpu.target, torch_version=self._environment.torch_version)
+        traces = {size: self._traced.at(size, target) for size in sizes}
         timelines = {size: make_timeline(trace, self._environment) for size, trace in traces.items()}
         model = SizeModel(timelines, self._settings, after=self._after)
         reasons = [trace.approximate for trace in traces.values() if trace.approximate]
@@ -263,6 +265,7 @@ def gpu_of_device(device: torch.device | int) -> Gpu:
         memory_source="this machine's driver",
         context_source=known.context_source,
         kind=known.kind,
+        multiprocessors=properties.multi_processor_count,
     )
 
 

@@ -24,6 +24,7 @@ __all__ = ["Gpu", "catalogue", "find_gpu", "gpu_of_memory"]
 MIB = 2**20
 UNKNOWN_CAPABILITY = (8, 0)  # what a card known only by its memory is taken for
 UNKNOWN_CONTEXT_BYTES = 640 * MIB  # the largest that was seen
+UNKNOWN_MULTIPROCESSORS = 108  # those of an A100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ class Gpu:
     memory_source: str
     context_source: str
     kind: str = "data centre"
+    multiprocessors: int = UNKNOWN_MULTIPROCESSORS  # as the vendor's data sheets say
 
     @property
     def usable_bytes(self) -> int:
@@ -110,6 +112,7 @@ def _read(card: dict[str, Any]) -> Gpu:
         memory_bytes=card["memory_mib"] * MIB,
         compute_capability=(major, minor),
         context_bytes=card["context_mib"] * MIB,
+        multiprocessors=card["multiprocessors"],
         memory_source=card["memory_source"],
         context_source=card["context_source"],
     )

@@ -1,6 +1,6 @@
-"""What a trace cannot see, put where it would be asked for: the workspaces of cuBLAS and cuDNN.
+"""What a trace cannot see, put where it would be asked for: workspaces of cuBLAS and cuDNN, buffers of reductions.
 
-Both take them from torch's own allocator, so they compete with tensors for the same segments and count in torch's
+All are taken from torch's own allocator, so they compete with tensors for the same segments and count in torch's
 peaks. A `Timeline` is a trace as the allocator would see it, with those requests added. The CUDA context and
 communication buckets lie outside the allocator's peaks; a forecast adds them to its sum.
 
@@ -9,16 +9,19 @@ Pure Python: no torch, no device. Which figures were measured and which come fro
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import importlib.metadata
-import math
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from brim.forecast.allocator import FREE
-from brim.forecast.events import ConvCall, Event, Trace
+from brim.forecast.convolution_workspaces import convolution_workspaces
+from brim.forecast.events import Event, Trace
+from brim.forecast.reductions import reduction_buffer
 
 __all__ = ["PARTS", "Environment", "Timeline", "make_timeline"]
 
@@ -48,11 +51,21 @@ class Environment:
 
     compute_capability: tuple[int, int]
     torch_version: tuple[int, int]
+    multiprocessors: int = 132  # those of Hopper's large cards
 
     @classmethod
-    def here(cls, compute_capability: tuple[int, int]) -> Environment:
+    def here(cls, compute_capability: tuple[int, int], multiprocessors: int = 132) -> Environment:
         """With the torch that is installed on this machine."""
-        return cls(compute_capability=compute_capability, torch_version=_installed_torch())
+        return cls(
+            compute_capability=compute_capability, torch_version=_installed_torch(), multiprocessors=multiprocessors
+        )
+
+    @property
+    def threads_per_multiprocessor(self) -> int:
+        """As the compute capability says (CUDA programming guide): fewer on Turing and on cards for screens."""
+        return {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536}.get(
+            self.compute_capability, 1536 if self.compute_capability[0] >= 11 else 2048
+        )
 
     @property
     def cublas_bytes(self) -> int:
@@ -89,30 +102,32 @@ class Timeline:
 
 def make_timeline(trace: Trace, environment: Environment) -> Timeline:
     """The trace as the allocator would see it, workspaces included."""
-    before: dict[int, list[_Workspace]] = defaultdict(list)
+    after: dict[int, list[_Workspace]] = defaultdict(list)
     for workspace in _workspaces(trace, environment):
-        before[workspace.event].append(workspace)
+        after[workspace.event].append(workspace)
     rows: list[tuple[int, int, str, int]] = []
     numbers: dict[int, int] = {}
     taken = 0
     for place, event in enumerate(trace.events):
-        for workspace in before.get(place, ()):
-            taken += 1
-            rows.append((-taken, workspace.bytes, "workspaces", workspace.pool))  # a trace's own are not negative
-            if not workspace.kept:
-                rows.append((-taken, FREE, "workspaces", workspace.pool))
         # Numbered by first appearance, so that traces of two sizes can be laid side by side.
         name = numbers.setdefault(event.block, len(numbers))
         request = event.bytes if event.kind == "alloc" else FREE
         rows.append((name, request, _PART_OF[event.category], event.pool))
+        for workspace in after.get(place, ()):
+            # Those of a trace are not negative.
+            taken -= len(workspace.requests)
+            asked = [(taken + place, size) for place, size in enumerate(workspace.requests)]
+            rows += [(name, size, "workspaces", workspace.pool) for name, size in asked]
+            if not workspace.kept:
+                rows += [(name, FREE, "workspaces", workspace.pool) for name, _ in reversed(asked)]
     blocks, requests, parts, pools = zip(*rows, strict=True) if rows else ((), (), (), ())
     return Timeline(blocks=blocks, requests=requests, parts=parts, pools=pools)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Workspace:
-    event: int  # it is taken right before this one
-    bytes: int
+    event: int  # it is taken right after this one
+    requests: tuple[int, ...]  # in bytes, held together
     kept: bool = False  # or else given back at once: the next workspace does not find it in use
     pool: int = 0
 
@@ -125,39 +140,52 @@ def _workspaces(trace: Trace, environment: Environment) -> Iterator[_Workspace]:
         for index in products:
             is_lt = _is_alloc_of(trace.events[index], _LT_PRODUCTS)
             size = environment.cublaslt_bytes if is_lt else environment.cublas_bytes
-            yield _Workspace(index + 1, size, pool=trace.events[index].pool)
+            yield _Workspace(index, (size,), pool=trace.events[index].pool)
+    trains = any(call.direction != "forward" for call in trace.convolutions)
+    # What needs none at this size asks for no bytes, so that sizes stay alike.
     for call in trace.convolutions:
-        size = convolution_workspace(call, environment)
-        if size:
-            yield _Workspace(min(call.event, len(trace.events) - 1), size)
+        yield _Workspace(call.event, convolution_workspaces(call, trains=trains))
+    for reduction in trace.reductions:
+        size = reduction_buffer(
+            reduction,
+            multiprocessors=environment.multiprocessors,
+            threads_per_multiprocessor=environment.threads_per_multiprocessor,
+        )
+        yield _Workspace(reduction.event, (size,))
 
 
 def _kept_workspaces(trace: Trace, products: Sequence[int], environment: Environment) -> Iterator[_Workspace]:
     """One for the thread of the forward pass, one for autograd's, one for the stream that a graph is captured on.
 
-    Each is taken when its first product is made, the last one from the graph's own pool.
+    Each is taken when its first product is made, the last one from the graph's own pool. Where graphs are captured, the
+    loop was tried out on two short prompts before the first step.
     """
     events = trace.events
-    first_backward = next((index for index, event in enumerate(events) if "backward" in event.op), len(events))
     eager = [index for index in products if events[index].pool == 0]
-    forward = [index for index in eager if index < first_backward]
-    backward = [index for index in eager if index >= first_backward] if trace.backward_gemm_calls else []
+    backwards = _backwards(trace) if trace.backward_gemm_calls else []
+    backward = [index for index in eager if any(index in span for span in backwards)]
+    forward = [index for index in eager if not any(index in span for span in backwards)]
     captured = [index for index in products if events[index].pool != 0]
+    tried = trace.step_starts[0] - 1 if captured and trace.step_starts else len(events)
     for indices in (forward, backward, captured):
         if indices:
             pool = events[indices[0]].pool
-            yield _Workspace(indices[0] + 1, environment.cublas_bytes, kept=True, pool=pool)
-            if trace.lt_calls:
-                yield _Workspace(indices[0] + 1, environment.cublaslt_bytes, kept=True, pool=pool)
+            latest = tried if indices is forward else len(events)
+            yield _Workspace(min(indices[0], latest), (environment.cublas_bytes,), kept=True, pool=pool)
+            biased = [index for index in indices if _is_alloc_of(events[index], _LT_PRODUCTS)] if trace.lt_calls else []
+            if biased:
+                yield _Workspace(min(biased[0], latest), (environment.cublaslt_bytes,), kept=True, pool=pool)
 
 
-def convolution_workspace(call: ConvCall, environment: Environment) -> int:
-    """What cuDNN takes for one convolution."""
-    del environment
-    if call.groups > 1 or call.channels_last or call.direction == "forward":
-        return 0
-    element = {"float32": 4, "float64": 8}.get(call.dtype, 2)
-    return element * (math.prod(call.input) + math.prod(call.output) + math.prod(call.weight))
+def _backwards(trace: Trace) -> list[range]:
+    """Where the backward of each step is among the events: from its first operation to the end of the step."""
+    edges = [0, *trace.step_starts[1:], len(trace.events)]
+    made = [index for index, event in enumerate(trace.events) if event.kind == "alloc" and "backward" in event.op]
+    spans = []
+    for start, end in itertools.pairwise(edges):
+        first = bisect.bisect_left(made, start)
+        spans.append(range(made[first] if first < len(made) else end, end))
+    return spans
 
 
 def _is_alloc_of(event: Event, names: Sequence[str]) -> bool:

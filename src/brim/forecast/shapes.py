@@ -14,8 +14,9 @@ import torch
 
 from brim.forecast.untraceable import UntraceableError
 
-__all__ = ["TensorSpec", "infer", "specify"]
+__all__ = ["TensorSpec", "convolution_format", "infer", "specify"]
 
+aten = torch.ops.aten
 _META = torch.device("meta")
 _REMEMBERED = 100_000  # calls, after which all are forgotten
 _FROM_HOST = ("generator", "pin_memory")  # arguments that mean nothing to a tensor without data
@@ -107,8 +108,31 @@ def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequ
                 "torch.library.register_fake"
             ) from None
         result, metas = result
+    if func in (aten.convolution.default, aten.convolution_backward.default):
+        result = _as_cudnn_lays_out(func, args, result)
     storages = [meta.untyped_storage()._cdata for meta in metas]
     return _specified(result, storages, [])
+
+
+def _as_cudnn_lays_out(func: Any, args: tuple[Any, ...], results: Any) -> Any:
+    """Results of a convolution in the memory format that CUDA gives them; a meta tensor knows no device to ask."""
+    input, weight = args[:2] if func is aten.convolution.default else args[1:3]
+    wanted = convolution_format(input, weight)
+    if isinstance(results, torch.Tensor):
+        return results.contiguous(memory_format=wanted)
+    return [
+        result.contiguous(memory_format=wanted) if result is not None and result.dim() == input.dim() else result
+        for result in results
+    ]
+
+
+def convolution_format(input: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """Channels last if input or weight are; a tensor that is contiguous as well counts as channels first."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
+    for operand in (input, weight):
+        if last is not None and not operand.is_contiguous() and operand.is_contiguous(memory_format=last):
+            return last
+    return torch.contiguous_format
 
 
 def _ask_fakes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Any:

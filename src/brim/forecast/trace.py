@@ -106,6 +106,7 @@ def _trace(workload: Workload, batch_size: int, target: Target | None, steps: in
         backward_gemm_calls=facts.backward_gemm_calls,
         lt_calls=facts.lt_calls,
         convolutions=tuple(dataclasses.replace(call, event=ledger.index_of(call.event)) for call in facts.convolutions),
+        reductions=tuple(dataclasses.replace(call, event=ledger.index_of(call.event)) for call in facts.reductions),
         approximate="; ".join(guesses) or None,
     )
 
@@ -163,18 +164,30 @@ def _label_state(tracer: Tracer, workload: Workload) -> None:
 
 
 def _adopt(tracer: Tracer, workload: Workload) -> None:
-    """Weights, buffers, and what earlier steps have left: there before the first step."""
+    """Weights, buffers, and what earlier steps have left: there before the first step.
+
+    In the order in which `nn.Module.to` moves them: of each module its children first, then its own.
+    """
     for module in workload.modules():
-        for parameter in module.parameters():
-            tracer.values.adopt(parameter, "weights")
-            if parameter.grad is not None:
-                tracer.values.adopt(parameter.grad, "gradients")
-        for buffer in module.buffers():
-            tracer.values.adopt(buffer, "buffers")
+        for part in _children_first(module):
+            for parameter in part._parameters.values():
+                if parameter is not None:
+                    tracer.values.adopt(parameter, "weights")
+                    if parameter.grad is not None:
+                        tracer.values.adopt(parameter.grad, "gradients")
+            for buffer in part._buffers.values():
+                if buffer is not None:
+                    tracer.values.adopt(buffer, "buffers")
     for optimizer in workload.optimizers():
         for value in tree_leaves(list(optimizer.state.values())):
             if isinstance(value, torch.Tensor) and value.dim() > 0:  # a step count stays on the host
                 tracer.values.adopt(value, "optimizer")
+
+
+def _children_first(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    for child in module.children():
+        yield from _children_first(child)
+    yield module
 
 
 def _label(tracer: Tracer, values: Iterable[Any], category: Category) -> None:

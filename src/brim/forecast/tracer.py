@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from brim.forecast.arguments import pick, replaced, returned_arguments, tensors_in
 from brim.forecast.composite import composite, is_composite_on_cuda
-from brim.forecast.events import ConvCall
+from brim.forecast.events import ConvCall, ReductionCall
 from brim.forecast.ghost import Ghost, make_ghost
 from brim.forecast.ledger import Block, Ledger
 from brim.forecast.real_values import FLOAT_LIMIT, RealValues, is_unknown, run_for_real, small_enough
@@ -48,11 +48,12 @@ class Facts:
     backward_gemm_calls: int = 0
     lt_calls: int = 0
     convolutions: list[ConvCall] = dataclasses.field(default_factory=list)
+    reductions: list[ReductionCall] = dataclasses.field(default_factory=list)
     guesses: dict[str, None] = dataclasses.field(default_factory=dict)  # an ordered set of what had to be assumed
 
 
 Replacement = Callable[["Tracer", Any, tuple[Any, ...], dict[str, Any]], Any]  # NotImplemented: run it as it is
-Scratch = Callable[[tuple[Any, ...]], int]  # bytes, from the positional arguments
+Scratch = Callable[[tuple[Any, ...]], Sequence[int]]  # bytes of each block, from the positional arguments
 Witness = Callable[["Tracer", tuple[Any, ...], dict[str, Any], list[torch.Tensor]], None]
 
 
@@ -234,8 +235,7 @@ class Tracer(TorchDispatchMode):
         device = _device_of(kwargs, tensors)
         counts = device.type == self.device_type and not kwargs.get("pin_memory")
         op = self._kernel or traits.name
-        nbytes = traits.scratch(args) if traits.scratch is not None else 0
-        held = self.ledger.take(nbytes, f"{op} scratch")
+        held = self._scratch_of(traits, args)
         results: list[torch.Tensor] = []
         result = self._made(spec, device, op, tensors, {}, results, counts=counts)
         if traits.is_copy and isinstance(tensors[0], Ghost) and tensors[0].density is not None:
@@ -286,12 +286,15 @@ class Tracer(TorchDispatchMode):
         self, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[torch.Tensor]
     ) -> None:
         """Scratch and facts of an operation that takes no new memory for its results."""
-        if traits.scratch is not None:
-            nbytes = traits.scratch(args)
-            if nbytes:
-                self.ledger.take(nbytes, f"{self._kernel or traits.name} scratch")  # given back at once
+        self._scratch_of(traits, args)  # given back at once
         if traits.witness is not None:
             traits.witness(self, args, kwargs, results)
+
+    def _scratch_of(self, traits: _Traits, args: tuple[Any, ...]) -> list[Block | None]:
+        if traits.scratch is None:
+            return []
+        op = f"{self._kernel or traits.name} scratch"
+        return [self.ledger.take(nbytes, op) for nbytes in traits.scratch(args)]
 
     def _learn(self, func: Any) -> _Traits:
         schema = func._schema

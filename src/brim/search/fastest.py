@@ -1,4 +1,5 @@
-"""The search for the fastest size: the smallest one whose throughput is within tolerance of the best in reach.
+"""The search for the fastest size: the smallest one whose throughput is within tolerance of the best in reach, if it is
+clearly smaller than the best one.
 
 Two or three probes give the byte model and a first idea of speed; one near the limit shows what the card can
 give; the step times in between say where the knee should be, and one more probe checks it. A larger batch that
@@ -15,6 +16,7 @@ from brim.search.size_grid import SizeGrid
 
 __all__ = ["FastestSearch"]
 
+CLEARLY_SMALLER = 0.85  # of the best size: speed is not given up for less memory than that spares
 KNEE_PROBES = 1  # at most this many probes go into moving the knee down
 FAILED_CLIMBS = 4  # at most this many sizes near the limit may fail
 SECOND_LEAP = 64  # the second size is at most this many times the first
@@ -77,12 +79,13 @@ class FastestSearch:
             self._failed_climbs += 1
 
     def chosen(self) -> Probe | None:
-        """The smallest fitting size within tolerance of the best rate seen."""
+        """The smallest fitting size within tolerance of the best rate seen, or the best where that is hardly larger."""
         best = self.best()
         if best is None:
             return None
         goal = (1 - self.tolerance) * _rate(best)
-        return next(probe for probe in self._by_size() if _rate(probe) >= goal)
+        smallest = next(probe for probe in self._by_size() if _rate(probe) >= goal)
+        return smallest if smallest.batch_size <= CLEARLY_SMALLER * best.batch_size else best
 
     def best(self) -> Probe | None:
         """The fitting size with the best rate seen."""
