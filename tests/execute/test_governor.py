@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +28,27 @@ def test_it_grows_while_that_pays_and_settles_at_the_knee() -> None:
     # at 256 a doubling brings 1.9 %, which is less than the 3 % that make it worthwhile
     assert governor.cap == 256
     assert max(caps) == 512
+
+
+def test_doublings_that_bring_little_each_are_looked_at_together_where_that_is_asked_for() -> None:
+    """A rate that rises by 2.5 % with each doubling, up to a ceiling of 256."""
+    for looks_far, cap in ((False, 8), (True, 256)):
+        governor = Governor(first=8, ceiling=256, looks_far=looks_far)
+        for _ in range(40):
+            governor.succeeded(governor.cap, governor.cap / 1.025 ** math.log2(governor.cap))
+        assert governor.settled
+        assert governor.cap == cap
+
+
+def test_a_look_far_leaves_room_in_memory_and_is_taken_back_where_it_brings_nothing() -> None:
+    governor = Governor(first=8, looks_far=True, limit_bytes=1000)
+    caps = []
+    for _ in range(40):
+        caps.append(governor.cap)
+        governor.succeeded(governor.cap, governor.cap / 100, peak_bytes=governor.cap)
+    assert max(caps) == 850
+    assert caps.count(850) == 2
+    assert (governor.settled, governor.cap) == (True, 8)
 
 
 def test_it_leaps_while_a_batch_takes_as_long_as_a_smaller_one() -> None:

@@ -52,7 +52,7 @@ def in_the_users_group() -> dict[str, Any]:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")  # as a training script does
-    return {
+    found = {
         "train": caught(lambda: search(mode="train")),
         "per_rank": caught(lambda: search(mode="train", per_rank=True)),
         "forward": caught(lambda: search(mode="forward")),
@@ -60,6 +60,8 @@ def in_the_users_group() -> dict[str, Any]:
         "afterwards": caught(lambda: search(mode="train")),
         "left_initialised": dist.is_initialized(),
     }
+    dist.destroy_process_group()
+    return found
 
 
 def without_a_group() -> dict[str, Any]:

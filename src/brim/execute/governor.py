@@ -3,11 +3,12 @@
 It climbs: two small batches, then fourfold while a batch's time hardly depends on its size, else twofold, one batch
 at a time. When a step up no longer brings much it compares: batches overlap as they will for the rest of the run, and
 twice the size is tried between two batches of this one (dearest come first, so that the rate drifts by itself); it is
-kept if it brings a few per cent. Then it is settled, until the items have become much cheaper: the best cap for long
-items is not that for short ones. Towards a size that the user gave it rises, as far as memory goes, however fast that
-is. An out-of-memory error halves the cap and marks the size that failed; the cap grows
-back towards the mark, never straight to it, and the mark itself moves up only after a long quiet stretch. Pure: it is
-told what happened, and asked for a cap.
+kept if it brings a few per cent. Where larger batches cost nothing but memory (`looks_far`) it then compares once
+with the largest size that leaves room: doublings that bring little each may bring enough together. Then it is
+settled, until the items have become much cheaper: the best cap for long items is not that for short ones. Towards a
+size that the user gave it rises, as far as memory goes, however fast that is. An out-of-memory error halves the cap
+and marks the size that failed; the cap grows back towards the mark, never straight to it, and the mark itself moves
+up only after a long quiet stretch. Pure: it is told what happened, and asked for a cap.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ CHEAPER = 0.6  # of the dearest item when it settled: from here on the compariso
 QUIET_BATCHES = 8  # batches without trouble before the cap may grow again after an OOM
 FORGIVING_BATCHES = 64  # batches without trouble before a failed size may be approached again
 USABLE = 0.97  # of the memory limit, when the byte model says how far a doubling may go
+ROOMY = 0.85  # of the memory limit, for a look far beyond
+FAR = 1.2  # times the doubling just tried: what is nearer is not looked at again
 
 Phase = Literal["climbing", "rising", "comparing", "settled"]
 
@@ -48,6 +51,7 @@ class Governor:
         grows: bool = True,
         cap_known: bool = False,
         cap_likely: bool = False,
+        looks_far: bool = False,
         limit_bytes: int | None = None,
     ) -> None:
         self.ceiling: float = math.inf if ceiling is None else max(ceiling, 1)
@@ -68,6 +72,7 @@ class Governor:
         self._before: float | None = None  # while comparing: the rate at this size, then those at twice the size
         self._trials: list[float] = []
         self._larger = self.cap
+        self._looks_far = looks_far
         self._small = 2  # batches to be made small before the first leap
         self._dearest: float = math.inf if not cap_known else 0  # item when it settled; 0: not known yet
         self._before_trouble: tuple[int, float, float, Phase] | None = None
@@ -174,10 +179,21 @@ class Governor:
         else:
             usual = (self._before + rate) / 2
             if max(self._trials) < WORTHWHILE * usual:
-                self._settle()
+                if not self._look_far(usual):
+                    self._settle()
                 return
             self.cap = self._larger
             self._begin_comparing()
+
+    def _look_far(self, usual: float) -> bool:
+        """Once, compare with the largest size that leaves room in memory; whether there is one worth a look."""
+        far = min(self.ceiling, self._failed - 1, self._fitting(ROOMY))
+        if not self._looks_far or not FAR * self._larger <= far < math.inf:
+            return False
+        self._looks_far = False
+        self.cap = math.floor(far)
+        self._before, self._trials = usual, []
+        return True
 
     def _settle(self) -> None:
         self.phase = "settled"
@@ -203,9 +219,9 @@ class Governor:
             self._dearest = dearest
             self._begin_comparing()
 
-    def _fitting(self) -> float:
-        """The largest padded cost that the byte model expects to fit."""
-        within = None if self._limit_bytes is None else self.model.largest_within(round(USABLE * self._limit_bytes))
+    def _fitting(self, share: float = USABLE) -> float:
+        """The largest padded cost that the byte model expects to fit into a share of the memory limit."""
+        within = None if self._limit_bytes is None else self.model.largest_within(round(share * self._limit_bytes))
         return math.inf if within is None else within
 
     def _recover(self) -> bool:

@@ -6,6 +6,7 @@ They are JSON text, not pickles: what a peer sends is data and never code. Knows
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import json
@@ -225,12 +226,19 @@ class Agreement:
 
 # Ranks enter agreements in the same order, so the same number names the same one everywhere.
 _agreements = itertools.count()
-# Groups and stores are kept for the life of the process: ranks that leave one while others still do, or come back to a
-# port that is being closed, can wait for each other for ever.
+# Groups and stores are kept until the process ends: ranks that leave one while others still do, or come back to a port
+# that is being closed, can wait for each other for ever.
 _kept_places: dict[
     tuple[int, float], tuple[Any, Any, Any]
 ] = {}  # (default group, timeout): that group, store, gloo group
 _kept_store: list[Any] = []
+
+
+@atexit.register
+def _let_go_of_places() -> None:
+    """While Python still runs: threads of a group that is taken down after it can abort the process (torch 2.6)."""
+    _kept_places.clear()
+    _kept_store.clear()
 
 
 def _meeting_place(world: World, timeout_seconds: float) -> tuple[Any, Any]:

@@ -65,7 +65,7 @@ class MicroSizes:
         if asked.known is not None:
             return Governor(first=asked.known, ceiling=ceiling, cap_known=True, limit_bytes=asked.limit_bytes)
         first = max(FIRST_SAMPLES, asked.smallest)
-        return Governor(first=first, ceiling=ceiling, limit_bytes=asked.limit_bytes)
+        return Governor(first=first, ceiling=ceiling, looks_far=True, limit_bytes=asked.limit_bytes)
 
     @property
     def by_count(self) -> bool:
@@ -187,7 +187,9 @@ class MicroSizes:
         governor = self.governor
         if self.request.ceiling is not None or self.request.unit == "tokens" or largest <= governor.ceiling:
             return
-        reopened = Governor(first=governor.kept, ceiling=largest, cap_likely=True, limit_bytes=self.request.limit_bytes)
+        reopened = Governor(
+            first=governor.kept, ceiling=largest, cap_likely=True, looks_far=True, limit_bytes=self.request.limit_bytes
+        )
         if not governor.settled or governor.kept < governor.ceiling:
             governor.ceiling = largest  # it was not the ceiling that kept it there
             return
