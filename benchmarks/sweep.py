@@ -29,7 +29,9 @@ from brim.config.sizes import format_bytes
 from brim.config.sweep_file import read_sweep
 from brim.sweep.devices import local_devices, mps_is_running
 from brim.sweep.forecasts import SizeForecast, forecast_experiments
+from brim.sweep.job import Job, Outcome
 from brim.sweep.launch_local import LocalLauncher
+from brim.sweep.listener import SweepListener
 from brim.sweep.request import SweepRequest
 from brim.sweep.run import SweepPlan, SweepResult, run_sweep
 from brim.sweep.scout import Scout
@@ -184,8 +186,22 @@ def sweep(
     planned = time.perf_counter()
     launcher = LocalLauncher(local_devices(found, jobs_per_gpu=jobs_per_gpu), shares=jobs_per_gpu is not None)
     request = SweepRequest(file="benchmark", retry=retry, use_cache=False)
-    result = run_sweep(SweepPlan(expansion=expansion, forecasts=forecasts), request, launcher, output=folder)
+    plan = SweepPlan(expansion=expansion, forecasts=forecasts)
+    result = run_sweep(plan, request, launcher, output=folder, listener=Progress())
     return result, time.perf_counter() - planned, planned - began
+
+
+class Progress(SweepListener):
+    """Prints each attempt as it ends: a part that is cut short has told what it knew."""
+
+    def ended(self, job: Job, outcome: Outcome, retried: Job | None) -> None:
+        print(json.dumps({
+            "model": job.settings["model"]["type"], "asked": job.batch_size, "state": outcome.state,
+            "error": outcome.error[:200], "seconds": outcome.seconds, "retried": retried is not None,
+            "batch_size": outcome.figures.get("batch_size_used"), "rates": probe_rates(Path(job.folder) / "run.json"),
+            "samples_per_second": outcome.figures.get("samples_per_second"),
+            "planning_seconds": planning_seconds(Path(job.folder) / "steps.jsonl"),
+        }), flush=True)  # fmt: skip
 
 
 def side_by_side(documents: Sequence[Mapping[str, Any]]) -> str:
