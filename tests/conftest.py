@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ if hasattr(providers, "_get_local_constants"):
 
 # Tiny tensors: more threads only wait for each other, ten times as long on a busy machine. Child processes inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# A shell that starts the tests in the background has Ctrl-C ignored, in all their child processes too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
