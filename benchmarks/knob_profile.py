@@ -28,7 +28,8 @@ BEHIND = 0.93  # of the best rate so far: sizes beyond one that is slower are no
 BATCHES = 4  # of the size under trial, timed after one that is not
 PICTURES = 64  # distinct ones
 KEPT = ("max_crops", "state", "error", "batch_size_used", "samples_per_second", "plan_seconds", "oom_events",
-        "peak_reserved_bytes", "crops_used_mean", "vision_tokens_mean", "duration_seconds", "probes")  # fmt: skip
+        "peak_reserved_bytes", "crops_used_mean", "vision_tokens_mean", "gpu_wait_fraction", "gpu_utilisation_mean",
+        "duration_seconds", "probes")  # fmt: skip
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ PROFILE_SCHEMA = "brim.profile/1"
 _COLUMNS = (
     "state", "accuracy", "accuracy_std", "accuracy_ci95", "metric", "batch_size_used", "batch_size_max",
     "samples_per_second", "peak_allocated_bytes", "peak_reserved_bytes", "limit_bytes", "vision_tokens_mean",
-    "crops_used_mean", "saturated", "num_samples", "num_failed", "oom_events", "plan_seconds", "duration_seconds",
-    "started_at", "ended_at", "folder", "error",
+    "crops_used_mean", "saturated", "num_samples", "num_failed", "oom_events", "gpu_wait_fraction", "plan_seconds",
+    "duration_seconds", "started_at", "ended_at", "folder", "error",
 )  # fmt: skip
 _LATENCY = [
     (batch, stage, percent)

@@ -52,6 +52,7 @@ def done_entry(
         "peak_reserved_bytes": summary["peak_reserved_bytes"],
         "limit_bytes": None if plan is None else plan.memory.limit_bytes,
         "gpu_utilisation_mean": summary["gpu_utilisation_mean"],
+        "gpu_wait_fraction": summary["gpu_wait_fraction"],
         "vision_tokens_mean": _mean(sample.get("vision_tokens") for sample in result.samples),
         "crops_used_mean": _mean(sample.get("crops") for sample in result.samples),
         "saturated": False,
