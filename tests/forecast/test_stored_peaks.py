@@ -87,10 +87,11 @@ def test_a_peak_of_a_process_that_ran_other_sizes_is_met(
         assert -0.10 < error(row, "reserved") < 0.12, row
 
 
-def test_the_targets_hold_for_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = [case for case in stored_cases() if is_fresh(*case[:2]) and is_of_this_code(*case)]
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(2, id="half")])
+def test_the_targets_hold_for_fresh_processes(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [case for case in stored_cases() if is_fresh(*case[:2]) and is_of_this_code(*case)][::every]
     rows = [row for case in cases for row in compared(*case, monkeypatch)]
-    assert len(rows) >= 30
+    assert len(rows) >= 30 / every
     assert not [row for row in rows if row["approximate"] is not None]
     assert not [row for row in rows if abs(error(row, "allocated")) > 0.01]
     told = [row for row in rows if row["case"] not in CONVERTED_ON_THE_CARD]
@@ -98,7 +99,8 @@ def test_the_targets_hold_for_fresh_processes(monkeypatch: pytest.MonkeyPatch) -
     allocated = sorted(abs(error(row, "allocated")) for row in rows)
     reserved = sorted(abs(error(row, "reserved")) for row in rows)
     assert statistics.median(allocated) <= 0.01
-    assert allocated[int(0.95 * len(allocated))] <= 0.03
     assert statistics.median(reserved) <= 0.03
-    assert reserved[int(0.95 * len(reserved))] <= 0.08
+    if every == 1:  # percentiles of half of the cases say little
+        assert allocated[int(0.95 * len(allocated))] <= 0.03
+        assert reserved[int(0.95 * len(reserved))] <= 0.08
     assert sys.modules["benchmarks.forecast"].summary(rows)
