@@ -212,8 +212,10 @@ def _beside(workload: Any, chosen: int, rate: float, sizes: Sequence[int]) -> di
     turns: list[float] = []
     others: dict[int, float] = {}
     for size in sizes:
-        turns.append(turn(chosen)["rate"])
-        other = turn(size)
+        own, other = turn(chosen), turn(size)
+        if own["rate"] is None:
+            return own  # it ran out of memory, which the row has to say
+        turns.append(own["rate"])
         if other["rate"] is not None and not other["later_retries"]:
             others[size] = other["rate"]
     median = statistics.median(turns)

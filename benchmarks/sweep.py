@@ -109,7 +109,8 @@ def video(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def video_row(result: SweepResult, entry: Mapping[str, Any]) -> dict[str, Any]:
     outcome = entry["result"]
     forecast = entry["forecast"] or {}
-    rates = probe_rates(result.folder / outcome["folder"] / "run.json")
+    found = found_in(result.folder / outcome["folder"])
+    rates = found["rates"]
     used = outcome.get("batch_size_used")
     best = max(rates.values(), default=None)
     return {
@@ -119,13 +120,17 @@ def video_row(result: SweepResult, entry: Mapping[str, Any]) -> dict[str, Any]:
         "batch_size": used,
         "samples_per_second": outcome.get("samples_per_second"),
         "of_best": rates[used] / best if best and used in rates else None,
-        "rates": rates,
-        "planning_seconds": planning_seconds(result.folder / outcome["folder"] / "steps.jsonl"),
+        **found,
         "oom_events": outcome.get("oom_events"),
         "peak_reserved_bytes": outcome.get("peak_reserved_bytes"),
         "forecast_bytes": forecast.get("peak_reserved_bytes"),
         "forecast_size": forecast.get("batch_size"),
     }
+
+
+def found_in(run: Path) -> dict[str, Any]:
+    """What the folder of a run tells of its sizes: the rates tried, and what finding them has cost."""
+    return {"rates": probe_rates(run / "run.json"), "planning_seconds": planning_seconds(run / "steps.jsonl")}
 
 
 def probe_rates(record: Path) -> dict[int, float]:
@@ -198,9 +203,8 @@ class Progress(SweepListener):
         print(json.dumps({
             "model": job.settings["model"]["type"], "asked": job.batch_size, "state": outcome.state,
             "error": outcome.error[:200], "seconds": outcome.seconds, "retried": retried is not None,
-            "batch_size": outcome.figures.get("batch_size_used"), "rates": probe_rates(Path(job.folder) / "run.json"),
-            "samples_per_second": outcome.figures.get("samples_per_second"),
-            "planning_seconds": planning_seconds(Path(job.folder) / "steps.jsonl"),
+            "batch_size": outcome.figures.get("batch_size_used"),
+            "samples_per_second": outcome.figures.get("samples_per_second"), **found_in(Path(job.folder)),
         }), flush=True)  # fmt: skip
 
 

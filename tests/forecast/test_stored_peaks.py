@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import statistics
@@ -22,23 +23,29 @@ MOST_SIZES = 5  # of one case
 CONVERTED_ON_THE_CARD = ("llava forward bfloat16",)
 
 
+@functools.cache
+def stored_in(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
 def stored_cases() -> list[tuple[Path, int, str]]:
     """Every case of every stored measurement."""
     found = []
     for file in FILES:
-        for place, measurement in enumerate(json.loads(file.read_text())["measurements"]):
+        for place, measurement in enumerate(stored_in(file)["measurements"]):
             found += [(file, place, name) for name in dict.fromkeys(case["case"] for case in measurement["cases"])]
     return found
 
 
 def is_fresh(file: Path, place: int) -> bool:
     """Whether each case had a process of its own, as a forecast assumes it."""
-    return json.loads(file.read_text())["measurements"][place].get("after") is None
+    return stored_in(file)["measurements"][place].get("after") is None
 
 
 def is_of_this_code(file: Path, place: int, name: str) -> bool:
     """Whether the model's code is as it was measured: transformers' models change with its major versions."""
-    packages = json.loads(file.read_text())["measurements"][place]["environment"]["packages"]
+    packages = stored_in(file)["measurements"][place]["environment"]["packages"]
     measured, here = packages["transformers"], importlib.metadata.version("transformers")
     of_transformers = name.split()[0] in ("qwen2", "llama", "gpt2", "bert", "roberta", "t5", "llava")
     return not of_transformers or measured.split(".")[0] == here.split(".")[0]
@@ -49,7 +56,7 @@ def compared(file: Path, place: int, name: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.syspath_prepend(str(ROOT))
     from benchmarks.forecast import _compared_measurement
 
-    stored = json.loads(file.read_text())
+    stored = stored_in(file)
     measurement = stored["measurements"][place]
     peaks = [case for case in measurement["cases"] if case["case"] == name]
     step = max(len(peaks) // MOST_SIZES, 1)
@@ -63,7 +70,7 @@ def error(row: dict[str, Any], kind: str) -> float:
 def test_there_are_stored_peaks_with_the_versions_they_were_made_with() -> None:
     assert FILES
     for file in FILES:
-        stored = json.loads(file.read_text())
+        stored = stored_in(file)
         assert stored["schema"] == "brim.peaks/1"
         for measurement in stored["measurements"]:
             assert measurement["method"]

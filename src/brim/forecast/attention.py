@@ -21,6 +21,7 @@ from brim.forecast.attention_rules import (
     choose_backend,
 )
 from brim.forecast.events import Target
+from brim.forecast.overheads import installed_torch
 
 if TYPE_CHECKING:
     from brim.forecast.tracer import Tracer
@@ -33,7 +34,7 @@ _MASK_ALIGNMENT = 16  # elements, of the efficient kernel's additive mask
 
 def attention_settings(target: Target | None) -> AttentionSettings:
     """The settings of the torch at hand for a card, as its version of torch reads them; without one, for a Hopper."""
-    version = target.torch_version if target is not None and target.torch_version else _torch_version()
+    version = target.torch_version if target is not None and target.torch_version else installed_torch()
     enabled: list[Backend] = []
     backends: Any = torch.backends.cuda
     for name, is_enabled in (
@@ -56,16 +57,10 @@ def attention_settings(target: Target | None) -> AttentionSettings:
 
 
 @functools.cache
-def _torch_version() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
-
-
-@functools.cache
 def _cudnn_version(torch_version: tuple[int, int]) -> int:
     """cuDNN of this torch, or for one without CUDA or of another version the one that CUDA builds come with."""
     here = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    if here is not None and torch_version == _torch_version():
+    if here is not None and torch_version == installed_torch():
         return int(here)
     return 91700 if torch_version >= (2, 11) else 91002
 

@@ -12,12 +12,13 @@ import dataclasses
 import math
 from typing import Literal
 
+from brim.forecast.events import DTYPE_BYTES
+
 __all__ = ["AttentionCall", "AttentionSettings", "Backend", "backward_scratch", "choose_backend"]
 
 Backend = Literal["cudnn", "flash", "efficient", "math"]
 
 _HALF = ("float16", "bfloat16")
-_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _CUDNN_HEADER = 256  # bytes at the start of its workspace
 _NEWEST = (12, 1)  # the newest compute capability that the fused kernels are built for
 
@@ -200,7 +201,7 @@ def backward_scratch(call: AttentionCall, backend: Backend) -> tuple[tuple[int, 
     """
     batch, heads, queries, head_dim = call.query
     keys, kv_heads = call.key[-2], call.key[-3]
-    rows_of_keys = batch * heads * keys * _BYTES[call.dtype]
+    rows_of_keys = batch * heads * keys * DTYPE_BYTES[call.dtype]
     # Grouped heads: keys' and values' gradients of every query head, summed afterwards.
     ungrouped = () if kv_heads == heads else (rows_of_keys * head_dim, rows_of_keys * call.value[-1])
     if backend == "flash":

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from brim.forecast.events import ConvCall
+from brim.forecast.events import DTYPE_BYTES, ConvCall
 
 __all__ = ["convolution_workspaces"]
 
@@ -170,4 +170,4 @@ def _padded(channels: int, call: ConvCall) -> int:
 
 
 def _element(call: ConvCall) -> int:
-    return {"float32": 4, "float64": 8}.get(call.dtype, 2)
+    return DTYPE_BYTES.get(call.dtype, 2)

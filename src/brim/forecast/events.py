@@ -12,10 +12,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, get_args
 
-__all__ = ["CATEGORIES", "Category", "ConvCall", "Event", "ReductionCall", "Target", "Trace"]
+__all__ = ["CATEGORIES", "DTYPE_BYTES", "Category", "ConvCall", "Event", "ReductionCall", "Target", "Trace"]
 
 Category = Literal["weights", "buffers", "gradients", "optimizer", "inputs", "activations", "temporary", "cache"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
+DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # of one element
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from brim.forecast.allocator import AllocatorSettings
 from brim.forecast.events import Target, Trace
 from brim.forecast.extrapolate import SizeModel
 from brim.forecast.gpus import Gpu, find_gpu, gpu_of_memory
-from brim.forecast.overheads import Environment, make_timeline
+from brim.forecast.overheads import Environment, installed_torch, make_timeline
 from brim.memory.limit import DEFAULT_MARGIN
 from brim.memory.remedies import memory_remedies
 from brim.ranks.unwrap import communication_bytes
@@ -40,6 +39,7 @@ __all__ = [
 ]
 
 TraceFunction = Callable[[Workload, int, Target | None], Trace]
+_Kind = tuple[tuple[int, int], tuple[int, int] | None]  # of a target: what a trace depends on
 
 REFERENCE_CARD = "a100-80gb"  # whose workspaces and context stand in when no card is named and none is here
 
@@ -95,7 +95,7 @@ class TracedWorkload:
         self.seconds = 0.0  # spent on tracing
         self._stepped = workload.traced_as()
         self._trace = trace or _trace
-        self._traces: dict[tuple[int, Any], Trace] = {}
+        self._traces: dict[tuple[int, _Kind | None], Trace] = {}
 
     def at(self, size: int, target: Target | None) -> Trace:
         """The trace of a size for a card."""
@@ -132,8 +132,11 @@ class Forecaster:
         self.smallest = workload.smallest_size()
         self.largest_allowed = max(min(largest, workload.largest_size() or largest), self.smallest)
         self._traced = traced
-        here = Environment.here(gpu.compute_capability, gpu.multiprocessors)
-        self._environment = dataclasses.replace(here, torch_version=torch_version or here.torch_version)
+        self._environment = Environment(
+            compute_capability=gpu.compute_capability,
+            torch_version=torch_version or installed_torch(),
+            multiprocessors=gpu.multiprocessors,
+        )
         expandable = _expandable_segments() if expandable_segments is None else expandable_segments
         self._settings = AllocatorSettings(expandable_segments=expandable)
         self._after = after

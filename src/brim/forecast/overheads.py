@@ -23,7 +23,7 @@ from brim.forecast.convolution_workspaces import convolution_workspaces
 from brim.forecast.events import Event, Trace
 from brim.forecast.reductions import reduction_buffer
 
-__all__ = ["PARTS", "Environment", "Timeline", "make_timeline"]
+__all__ = ["PARTS", "Environment", "Timeline", "installed_torch", "make_timeline", "version_pair"]
 
 MIB = 2**20
 
@@ -52,13 +52,6 @@ class Environment:
     compute_capability: tuple[int, int]
     torch_version: tuple[int, int]
     multiprocessors: int = 132  # those of Hopper's large cards
-
-    @classmethod
-    def here(cls, compute_capability: tuple[int, int], multiprocessors: int = 132) -> Environment:
-        """With the torch that is installed on this machine."""
-        return cls(
-            compute_capability=compute_capability, torch_version=_installed_torch(), multiprocessors=multiprocessors
-        )
 
     @property
     def threads_per_multiprocessor(self) -> int:
@@ -116,10 +109,10 @@ def make_timeline(trace: Trace, environment: Environment) -> Timeline:
         for workspace in after.get(place, ()):
             # Those of a trace are not negative.
             taken -= len(workspace.requests)
-            asked = [(taken + place, size) for place, size in enumerate(workspace.requests)]
-            rows += [(name, size, "workspaces", workspace.pool) for name, size in asked]
+            asked = list(enumerate(workspace.requests, start=taken))
+            rows += [(number, size, "workspaces", workspace.pool) for number, size in asked]
             if not workspace.kept:
-                rows += [(name, FREE, "workspaces", workspace.pool) for name, _ in reversed(asked)]
+                rows += [(number, FREE, "workspaces", workspace.pool) for number, _ in reversed(asked)]
     blocks, requests, parts, pools = zip(*rows, strict=True) if rows else ((), (), (), ())
     return Timeline(blocks=blocks, requests=requests, parts=parts, pools=pools)
 
@@ -163,8 +156,9 @@ def _kept_workspaces(trace: Trace, products: Sequence[int], environment: Environ
     events = trace.events
     eager = [index for index in products if events[index].pool == 0]
     backwards = _backwards(trace) if trace.backward_gemm_calls else []
-    backward = [index for index in eager if any(index in span for span in backwards)]
-    forward = [index for index in eager if not any(index in span for span in backwards)]
+    in_backward = {index for index in eager if any(index in span for span in backwards)}
+    backward = [index for index in eager if index in in_backward]
+    forward = [index for index in eager if index not in in_backward]
     captured = [index for index in products if events[index].pool != 0]
     tried = trace.step_starts[0] - 1 if captured and trace.step_starts else len(events)
     for indices in (forward, backward, captured):
@@ -200,7 +194,8 @@ def _operation(op: str) -> str:
 
 
 @functools.cache
-def _installed_torch() -> tuple[int, int]:
+def installed_torch() -> tuple[int, int]:
+    """The version of torch on this machine."""
     return version_pair(importlib.metadata.version("torch"))
 
 
