@@ -27,7 +27,7 @@ from typing import Any
 
 CONTENDERS = ("brim", "accelerate-1024", "accelerate-128", "lightning-power")
 DATA = Path(__file__).parent / "data"
-SECONDS_BESIDE, STEPS_BESIDE = 1.0, (4, 12)  # a turn takes so long, in so many steps
+SECONDS_BESIDE, STEPS_BESIDE = 0.7, (3, 12)  # a turn takes so long, in so many steps
 BESIDE = 3  # of the fastest sizes on a curve, timed in turns with brim's
 WORKLOAD_NAMES = (
     "r3d_18 train 16x112",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import bisect
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +53,9 @@ def main() -> None:
         assert case is not None
         with without_initialisation():
             workload = build(case, "cpu")
-        base, forecast = _forecast(workload, environment["gpu"], version)
+        base, model = _forecast(workload, environment["gpu"], version)
         for factor in FACTORS:
-            results[factor].append(_searched(Curve(points), parse_bytes(limit), base, _off_by(forecast, base, factor)))
+            results[factor].append(_searched(Curve(points), parse_bytes(limit), base, _off_by(model, base, factor)))
     print("| forecast | probes of each workload | mean | out of memory | rate at the choice over the best, lowest |")
     print("|---|---|---|---|---|")
     for factor, rows in results.items():
@@ -68,29 +67,39 @@ def main() -> None:
         )
 
 
-def _forecast(workload: Any, gpu: str, version: tuple[int, int]) -> tuple[int, Callable[[int], int]]:
-    """What is resident before a step, and the forecast reserved bytes of any size."""
+def _forecast(workload: Any, gpu: str, version: tuple[int, int]) -> tuple[int, Any]:
+    """What is resident before a step, and the forecast of any size."""
     from brim.forecast.forecast import Forecaster, TracedWorkload
     from brim.forecast.gpus import find_gpu
 
     model = Forecaster(TracedWorkload(workload), find_gpu(gpu), torch_version=version).model()
     tensors = [t for module in workload.modules() for t in (*module.parameters(), *module.buffers())]
-    return sum(t.numel() * t.element_size() for t in tensors), lambda size: model.replayed(size).reserved_bytes
+    return sum(t.numel() * t.element_size() for t in tensors), model
 
 
-def _off_by(forecast: Callable[[int], int], base: int, factor: float | None) -> Callable[[int], int] | None:
-    return None if factor is None else lambda size: round(base + factor * (forecast(size) - base))
+def _off_by(model: Any, base: int, factor: float | None) -> Any:
+    """The forecast with what grows off by a factor, and every limit with it."""
+    from brim.forecast.forecast_curve import ForecastCurve
+
+    if factor is None:
+        return None
+    return ForecastCurve(
+        reserved_at=lambda size: round(base + factor * (model.replayed(size).reserved_bytes - base)),
+        allocated_at=lambda size: round(base + factor * (model.replayed(size).allocated_bytes - base)),
+        runs_within=lambda size, limit: model.runs_within(size, round(base + (limit - base) / factor)),
+    )
 
 
-def _searched(curve: Curve, limit: int, base: int, forecast: Callable[[int], int] | None) -> tuple[int, int, float]:
+def _searched(curve: Curve, limit: int, base: int, forecast: Any) -> tuple[int, int, float]:
     """Probes, those out of memory, and the chosen rate over the best one."""
     from brim.forecast.byte_model import ByteModel
     from brim.records import Probe
     from brim.search.fastest import FastestSearch
     from brim.search.size_grid import SizeGrid
 
-    model = ByteModel(base_bytes=base, noise=0.01, prior=forecast)
-    search = FastestSearch(model, limit_bytes=limit, grid=SizeGrid(last=65_536), headroom=0.03)
+    model = ByteModel(base_bytes=base, noise=0.01, prior=None if forecast is None else forecast.reserved_at)
+    grid = SizeGrid(last=65_536)
+    search = FastestSearch(model, limit_bytes=limit, grid=grid, headroom=0.03, forecast=forecast)
     probes = ooms = 0
     while (size := search.next_size()) is not None:
         probes += 1

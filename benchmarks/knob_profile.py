@@ -25,7 +25,7 @@ from benchmarks.vision_language import save_model, write_questions
 
 STEP = 1.3  # between two sizes of the exhaustive side
 BEHIND = 0.93  # of the best rate so far: sizes beyond one that is slower are not tried
-BATCHES = 4  # of the size under trial, timed after one that is not
+BATCHES = 2  # of the size under trial, timed after one that is not
 PICTURES = 64  # distinct ones
 KEPT = ("max_crops", "state", "error", "batch_size_used", "samples_per_second", "plan_seconds", "oom_events",
         "peak_reserved_bytes", "crops_used_mean", "vision_tokens_mean", "gpu_wait_fraction", "gpu_utilisation_mean",

@@ -4,10 +4,10 @@
     torchrun --nproc-per-node=2 -m benchmarks.train_video --ranks              # against DistributedDataParallel
     torchrun --nproc-per-node=2 -m benchmarks.train_video --ranks --device cpu
 
-The first trains each model with `-b auto`, then at every fixed micro-batch of a ladder from a quarter of the one found,
-on clips that lie on the device already, and holds the rate at the size found against the best rate of the ladder. Every
-rate is the median over the second half of a run's steps. The second trains one model in two ways with the same windows:
-brim's (votes, flat sums) and DistributedDataParallel's (`no_sync` but for the last micro-batch).
+The first trains each model with `-b auto`, then at every fixed micro-batch of a ladder from a part of the one found
+(`--shorter`), on clips that lie on the device already, and holds the rate at the size found against the best rate of
+the ladder. Every rate is the median over the second half of a run's steps. The second trains one model in two ways with
+the same windows: brim's (votes, flat sums) and DistributedDataParallel's (`no_sync` but for the last micro-batch).
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from brim.train.run_files import read_steps
 MODELS = {"r3d_18": 112, "swin3d_t": 224, "mvit_v2_s": 224}
 CLASSES = 8
 CLIPS = 64  # distinct ones on the device
-SHORTER = 4  # times shorter than the length found: what is shorter still is not tried
 
 # A factory of training data: every sample is one of a few clips that lie on the device already.
 DATA = """
@@ -83,12 +82,14 @@ def _judge_plan(model: str, size: int, arguments: argparse.Namespace) -> dict[st
     """The micro-batch that a run finds, beside every one of a ladder."""
     found = _train(model, size, arguments, batch_size="auto", steps=arguments.steps)
     micro = found["summary"]["micro_batch_size"]
-    ladder = sorted({micro, *(length for length in _ladder(arguments.effective_batch) if SHORTER * length >= micro)})
+    ladder = sorted(
+        {micro, *(length for length in _ladder(arguments.effective_batch) if arguments.shorter * length >= micro)}
+    )
     rates: dict[int, float] = {}
     retries = None
     for length in ladder:
         try:
-            trial = _train(model, size, arguments, batch_size=length, steps=max(arguments.steps // 3, 6), fixed=True)
+            trial = _train(model, size, arguments, batch_size=length, steps=arguments.ladder_steps, fixed=True)
         except DoesNotFitError:
             break
         rates[length] = trial["rate"]
@@ -265,6 +266,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--memory-limit", default=None)
     parser.add_argument("--effective-batch", type=int, default=192)
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--ladder-steps", type=int, default=8, help="of each micro-batch of the ladder")
+    parser.add_argument("--shorter", type=float, default=4, help="the ladder begins so many times below what is found")
     parser.add_argument("--ranks", action="store_true", help="compare with DistributedDataParallel, under torchrun")
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--share", type=int, default=256, help="samples of a window on each rank")

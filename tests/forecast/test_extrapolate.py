@@ -100,6 +100,46 @@ def test_the_largest_size_within_a_limit_is_the_last_that_stays_within() -> None
         assert sized.peaks(largest).reserved_bytes <= limit < sized.peaks(largest + 1).reserved_bytes
 
 
+def fragmenting(size: int) -> Timeline:
+    """Two steps, each with a block for a while and then a larger one: cached, the first is of no use to the second."""
+    writer, starts = Writer(), []
+    for _ in range(2):
+        starts.append(len(writer.events))
+        writer.give_back(writer.take(20 * MIB * size))
+        writer.give_back(writer.take(30 * MIB * size))
+    return make_timeline(writer.trace(size, starts), AMPERE)
+
+
+def test_under_a_limit_more_runs_than_reserved_bytes_say() -> None:
+    sized = SizeModel({size: fragmenting(size) for size in (1, 4)})
+    assert sized.replayed(2).reserved_bytes == 2 * 50 * MIB
+    assert sized.runs_within(2, 100 * MIB)
+    assert sized.runs_within(2, 60 * MIB)  # after the first step the larger block serves both
+    assert not sized.runs_within(2, 59 * MIB)
+
+
+def test_what_gives_back_its_cache_in_every_step_does_not_count_as_running() -> None:
+    writer, starts = Writer(), []
+    for _ in range(2):
+        starts.append(len(writer.events))
+        long = writer.take(30 * MIB)
+        writer.give_back(long, writer.take(20 * MIB))
+        writer.give_back(writer.take(40 * MIB))
+    sized = SizeModel({1: make_timeline(writer.trace(1, starts), AMPERE)})
+    assert sized.replayed(1).reserved_bytes == 90 * MIB
+    assert sized.replayed(1).allocated_bytes == 50 * MIB
+    assert sized.runs_within(1, 90 * MIB)
+    assert not sized.runs_within(1, 50 * MIB)  # it would run, with a retry for each of the larger blocks
+
+
+def test_what_cannot_be_replayed_runs_where_its_reserved_bytes_fit() -> None:
+    sized = SizeModel({1: timeline(1, layers=2), 4: timeline(4, layers=3)})
+    assert not sized.simulated
+    reserved = sized.replayed(8).reserved_bytes
+    assert sized.runs_within(8, reserved)
+    assert not sized.runs_within(8, reserved - 1)
+
+
 def test_the_largest_size_is_bounded_by_what_is_allowed_and_0_when_nothing_fits() -> None:
     sized = _shared_model()
     assert sized.largest_within(10**15, smallest=1, largest=77) == 77

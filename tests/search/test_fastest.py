@@ -118,11 +118,11 @@ def test_the_choice_is_the_smallest_size_seen_within_tolerance(card: Card) -> No
     assert chosen is not None
     assert best is not None
     good = [n for n in device.asked if n / device.step_seconds(n) >= 0.98 * best.samples_per_second]
-    assert chosen.batch_size == (min(good) if min(good) <= 0.85 * best.batch_size else best.batch_size)
+    assert chosen.batch_size == (min(good) if min(good) <= 0.5 * best.batch_size else best.batch_size)
     assert search.largest == max(n for n in device.asked if device.curve.bytes_at(n) <= device.curve.limit)
 
 
-@pytest.mark.parametrize(("smaller", "taken"), [(15, 16), (13, 13)])
+@pytest.mark.parametrize(("smaller", "taken"), [(15, 16), (9, 16), (8, 8)])
 def test_speed_is_given_up_for_a_size_that_is_clearly_smaller(smaller: int, taken: int) -> None:
     search = FastestSearch(ByteModel(), limit_bytes=10**9, grid=SizeGrid(last=LAST))
     for size, rate in ((smaller, 99.0), (16, 100.0)):

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from brim.config.search_settings import SearchSettings
 from brim.forecast.byte_model import ByteModel
+from brim.forecast.forecast_curve import ForecastCurve
 from brim.records import Probe
 from brim.search.fastest import FastestSearch
-from brim.search.forecast_start import forecast_bytes
+from brim.search.forecast_start import start_forecast
 from brim.search.size_grid import SizeGrid
 from brim.search.strategy import search_sizes
 from brim.workloads.callables import CallableWorkload
@@ -44,6 +45,15 @@ class Card:
     def forecast(self, factor: float):
         """What grows with the size is off by the factor."""
         return lambda size: round(self.constant + factor * self.slope * size)
+
+    def whole_forecast(self, factor: float, *, runs_to: float = 1.0) -> ForecastCurve:
+        """The same for all that a forecast says; under a limit, sizes run that are so many times as large."""
+        reserved_at = self.forecast(factor)
+        return ForecastCurve(
+            reserved_at=reserved_at,
+            allocated_at=reserved_at,
+            runs_within=lambda size, limit: reserved_at(round(size / runs_to)) <= limit,
+        )
 
 
 @st.composite
@@ -125,7 +135,7 @@ def test_bytes_that_do_not_grow_are_searched_to_the_bound() -> None:
 def test_other_searches_than_for_the_fastest_do_as_without(asked: dict) -> None:
     card = Card(10**8, 10**7, 40, 0.01, 0.001)
     sizes = []
-    for forecast in (None, card.forecast(2.0)):
+    for forecast in (None, card.whole_forecast(2.0)):
         device = card.device()
         search_sizes(scene_of(device.curve), SearchSettings(**asked), device, forecast)
         sizes.append(device.asked)
@@ -146,7 +156,7 @@ def test_a_byte_model_believes_its_prior_until_two_sizes_are_seen() -> None:
 
 def test_no_forecast_is_made_for_another_device_than_cuda() -> None:
     workload = CallableWorkload(step=lambda x: x * 2, make_batch=lambda n: torch.ones(n, 4), device="cpu")
-    assert forecast_bytes(workload) == (None, ())
+    assert start_forecast(workload) == (None, ())
 
 
 def test_a_step_that_cannot_be_traced_costs_a_note_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +165,7 @@ def test_a_step_that_cannot_be_traced_costs_a_note_and_no_error(monkeypatch: pyt
 
     workload = CallableWorkload(step=lambda x: x, make_batch=lambda n: torch.ones(n, 4), device="cuda")
     monkeypatch.setattr("brim.search.forecast_start.gpu_of_device", fail)
-    forecast, notes = forecast_bytes(workload)
+    forecast, notes = start_forecast(workload)
     assert forecast is None
     assert notes == ("searched without a forecast, since the step cannot be traced: numpy was here",)
 
@@ -167,10 +177,12 @@ def test_a_traced_workload_gives_bytes_that_grow(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("brim.search.forecast_start.gpu_of_device", lambda _: find_gpu("t4"))
     monkeypatch.setattr(workload, "device", types.SimpleNamespace(type="cuda"))
     monkeypatch.setattr("brim.forecast.forecast._trace", _trace_as_cpu)
-    forecast, notes = forecast_bytes(workload)
+    forecast, notes = start_forecast(workload)
     assert forecast is not None
     assert notes == ()
-    assert forecast(64) > forecast(8) > 8 * 2**22
+    assert forecast.reserved_at(64) >= forecast.allocated_at(64) > forecast.allocated_at(8) > 8 * 2**22
+    assert forecast.runs_within(64, forecast.reserved_at(64))
+    assert not forecast.runs_within(64, forecast.allocated_at(64) - 1)
 
 
 def _trace_as_cpu(workload, size, target):
@@ -180,26 +192,48 @@ def _trace_as_cpu(workload, size, target):
     return trace_workload(workload, size, target=target)
 
 
-@pytest.mark.parametrize(("allocated_share", "expected"), [(0.75, 16), (1.0, 15)])
-def test_a_multiple_of_eight_is_tried_a_little_beyond_the_limit_where_reserved_bytes_lie_unused(
-    allocated_share: float, expected: int
-) -> None:
-    limit = 15.6 * 100 * 2**20
-    each = 100 * 2**20  # of reserved bytes
-    model = ByteModel(prior=lambda size: each * size)
-    search = FastestSearch(model, limit_bytes=round(limit), grid=SizeGrid(last=LAST), headroom=0.03)
-    asked = []
-    while (size := search.next_size()) is not None and len(asked) < 3:
+def pressed(card: Card, forecast: ForecastCurve, *, really_to: float) -> tuple[list[int], FastestSearch]:
+    """A search on a card where an allocator short of memory makes do with less: sizes up to `really_to` times run."""
+    limit = card.bytes_at(card.largest)
+    model = ByteModel(base_bytes=card.constant, noise=0.01, prior=forecast.reserved_at)
+    search = FastestSearch(model, limit_bytes=limit, grid=SizeGrid(last=LAST), headroom=0.03, forecast=forecast)
+    asked: list[int] = []
+    while (size := search.next_size()) is not None:
         asked.append(size)
-        seconds = 0.1 + 0.01 * size
+        assert len(asked) <= 10
+        if size > really_to * card.largest:
+            search.tell(Probe(batch_size=size, verdict="oom"))
+            continue
+        seconds = card.fixed_seconds + card.item_seconds * size
+        reserved = min(card.bytes_at(size), limit)
         search.tell(
             Probe(
-                batch_size=size,
-                verdict="fits",
-                peak_allocated_bytes=round(allocated_share * each * size),
-                peak_reserved_bytes=each * size,
-                step_seconds=seconds,
-                samples_per_second=size / seconds,
+                batch_size=size, verdict="fits", peak_allocated_bytes=card.bytes_at(size), peak_reserved_bytes=reserved,
+                step_seconds=seconds, samples_per_second=size / seconds,
             )
-        )
-    assert asked == [1, 14, expected]
+        )  # fmt: skip
+    return asked, search
+
+
+RISING = Card(0, 10**9, 20, 0.5, 0.01)  # the rate rises to the last size
+
+
+def test_a_forecast_leads_beyond_reserved_bytes_to_what_runs_under_the_limit_and_no_further() -> None:
+    asked, search = pressed(RISING, RISING.whole_forecast(1.0, runs_to=1.2), really_to=1.2)
+    assert 20 < max(asked) <= 24
+    assert search.largest == max(asked) == asked[-1]  # nothing was tried beyond it, and nothing failed
+    chosen = search.chosen()
+    assert chosen is not None
+    assert chosen.batch_size == search.largest
+
+
+def test_a_forecast_that_promises_too_much_costs_one_failure() -> None:
+    asked, search = pressed(RISING, RISING.whole_forecast(1.0, runs_to=1.2), really_to=1.0)
+    assert sum(size > 20 for size in asked) == 1
+    assert search.largest >= 18
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_a_forecast_that_is_off_in_what_is_in_use_does_not_lead_beyond_reserved_bytes(factor: float) -> None:
+    asked, _ = pressed(RISING, RISING.whole_forecast(factor, runs_to=1.5), really_to=1.0)
+    assert max(asked) <= 20

@@ -59,6 +59,24 @@ def test_a_size_that_fits_is_measured_to_the_byte_and_timed() -> None:
     assert probe.samples_per_second == pytest.approx(16 / probe.step_seconds)
 
 
+@pytest.mark.parametrize(("limit", "counted"), [(64 * KIB, False), (2**20, True)])
+def test_near_the_limit_the_first_timed_step_is_not_counted(
+    limit: int, counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[float] = []
+
+    def timed(function: Callable[[], Any], *, repeats: int) -> float:
+        function()
+        taken.append(0.0 if taken else 1.0)  # only the first takes time, and it asks for no further ones
+        return taken[-1] + 0.001 * repeats
+
+    with prober(limit=limit) as probing:
+        monkeypatch.setattr(probing.memory, "timed", timed)
+        probe = probing.probe(24)  # 48 KiB
+    assert probe.verdict == "fits"
+    assert probe.step_seconds == pytest.approx(1.001 if counted else 0.001)
+
+
 def test_the_same_size_reads_the_same_bytes_again() -> None:
     model = nn.Linear(256, 64)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -29,7 +29,7 @@ def test_the_largest_is_found_and_what_stops_it_is_named() -> None:
 
 
 def test_the_fastest_is_chosen_by_default_and_the_best_rate_is_named() -> None:
-    device = FakeDevice(Curve(lambda n: n * MIB, 1_000 * MIB, 0), step_seconds=lambda n: 0.01 + 0.001 * n)
+    device = FakeDevice(Curve(lambda n: n * MIB, 1_000 * MIB, 0), step_seconds=lambda n: 0.002 + 0.001 * n)
     found = search(device)
     assert found.chosen.batch_size < found.largest
     assert found.chosen.samples_per_second >= 0.97 * 1_000 / device.step_seconds(1_000)

@@ -34,7 +34,7 @@ from brim.forecast.gpus import Gpu
 from brim.forecast.trace import trace_workload
 from brim.forecast.untraceable import UntraceableError
 from brim.models.loaded import LoadedModel
-from brim.search.forecast_start import forecast_bytes
+from brim.search.forecast_start import start_forecast
 from brim.workloads.base import Workload
 from brim.workloads.generate import GenerateWorkload
 
@@ -85,10 +85,10 @@ def forecast_start(
     if item is None or workload is None:
         return None
     with InterruptWatch(), _given_up_after(LONGEST_SECONDS):  # a trace is full of weak references
-        bytes_at, notes = forecast_bytes(workload, gpu=gpu, trace=_trace_one_step, begun="started")
+        forecast, notes = start_forecast(workload, gpu=gpu, trace=_trace_one_step, begun="started")
     found = None
-    if bytes_at is not None:
-        points = _points(bytes_at, limit_bytes, most=len(items))
+    if forecast is not None:
+        points = _points(forecast.reserved_at, limit_bytes, most=len(items))
         found = ForecastBytes(item_cost=subject.costs[item], points=points)
     return ForecastStart(bytes=found, seconds=time.perf_counter() - started, note=next(iter(notes), None))
 

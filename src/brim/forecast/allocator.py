@@ -61,6 +61,7 @@ class Replay:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     retries: int
+    last_retry: int  # the request that made the last one; -1 without any
     fits: bool  # False: the limit refused a request; the peaks are those up to there
     peak_index: int  # the request that first reached the allocated peak; -1 of an empty list
     granted: tuple[int, ...]  # the bytes each request really took; 0 where a block was given back
@@ -346,7 +347,7 @@ def replay(
     allocator = make_allocator(settings)
     granted = [0] * len(blocks)
     empty: set[int] = set()
-    peak_index, fits = -1, True
+    peak_index, last_retry, fits = -1, -1, True
     for index, (name, request) in enumerate(zip(blocks, requests, strict=True)):
         if request == FREE:
             if name in empty:
@@ -357,7 +358,7 @@ def replay(
         if request == 0:
             empty.add(name)
             continue
-        before = allocator.peak_allocated_bytes
+        before, retries = allocator.peak_allocated_bytes, allocator.retries
         try:
             granted[index] = allocator.allocate(name, request, pools[index] if pools else 0)
         except OutOfSimulatedMemoryError:
@@ -365,10 +366,13 @@ def replay(
             break
         if allocator.peak_allocated_bytes > before:
             peak_index = index
+        if allocator.retries > retries:
+            last_retry = index
     return Replay(
         peak_allocated_bytes=allocator.peak_allocated_bytes,
         peak_reserved_bytes=allocator.peak_reserved_bytes,
         retries=allocator.retries,
+        last_retry=last_retry,
         fits=fits,
         peak_index=peak_index,
         granted=tuple(granted),

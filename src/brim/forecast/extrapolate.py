@@ -107,6 +107,19 @@ class SizeModel:
                 self._replays[size] = self._replay(timeline or self._timeline(size))
         return self._replays[size]
 
+    def runs_within(self, size: int, limit: int) -> bool:
+        """Whether the last step runs when the allocator may reserve no more, without it giving back what is cached.
+
+        Short of memory, an allocator puts to use what would otherwise lie idle in its cache: more fits than reserved
+        peaks without a limit say.
+        """
+        if size not in self._timelines and not self.simulated:
+            return self.replayed(size).reserved_bytes <= limit
+        timeline = self._timelines.get(size) or self._timeline(size)
+        settings = dataclasses.replace(self._settings or AllocatorSettings(), limit_bytes=limit)
+        result = replay(timeline.blocks, timeline.requests, settings, pools=timeline.pools)
+        return result.fits and result.last_retry < timeline.last_step
+
     def largest_within(self, limit: int, *, smallest: int, largest: int) -> int:
         """The largest size whose reserved peak stays within the limit; 0 when not even the smallest does."""
         if self.peaks(smallest).reserved_bytes > limit:

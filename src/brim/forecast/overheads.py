@@ -84,6 +84,7 @@ class Timeline:
     requests: tuple[int, ...]
     parts: tuple[str, ...]
     pools: tuple[int, ...]  # 0: the default one; else the private pool of CUDA graphs
+    last_step: int = 0  # where the last step begins
 
     def like(self, other: Timeline) -> bool:
         """Whether both are the same requests but for their bytes."""
@@ -101,7 +102,11 @@ def make_timeline(trace: Trace, environment: Environment) -> Timeline:
     rows: list[tuple[int, int, str, int]] = []
     numbers: dict[int, int] = {}
     taken = 0
+    last_event = trace.step_starts[-1] if trace.step_starts else 0
+    last_step = 0
     for place, event in enumerate(trace.events):
+        if place == last_event:
+            last_step = len(rows)
         # Numbered by first appearance, so that traces of two sizes can be laid side by side.
         name = numbers.setdefault(event.block, len(numbers))
         request = event.bytes if event.kind == "alloc" else FREE
@@ -114,7 +119,7 @@ def make_timeline(trace: Trace, environment: Environment) -> Timeline:
             if not workspace.kept:
                 rows += [(number, FREE, "workspaces", workspace.pool) for number, _ in reversed(asked)]
     blocks, requests, parts, pools = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return Timeline(blocks=blocks, requests=requests, parts=parts, pools=pools)
+    return Timeline(blocks=blocks, requests=requests, parts=parts, pools=pools, last_step=last_step)
 
 
 @dataclasses.dataclass(frozen=True)

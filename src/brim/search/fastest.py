@@ -10,13 +10,16 @@ Pure: no device, no clock.
 
 from __future__ import annotations
 
+import math
+
 from brim.forecast.byte_model import ByteModel
+from brim.forecast.forecast_curve import ForecastCurve
 from brim.records import Probe
 from brim.search.size_grid import SizeGrid
 
 __all__ = ["FastestSearch"]
 
-CLEARLY_SMALLER = 0.85  # of the best size: speed is not given up for less memory than that spares
+CLEARLY_SMALLER = 0.5  # of the best size: speed is not given up for less memory than that spares
 KNEE_PROBES = 1  # at most this many probes go into moving the knee down
 FAILED_CLIMBS = 4  # at most this many sizes near the limit may fail
 SECOND_LEAP = 64  # the second size is at most this many times the first
@@ -25,8 +28,9 @@ LONGEST_LOOK_SECONDS = 1.0  # near the limit, only to know the largest size, a s
 LONGEST_STEP_SECONDS = 10.0  # a step longer than this is not worth a probe, unless small ones are long too
 FORECAST_START = 1 / 16  # with a forecast the first size is the one that should take this fraction of the limit,
 FORECAST_REACH = 0.9  # and the second one that should take this; a forecast can be off
-EVEN = 8  # multiples of it are worth a look: mvit_v2_s gains 5 % a clip from 15 to 16
-EVEN_REACH, EVEN_USES = 1.03, 0.85  # up to this share of the limit, if tensors should take no more than that of it
+FORECAST_STEPS = 100  # a size near the limit is worked out to one part in so many
+MORE_HEADROOM = 0.05  # of the limit is left free in a second replay: what runs in both has not just been lucky
+RIGHT, NEARLY_RIGHT = 0.03, 0.2  # a forecast off by no more at the largest size seen, in use and reserved, leads on
 MOST_OFF = 2.0  # a forecast that its first size shows to be off by more than this factor is forgotten
 
 
@@ -39,17 +43,26 @@ class FastestSearch:
         search.chosen()
 
     `headroom` is the fraction of the limit that the probe near it leaves free: near the brim an
-    allocator thrashes before it fails.
+    allocator thrashes before it fails. `forecast` is what `model` has as its prior, and more.
     """
 
     def __init__(
-        self, model: ByteModel, *, limit_bytes: int, grid: SizeGrid, tolerance: float = 0.02, headroom: float = 0.03
+        self,
+        model: ByteModel,
+        *,
+        limit_bytes: int,
+        grid: SizeGrid,
+        tolerance: float = 0.02,
+        headroom: float = 0.03,
+        forecast: ForecastCurve | None = None,
     ) -> None:
         self.model = model
         self.limit_bytes = limit_bytes
         self.grid = grid
         self.tolerance = tolerance
         self.headroom = headroom
+        self._forecast = forecast
+        self._at_the_brim = False  # the forecast has led to the largest size that should run
         self._fitting: dict[int, Probe] = {}
         self._fails = grid.last + 1
         self._failed_climbs = 0
@@ -79,17 +92,19 @@ class FastestSearch:
             self._failed_climbs += 1
 
     def chosen(self) -> Probe | None:
-        """The smallest fitting size within tolerance of the best rate seen, or the best where that is hardly larger."""
-        best = self.best()
-        if best is None:
+        """The smallest fitting size within tolerance of the best rate seen, if it is clearly smaller than the best."""
+        smallest, best = self._smallest_good(), self.best()
+        if smallest is None or best is None:
             return None
-        goal = (1 - self.tolerance) * _rate(best)
-        smallest = next(probe for probe in self._by_size() if _rate(probe) >= goal)
         return smallest if smallest.batch_size <= CLEARLY_SMALLER * best.batch_size else best
 
     def best(self) -> Probe | None:
         """The fitting size with the best rate seen."""
         return max(self._fitting.values(), key=_rate, default=None)
+
+    def _smallest_good(self) -> Probe | None:
+        goal = (1 - self.tolerance) * self._best_rate()
+        return next((probe for probe in self._by_size() if _rate(probe) >= goal), None)
 
     @property
     def largest(self) -> int:
@@ -140,14 +155,15 @@ class FastestSearch:
 
     def _climb(self) -> int | None:
         """A size near the limit: while it promises more, and once for its own sake if that takes little time."""
-        if self._failed_climbs >= FAILED_CLIMBS:
+        if self._failed_climbs >= FAILED_CLIMBS or (self._at_the_brim and not self._failed_climbs):
             return None
-        reach = self._reach(1 - self.headroom)
+        foreseen = self._forecast_reach()
+        reach = self._reach(1 - self.headroom) if foreseen is None else foreseen
         if self._failed_climbs:  # step back: a little from a failure near the limit, half-way from a surprising one
             surprising = len(self._fitting) < 3 or self._failed_climbs > 1
             back = 0.5 if surprising else 0.08
             reach = min(reach, self._fails - back * (self._fails - self.largest))
-        size = self._even(self.grid.floor(reach))
+        size = self.grid.floor(reach)
         worth = 1.1 if self.model.prior is None else 1.05  # a forecast has led near the limit, but not quite
         if size >= self._fails or size < max(self.largest * worth, self.grid.up(self.largest)):
             return None
@@ -155,20 +171,30 @@ class FastestSearch:
         promising = not self._saturated() and size / seconds >= (1 + self.tolerance / 2) * self._best_rate()
         if promising or (not self._looked and seconds <= LONGEST_LOOK_SECONDS):
             self._looked = True
+            self._at_the_brim = foreseen is not None and foreseen < self._bearable() - 1
             return size
         return None
 
-    def _even(self, size: int) -> int:
-        """With a forecast the next multiple of eight, which kernels are laid out for, if it may fit.
+    def _forecast_reach(self) -> int | None:
+        """The largest size that should run under the limit; None without a forecast that has shown to be right.
 
-        It may a little beyond the limit where much of what is reserved lies unused: an allocator that is short of
-        memory puts that to use.
+        It lies beyond where a line through reserved bytes meets the limit: an allocator that is short of memory puts
+        to use what it would otherwise keep idle. So what is in use has to be right, and what is reserved nearly.
         """
-        even = self.grid.floor(-(-size // EVEN) * EVEN)
-        if self.model.prior is None or self._failed_climbs or not size < even <= self._reach(EVEN_REACH):
-            return size
-        used = self._fitting[self.largest].peak_allocated_bytes or self.limit_bytes
-        return even if used * even / self.largest <= EVEN_USES * self.limit_bytes else size
+        forecast, seen = self._forecast, self._by_size()[-1]
+        if forecast is None or self._failed_climbs:
+            return None
+        in_use = (seen.peak_allocated_bytes or 0) / max(forecast.allocated_at(seen.batch_size), 1)
+        reserved = (seen.peak_reserved_bytes or 0) / max(forecast.reserved_at(seen.batch_size), 1)
+        if abs(in_use - 1) > RIGHT or abs(reserved - 1) > NEARLY_RIGHT:
+            return None
+        limits = [round((1 - headroom) * self.limit_bytes) for headroom in (self.headroom, MORE_HEADROOM)]
+        low, high = self.largest, min(math.ceil(self._bearable()), self.grid.last) + 1
+        while high - low > max(low // FORECAST_STEPS, 1):
+            middle = (low + high) // 2
+            runs = all(forecast.runs_within(middle, limit) for limit in limits)
+            low, high = (middle, high) if runs else (low, middle)
+        return low
 
     def _expected_seconds(self, size: int) -> float:
         """The step time at a larger size, if step times go on in a line through the last two."""
@@ -187,32 +213,35 @@ class FastestSearch:
         """The largest size that the byte model, within a share of the limit, and a step of bearable length allow."""
         within = self.model.largest_within(round(self.limit_bytes * share))
         by_bytes = self.grid.last if within is None else within
+        return min(by_bytes, self._bearable(), self.grid.last)
+
+    def _bearable(self) -> float:
+        """The largest size with a step of bearable length, and not too far from what was seen."""
         first, last = self._by_size()[0].step_seconds or 0.0, self._by_size()[-1].step_seconds or 0.0
-        bearable = max(LONGEST_STEP_SECONDS, 4 * first)
-        by_time = self.largest * bearable / last if last else by_bytes
-        return min(by_bytes, by_time, self.largest * LONGEST_LEAP, self.grid.last)
+        by_time = max(LONGEST_STEP_SECONDS, 4 * first) / last if last else LONGEST_LEAP
+        return self.largest * min(by_time, LONGEST_LEAP)
 
     def _knee(self) -> int | None:
         """A size between the smallest good one and the one below it, where step times say the knee is."""
-        chosen, best = self.chosen(), self.best()
-        if chosen is None or best is None or self._knee_probes >= KNEE_PROBES:
+        good, best = self._smallest_good(), self.best()
+        if good is None or best is None or self._knee_probes >= KNEE_PROBES:
             return None
-        below = [probe for probe in self._by_size() if probe.batch_size < chosen.batch_size]
+        below = [probe for probe in self._by_size() if probe.batch_size < good.batch_size]
         if not below:
-            return self._below_the_smallest(chosen)
-        size = _where_rate_reaches((1 - self.tolerance / 2) * _rate(best), below[-1], chosen)
+            return self._below_the_smallest(good)
+        size = _where_rate_reaches((1 - self.tolerance / 2) * _rate(best), below[-1], good)
         size = self.grid.floor(size + self.grid.multiple_of - 1)
-        if not below[-1].batch_size * 1.1 < size < chosen.batch_size * 0.85:
+        if not below[-1].batch_size * 1.1 < size <= min(CLEARLY_SMALLER * best.batch_size, 0.85 * good.batch_size):
             return None
         self._knee_probes += 1
         return size
 
-    def _below_the_smallest(self, chosen: Probe) -> int | None:
+    def _below_the_smallest(self, good: Probe) -> int | None:
         """With a forecast the smallest size tried may be fast already: look once at an eighth of it."""
-        if self.model.prior is None or self._looked_below or chosen.batch_size <= self.grid.first:
+        if self.model.prior is None or self._looked_below or good.batch_size <= self.grid.first:
             return None
         self._looked_below = True
-        return max(self.grid.floor(chosen.batch_size / 8), self.grid.first)
+        return max(self.grid.floor(good.batch_size / 8), self.grid.first)
 
     def _saturated(self) -> bool:
         """Whether doubling the size, or more, brought less than half the tolerance.

@@ -15,9 +15,10 @@ from torch import nn
 from brim.config.search_settings import SearchSettings
 from brim.config.sizes import format_bytes, parse_bytes
 from brim.errors import BrimError
+from brim.forecast.forecast_curve import ForecastCurve
 from brim.ranks.agreement import Agreement
 from brim.records import MemoryFigures, Objective, Plan, Probe, Unit
-from brim.search.forecast_start import forecast_bytes
+from brim.search.forecast_start import start_forecast
 from brim.search.plan_cache import CachedPlan, PlanCache
 from brim.search.probe import DeviceProber, Prober, ProbeSettings, Scene
 from brim.search.strategy import Found, search_sizes
@@ -158,11 +159,11 @@ def _find_here(prober: Prober, settings: SearchSettings, listener: SearchListene
     return plan
 
 
-def _forecast(prober: Prober, settings: SearchSettings) -> tuple[Callable[[int], int] | None, tuple[str, ...]]:
-    """Bytes to start the search for the fastest from, where the workload is in this process and can be traced."""
+def _forecast(prober: Prober, settings: SearchSettings) -> tuple[ForecastCurve | None, tuple[str, ...]]:
+    """What to start the search for the fastest from, where the workload is in this process and can be traced."""
     if settings.objective != "fastest" or settings.batch_size is not None or not isinstance(prober, DeviceProber):
         return None, ()
-    return forecast_bytes(prober.workload)
+    return start_forecast(prober.workload)
 
 
 def _cache_identity(scene: Scene, settings: SearchSettings) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""A forecast to start from: the reserved bytes of any size, or nothing; never an error.
+"""A forecast to start from: what any size would reserve and whether a limit bears it, or nothing; never an error.
 
 Only on CUDA, whose allocator a forecast is about. A workload that cannot be traced costs the start nothing but the
 lead that a forecast gives, and that is said.
@@ -6,20 +6,19 @@ lead that a forecast gives, and that is said.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from brim.errors import first_line
 from brim.forecast.forecast import Forecaster, TracedWorkload, TraceFunction, gpu_of_device
+from brim.forecast.forecast_curve import ForecastCurve
 from brim.forecast.gpus import Gpu
 from brim.workloads.base import Workload
 
-__all__ = ["forecast_bytes"]
+__all__ = ["start_forecast"]
 
 
-def forecast_bytes(
+def start_forecast(
     workload: Workload, *, gpu: Gpu | None = None, trace: TraceFunction | None = None, begun: str = "searched"
-) -> tuple[Callable[[int], int] | None, tuple[str, ...]]:
-    """Reserved bytes as a function of the size, or None; and what the user should be told.
+) -> tuple[ForecastCurve | None, tuple[str, ...]]:
+    """The forecast, or None; and what the user should be told.
 
     `gpu` is a card to forecast for in place of the workload's own device, `trace` another way to trace, and `begun` the
     word for what goes on without a forecast.
@@ -34,4 +33,9 @@ def forecast_bytes(
         return None, (f"{begun} without a forecast, since the step cannot be traced: {first_line(error)}",)
     if not model.simulated or smallest.reserved_bytes <= 0:
         return None, ()
-    return (lambda size: model.replayed(size).reserved_bytes), ()
+    forecast = ForecastCurve(
+        reserved_at=lambda size: model.replayed(size).reserved_bytes,
+        allocated_at=lambda size: model.replayed(size).allocated_bytes,
+        runs_within=model.runs_within,
+    )
+    return forecast, ()

@@ -203,12 +203,12 @@ class DeviceProber(Prober):
         steady = Reading()
         with contextlib.nullcontext() if self.memory.meter_slows else self._metered(steady):
             near_limit = reading.peak_reserved_bytes > SAFE_FRACTION * self.scene.limit_bytes
-            seconds, count = self._time_steps(batch, started, near_limit=near_limit)
+            step_seconds, steps = self._time_steps(batch, started, near_limit=near_limit)
         reading.peak_allocated_bytes = max(reading.peak_allocated_bytes, steady.peak_allocated_bytes)
         reading.peak_reserved_bytes = max(reading.peak_reserved_bytes, steady.peak_reserved_bytes)
         if self._timed_out(started):
             return self._timeout(size, reading)
-        return self._judge(size, batch, seconds / count, count, reading, steady.alloc_retries)
+        return self._judge(size, batch, step_seconds, steps, reading, steady.alloc_retries)
 
     def _judge(self, size: int, batch: Any, step_seconds: float, steps: int, reading: Reading, retries: int) -> Probe:
         """Fits, unless the allocator retried or the rate fell behind a smaller size for want of memory."""
@@ -218,8 +218,8 @@ class DeviceProber(Prober):
         near_limit = reading.peak_reserved_bytes > NEAR_LIMIT * self.scene.limit_bytes
         slow_rate = SLOW_FRACTION * best if near_limit and not self.memory.exact else 0.0
         if size / step_seconds < slow_rate:  # look twice before calling it slow
-            seconds, count = self._time_steps(batch, time.perf_counter(), near_limit=True)
-            step_seconds = min(step_seconds, seconds / count)
+            again, _ = self._time_steps(batch, time.perf_counter(), near_limit=True)
+            step_seconds = min(step_seconds, again)
         rate = size / step_seconds
         if retries:
             verdict, detail = "thrashes", f"the allocator had to free its cache and retry {retries} times"
@@ -241,17 +241,20 @@ class DeviceProber(Prober):
         )
 
     def _time_steps(self, batch: Any, started: float, *, near_limit: bool) -> tuple[float, int]:
-        """Seconds and number of steady steps: as many as fill the time; near the limit always several."""
+        """Seconds of a steady step, and how many were made: as many as fill the time; near the limit always several.
+
+        The first one near the limit is not counted where others follow: the allocator may still be putting its cache
+        in order, and that is what a size would be blamed for.
+        """
         settings = self.settings
-        seconds, count = self.memory.timed(lambda: self.workload.step(batch), repeats=1), 1
+        seconds = self.memory.timed(lambda: self.workload.step(batch), repeats=1)
         wanted = settings.steady_seconds / max(seconds, 1e-6) - 1
-        long = seconds >= 2 * settings.steady_seconds
-        fewest = settings.min_steps - (2 if long else 1) if near_limit else 0
+        fewest = settings.min_steps - (2 if seconds >= settings.steady_seconds else 1) if near_limit else 0
         repeats = math.ceil(min(max(wanted, fewest), settings.max_steps - 1))
         if repeats and not self._timed_out(started):
-            seconds += self.memory.timed(lambda: self.workload.step(batch), repeats=repeats)
-            count += repeats
-        return seconds, count
+            more = self.memory.timed(lambda: self.workload.step(batch), repeats=repeats)
+            return more / repeats if near_limit else (seconds + more) / (1 + repeats), 1 + repeats
+        return seconds, 1
 
     def _make_batch(self, size: int) -> Any:
         batch = self.workload.make_batch(size)

@@ -13,6 +13,7 @@ from brim.config.search_settings import SearchSettings
 from brim.config.sizes import format_bytes
 from brim.errors import DoesNotFitError
 from brim.forecast.byte_model import ByteModel
+from brim.forecast.forecast_curve import ForecastCurve
 from brim.memory.remedies import memory_remedies
 from brim.records import Probe
 from brim.search.fastest import FastestSearch
@@ -48,11 +49,11 @@ def search_sizes(
     scene: Scene,
     settings: SearchSettings,
     probe: Callable[[int], Probe],
-    forecast: Callable[[int], int] | None = None,
+    forecast: ForecastCurve | None = None,
 ) -> Found:
     """Probe sizes until the objective is met, and say why this one; `DoesNotFitError` when none fits.
 
-    `forecast`, the reserved bytes of any size, saves the search for the fastest its first steps; probes correct it.
+    `forecast` saves the search for the fastest its first steps; probes correct it.
     """
     search = _Search(scene, settings, probe, forecast)
     if settings.fixed:
@@ -71,7 +72,7 @@ class _Search:
         scene: Scene,
         settings: SearchSettings,
         probe: Callable[[int], Probe],
-        forecast: Callable[[int], int] | None = None,
+        forecast: ForecastCurve | None = None,
     ) -> None:
         self.scene = scene
         self.settings = settings
@@ -80,7 +81,9 @@ class _Search:
         self._finished = True  # until the probes allowed are used up
         noise = 0.0 if scene.exact else ALLOCATOR_NOISE
         fastest = settings.objective == "fastest" and settings.batch_size is None
-        self.model = ByteModel(base_bytes=scene.base_bytes, noise=noise, prior=forecast if fastest else None)
+        self._forecast = forecast if fastest else None
+        prior = None if self._forecast is None else self._forecast.reserved_at
+        self.model = ByteModel(base_bytes=scene.base_bytes, noise=noise, prior=prior)
         bounds = [settings.max_size, scene.largest_size, settings.batch_size]
         self.last = min(bound for bound in bounds if bound is not None)
 
@@ -126,6 +129,7 @@ class _Search:
             grid=self._grid(),
             tolerance=self.settings.tolerance,
             headroom=0.0 if self.scene.exact else 0.03,
+            forecast=self._forecast,
         )
         self._drive(search)
         chosen, best = search.chosen(), search.best()
