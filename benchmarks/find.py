@@ -28,7 +28,7 @@ from typing import Any
 CONTENDERS = ("brim", "accelerate-1024", "accelerate-128", "lightning-power")
 DATA = Path(__file__).parent / "data"
 SECONDS_BESIDE, STEPS_BESIDE = 0.7, (3, 12)  # a turn takes so long, in so many steps
-BESIDE = 3  # of the fastest sizes on a curve, timed in turns with brim's
+BESIDE, ROUNDS_BESIDE = 3, 2  # of the fastest sizes on a curve, timed in turns with brim's, so many times
 WORKLOAD_NAMES = (
     "r3d_18 train 16x112",
     "swin3d_t train 16x224",
@@ -203,23 +203,20 @@ def _worker(job: dict[str, Any]) -> None:
 
 
 def _beside(workload: Any, chosen: int, rate: float, sizes: Sequence[int]) -> dict[str, Any]:
-    """The rates of the chosen size and of others, in turns; its own is the median of its turns."""
-
-    def turn(size: int) -> dict[str, Any]:
-        fewest, most = STEPS_BESIDE
-        return _afterwards(workload, size, min(max(math.ceil(SECONDS_BESIDE * rate / size), fewest), most))
-
-    turns: list[float] = []
-    others: dict[int, float] = {}
-    for size in sizes:
-        own, other = turn(chosen), turn(size)
-        if own["rate"] is None:
-            return own  # it ran out of memory, which the row has to say
-        turns.append(own["rate"])
-        if other["rate"] is not None and not other["later_retries"]:
-            others[size] = other["rate"]
-    median = statistics.median(turns)
-    return {"rate": median, "rates_beside": others, "best_rate_beside": max([median, *others.values()])}
+    """The rates of the chosen size and of others, in turns: of each the median of its turns."""
+    fewest, most = STEPS_BESIDE
+    turns: dict[int, list[float]] = {size: [] for size in (chosen, *sizes)}
+    for _ in range(ROUNDS_BESIDE):
+        for size, rates in turns.items():
+            turn = _afterwards(workload, size, min(max(math.ceil(SECONDS_BESIDE * rate / size), fewest), most))
+            if size == chosen and turn["rate"] is None:
+                return turn  # it ran out of memory, which the row has to say
+            if turn["rate"] is not None and not (turn["later_retries"] and size != chosen):
+                rates.append(turn["rate"])
+    medians = {size: statistics.median(rates) for size, rates in turns.items() if rates}
+    others = {size: median for size, median in medians.items() if size != chosen}
+    own = medians[chosen]
+    return {"rate": own, "rate_alone": rate, "rates_beside": others, "best_rate_beside": max([own, *others.values()])}
 
 
 def _with_brim(workload: Any, limit: int | None, contender: str) -> dict[str, Any]:
@@ -319,6 +316,7 @@ def _afterwards(workload: Any, size: int, steps: int) -> dict[str, Any]:
 
     import torch
 
+    workload.release()  # what another size has left
     gc.collect()
     torch.cuda.empty_cache()
     try:

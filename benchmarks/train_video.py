@@ -69,12 +69,13 @@ def main() -> None:
         rows.append(_judge_plan(model, size, arguments))
         print(json.dumps(rows[-1]), flush=True)
     print(json.dumps(environment()))
-    print("| model | found | rate /s | best of the ladder | at | of best | OOM | retries while finding it | at it |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| model | found | rate /s | best of the ladder | at | of best | OOM | retries | in steady steps | at it |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(
             f"| {row['model']} | {row['found']} | {row['rate']:.1f} | {row['best_rate']:.1f} | {row['best']} | "
-            f"{row['of_best']:.3f} | {row['oom_events']} | {row['alloc_retries']} | {row['retries_at_it']} |"
+            f"{row['of_best']:.3f} | {row['oom_events']} | {row['alloc_retries']} | "
+            f"{row['retries_of_the_run']} | {row['retries_at_it']} |"
         )
 
 
@@ -94,7 +95,7 @@ def _judge_plan(model: str, size: int, arguments: argparse.Namespace) -> dict[st
             break
         rates[length] = trial["rate"]
         if length == micro:
-            retries = trial["summary"]["alloc_retries"]
+            retries = trial["steady_retries"]
         print(f"{model} at {length}: {trial['rate']:.1f}/s", file=sys.stderr, flush=True)
     best = max(rates, key=rates.__getitem__)
     return {
@@ -108,6 +109,7 @@ def _judge_plan(model: str, size: int, arguments: argparse.Namespace) -> dict[st
         "oom_events": found["summary"]["oom_events"],
         "alloc_retries": found["summary"]["alloc_retries"],
         "retries_at_it": retries,
+        "retries_of_the_run": found["steady_retries"],
         "ladder": rates,
     }
 
@@ -156,7 +158,11 @@ def _train(
         lines = read_steps(result.folder / "steps.jsonl")
         steady = lines[len(lines) // 2 :]
         rate = statistics.median(line["effective_batch"] / line["seconds"] for line in steady)
-        return {"summary": result.summary, "rate": rate}
+        return {
+            "summary": result.summary,
+            "rate": rate,
+            "steady_retries": sum(line["alloc_retries"] for line in steady),
+        }
 
 
 class _Head(nn.Module):

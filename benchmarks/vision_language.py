@@ -35,7 +35,11 @@ POSITIONS = 8192
 
 
 def save_model(folder: Path, *, tiny: bool = False) -> Path:
-    """Configuration and processor, no weights: brim makes random ones."""
+    """Configuration and processor; and random weights where there is a card, which makes them in a moment.
+
+    Without weights brim makes some itself.
+    """
+    import torch
     import transformers
 
     from brim.demo.model import build_config, build_processor
@@ -53,9 +57,15 @@ def save_model(folder: Path, *, tiny: bool = False) -> Path:
     text = {**config.text_config.to_dict(), **shape["text"], "max_position_embeddings": POSITIONS}
     adapter = {**config.adapter_config.to_dict(), **shape["adapter"], "text_hidden_size": shape["text"]["hidden_size"]}
     whole = {**config.to_dict(), "vision_config": vision, "text_config": text, "adapter_config": adapter}
-    transformers.Molmo2Config(**{key: value for key, value in whole.items() if key != "model_type"}).save_pretrained(
-        folder
-    )
+    config = transformers.Molmo2Config(**{key: value for key, value in whole.items() if key != "model_type"})
+    if torch.cuda.is_available() and not tiny:
+        with torch.device("cuda"):
+            model = transformers.Molmo2ForConditionalGeneration(config).to(torch.bfloat16)
+        model.save_pretrained(folder)
+        del model
+        torch.cuda.empty_cache()
+    else:
+        config.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
 

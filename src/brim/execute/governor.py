@@ -27,6 +27,7 @@ CLEARLY = 1.3  # a step up that brings this much is believed at once; with less 
 TRIALS = 2  # batches at twice the size while comparing; the better one counts, since the first also allocates
 CHEAPER = 0.6  # of the dearest item when it settled: from here on the comparison is made again
 QUIET_BATCHES = 8  # batches without trouble before the cap may grow again after an OOM
+LESS = 0.9  # of a size that ran short of memory
 FORGIVING_BATCHES = 64  # batches without trouble before a failed size may be approached again
 USABLE = 0.97  # of the memory limit, when the byte model says how far a doubling may go
 ROOMY = 0.85  # of the memory limit, for a look far beyond
@@ -126,6 +127,14 @@ class Governor:
         self._failed = min(self._failed, cost)
         self.cap = max(min(self.cap, cost) // 2, 1)
         self._wanted = max(min(self._wanted, cost - 1), 1)
+        self._quiet = 0
+        self.phase = "settled"
+
+    def ran_short(self, cost: int) -> None:
+        """A batch of this padded cost ran, but the allocator had to give back its cache for it: a little less now."""
+        self._failed = min(self._failed, cost)
+        self.cap = max(min(self.cap, math.floor(LESS * cost)), 1)
+        self._wanted = min(self._wanted, self.cap)
         self._quiet = 0
         self.phase = "settled"
 

@@ -28,9 +28,9 @@ VIDEO_PARTS = 10  # of the first layer over a video
 NARROW = 32  # input channels
 FEW_PIXELS = 128  # of an image
 GROUPS_AT_ONCE = 8
-GROUP_VECTOR = 16  # channels
 SHORT_SUM = 8192  # pixels of a batch: shorter sums in half precision are not split
-SLICES_SHARE = 1.13  # parts for each sample are chosen over copies up to this many times their bytes
+SLICES_SHARE, TF32_SLICES_SHARE = 1.13, 2.7  # parts for each sample are chosen over copies up to so often their bytes
+FEW_PIXELS_SLICES = 6  # of an image with few pixels, or rows of odd length: up to so often their elements
 DEPTHWISE_PARTS = 256  # parts of a depthwise weight's gradient with channels last
 TRANSFORM_COPIES = 10  # of the input, where such a gradient in float32 is made by Fourier transforms
 TRANSFORMED_SIDE = 28  # pixels; smaller images are not transformed
@@ -87,18 +87,24 @@ def _pointwise(call: ConvCall, *, lean: bool) -> int:
         return 0
     slices = 4 * call.input[0] * math.prod(call.weight)  # a float32 product for each sample, then their sum
     if pixels % 2 or pixels < FEW_PIXELS:
-        return max(slices, copies) if math.prod(call.weight) <= SMALL_WEIGHT else copies
-    return slices if slices <= SLICES_SHARE * copies else copies
+        return max(slices, copies) if slices * _element(call) <= 4 * FEW_PIXELS_SLICES * copies else copies
+    share = TF32_SLICES_SHARE if call.dtype == "float32" else SLICES_SHARE
+    return slices if slices <= share * copies else copies
 
 
 def _grouped(call: ConvCall) -> int:
-    """Copies of all operands, forward of so many groups at a time; for the weight's gradient in wider vectors."""
-    copies = _copies(call)
-    if call.direction == "wgrad":
-        width = call.input[1] // call.groups
-        copies = copies * (-(-width // GROUP_VECTOR) * GROUP_VECTOR) // width
-    share = min(call.groups, GROUPS_AT_ONCE) if call.direction == "forward" else call.groups
-    return (copies + _weight_bytes(call)) * share // call.groups + DESCRIPTOR_BYTES
+    """All groups at once, each padded to a power of two channels, or as they are but so many groups at a time."""
+    width = call.input[1] // call.groups
+    whole = 1 << (width - 1).bit_length()
+    if call.direction == "wgrad" and width <= FEW_CHANNELS:
+        return 0
+    small = min(call.input[2:], default=1) < TRANSFORMED_SIDE
+    half_forward = call.direction == "forward" and call.dtype != "float32"
+    if whole == width or call.direction == "wgrad" or (small and not half_forward):
+        weight = _element(call) * call.groups * whole * whole * math.prod(call.weight[2:])
+        return _copies(call) * whole // width + weight + DESCRIPTOR_BYTES
+    share = min(call.groups, GROUPS_AT_ONCE)
+    return (_copies(call) + _weight_bytes(call)) * share // call.groups + DESCRIPTOR_BYTES
 
 
 def _reads_input_as_it_is(call: ConvCall, *, lean: bool) -> bool:

@@ -39,6 +39,7 @@ class StepRecord:
     micro_batches: tuple[int, ...]  # of rank 0
     seconds: float
     oom_events: int = 0  # so far
+    alloc_retries: int = 0  # of rank 0's allocator, in this step
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain JSON values."""

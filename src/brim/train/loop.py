@@ -169,11 +169,14 @@ class Trainer:
         self._micro.sizes.repeat(self.replay.pop(progress.step + 1, None))
         if self.settings.in_step:
             self._micro.sizes.repeat(self._lengths_in_step(len(share), window.samples))
+        retries = self._micro.peak.alloc_retries
         with self._micro.watched_step():
             done, votes = self._run_share(self._shares.work(share, window.samples, loader, measure_noise=measure))
             absent = set.intersection(*(set(vote["absent"]) for vote in votes))
             rate = adaptive.rate.apply(progress.step)
             sums = self._stepper.make(done, window.samples, absent=absent, measured=measure)
+        retries = self._micro.peak.alloc_retries - retries
+        self._micro.sizes.stepped(retries)
         if loader is not None:
             loader.done(share)
         adaptive.rate.step_done()
@@ -191,6 +194,7 @@ class Trainer:
             "micro_batches": tuple(len(part.items) for part in done.parts),
             "seconds": seconds,
             "oom_events": sum(vote["oom_events"] for vote in votes),
+            "alloc_retries": retries,
         }
         self._unread = _Unread(record=record, sums=sums, done=done, samples=window.samples)
         self._maybe_grow()

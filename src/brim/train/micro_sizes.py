@@ -2,7 +2,8 @@
 
 The governor of evaluations decides (`execute/governor.py`): it grows while that pays, halves after an out-of-memory
 error and grows back. What is added for training: bytes of gradients and optimizer state that do not exist yet count as
-used, the first micro-batch at a new size only warms up, and short ones are timed several times. A failed window costs
+used, the first micro-batch at a new size only warms up, and short ones are timed several times. An allocator that gives
+back its cache again and again makes the size a little smaller, once it is settled as well. A failed window costs
 more than a failed batch: the size comes back soon after the first trouble, and half as fast after each further one.
 """
 
@@ -23,6 +24,7 @@ __all__ = ["MicroSizes", "SizeRequest"]
 FIRST_SAMPLES = 2  # of the first micro-batch
 LOOK_SECONDS = 0.1  # a size is looked at for so long: short steps are timed several times, and the best one counts
 MOST_LOOKS = 4
+RETRYING_STEPS = 3  # in a row, in which the allocator gave back its cache: once or twice is putting it in order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,7 @@ class MicroSizes:
         self._tried: dict[int, Probe] = {}  # by length
         self._warm_cap: int | None = None  # the cap that a micro-batch has run at already
         self._looks: list[tuple[int, float]] = []  # weight and seconds of those after it, at the same cap
+        self._retrying_steps, self._heaviest = 0, 0  # and the largest micro-batch of the last window, when settled
         self._troubles, self._in_trouble = 0, False  # windows that ran out of memory, and whether this one has
         self._repeated: list[int] = []  # lengths of this window in the run that is being resumed
         self._split: int | None = None  # with a fixed size: what fits in this window
@@ -128,10 +131,11 @@ class MicroSizes:
             if self._settled_cost is None or weight > self._settled_cost[0]:
                 self._settled_cost = (weight, peak or 0)
             return
-        if reading is not None and reading.alloc_retries:
-            self.governor.ran_out(weight)  # it ran, but short of memory
+        retried = reading is not None and reading.alloc_retries > 0
+        if retried and self._warm_cap == self.governor.cap:
+            self.governor.ran_short(weight)
             return
-        if peak is not None:
+        if peak is not None and not retried:  # what the limit has cut short says nothing of the rise
             self.governor.model.observe(weight, peak)
         if self._warm_cap != self.governor.cap:
             self._warm_cap, self._looks = self.governor.cap, []
@@ -150,9 +154,17 @@ class MicroSizes:
         self.lengths.update(self._window)
         if self._settled_cost is not None and not self._in_trouble:
             weight, peak = self._settled_cost
+            self._heaviest = weight
             for _ in range(max(len(self._window) >> max(self._troubles - 1, 0), 1)):
                 self.governor.succeeded(weight, 0.0, peak or None)
         self._settled_cost = None
+
+    def stepped(self, retries: int) -> None:
+        """A whole step is done, the optimizer's part too, with so many retries of the allocator."""
+        self._retrying_steps = self._retrying_steps + 1 if retries and self.settled else 0
+        if self._retrying_steps >= RETRYING_STEPS and self._heaviest > 1 and not self.request.fixed:
+            self._retrying_steps = 0
+            self.governor.ran_short(self._heaviest)
 
     def ran_out(self, cost: int, length: int, detail: str) -> None:
         """A micro-batch of this padded cost did not fit: the window begins again with smaller ones."""
