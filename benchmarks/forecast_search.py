@@ -4,6 +4,7 @@
 
 Needs no GPU: a probe is a look at the curve (bytes and step times in lines between its points; a size from the first
 that did not fit on is out of memory). The forecast is the real one for that card, and the same off by a factor.
+A second table lays the sizes near the limit beside what the replay of the allocator under that limit says of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 GIB = 2**30
+NEAR = 0.85  # of the limit
 FACTORS = (None, 1.0, 0.8, 1.25, 0.5, 2.0, 0.25, 4.0)  # None: no forecast
 
 
@@ -48,12 +50,14 @@ def main() -> None:
     environment = stored["environments"][limit]
     version = version_pair(environment["packages"]["torch"])
     results: dict[float | None, list[tuple[int, int, float]]] = {factor: [] for factor in FACTORS}
+    under_limit: list[str] = []
     for name, points in curves.items():
         case = case_named(name)
         assert case is not None
         with without_initialisation():
             workload = build(case, "cpu")
         base, model = _forecast(workload, environment["gpu"], version)
+        under_limit.append(_under_limit(name, points, model, parse_bytes(limit)))
         for factor in FACTORS:
             results[factor].append(_searched(Curve(points), parse_bytes(limit), base, _off_by(model, base, factor)))
     print("| forecast | probes of each workload | mean | out of memory | rate at the choice over the best, lowest |")
@@ -65,6 +69,18 @@ def main() -> None:
             f"| {label} | {', '.join(map(str, probes))} | {sum(probes) / len(probes):.1f} "
             f"| {sum(ooms for _, ooms, _ in rows)} | {min(rate for *_, rate in rows):.3f} |"
         )
+    print("\n| workload | sizes near the limit | told right | said to run, did not | said not to run, did |")
+    print("|---|---|---|---|---|")
+    print("\n".join(under_limit))
+
+
+def _under_limit(name: str, points: dict[str, Any], model: Any, limit: int) -> str:
+    """A row: whether sizes near the limit ran on the card, and in the replay under that limit."""
+    near = {int(size): point for size, point in points.items() if (point["reserved"] or limit) > NEAR * limit}
+    ran = {size for size, point in near.items() if point["verdict"] == "fits"}
+    said = {size for size in near if model.runs_within(size, limit)}
+    wrong = [", ".join(map(str, sorted(sizes))) or "—" for sizes in (said - ran, ran - said)]
+    return f"| {name} | {len(near)} | {len(near) - len(said ^ ran)} | {wrong[0]} | {wrong[1]} |"
 
 
 def _forecast(workload: Any, gpu: str, version: tuple[int, int]) -> tuple[int, Any]:
