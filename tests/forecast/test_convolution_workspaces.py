@@ -39,8 +39,12 @@ def workspace(asked: ConvCall, *, trains: bool = False) -> int:
         # First layers that read the input as it is.
         (call((64, 3, 224, 224), (32, 3, 3, 3), 2), 0),
         (call((8, 3, 16, 112, 112), (64, 3, 3, 7, 7), 2), 0),
-        # Groups eight at a time.
+        # Groups eight at a time as they are, or all at once where their channels are a power of two.
         (call((32, 896, 28, 28), (896, 56, 3, 3), 2, groups=16), 28_550_272),
+        (call((32, 512, 28, 28), (512, 16, 3, 3), 2, groups=32), 32_260_112),
+        # In float32 also of small images, padded to the next one.
+        (call((32, 432, 28, 28), (432, 48, 3, 3), 2, groups=9, dtype="float32"), 48_832_640),
+        (call((32, 1008, 14, 14), (1008, 48, 3, 3), 2, groups=21, dtype="float32"), 45_244_563),
         (call((64, 240, 28, 28), (240, 1, 5, 5), groups=240), 0),
     ],
 )
@@ -60,6 +64,13 @@ def test_a_forward_workspace_is_as_recorded(asked: ConvCall, recorded: int) -> N
         (call((32, 128, 56, 56), (128, 128, 1, 1)), 32 * 4 * 128 * 128),
         (call((64, 320, 7, 7), (1280, 320, 1, 1)), 64 * 4 * 1280 * 320),
         (call((32, 1024, 14, 14), (256, 1024, 1, 1)), 16_056_336),
+        (call((128, 464, 7, 7), (1024, 464, 1, 1)), 18_665_488),  # with so many channels copies are fewer
+        (call((16, 1024, 14, 14), (1024, 1024, 1, 1), dtype="float32"), 16 * 4 * 1024 * 1024),
+        # Groups, padded to a power of two channels; of few channels as they are.
+        (call((32, 2016, 14, 14), (2016, 56, 3, 3), 2, groups=36), 38_781_075),
+        (call((32, 192, 56, 56), (192, 48, 3, 3), 2, groups=4, dtype="float32"), 129_040_400),
+        (call((32, 512, 14, 14), (512, 16, 3, 3), groups=32), 12_992_528),
+        (call((32, 128, 56, 56), (128, 4, 3, 3), groups=32), 0),
     ],
 )
 def test_the_workspace_of_a_weights_gradient_is_as_recorded(asked: ConvCall, recorded: int) -> None:
@@ -69,6 +80,24 @@ def test_the_workspace_of_a_weights_gradient_is_as_recorded(asked: ConvCall, rec
 def test_the_gradient_of_an_input_takes_what_the_forward_takes() -> None:
     asked = call((32, 64, 56, 56), (64, 64, 3, 3))
     assert workspace(dataclasses.replace(asked, direction="dgrad")) == workspace(asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "recorded"),
+    [
+        (call((32, 896, 14, 14), (896, 56, 3, 3), groups=16), 26_869_907),
+        (call((32, 896, 28, 28), (896, 56, 3, 3), 2, groups=16), 28_550_272),
+        (call((32, 1008, 7, 7), (1008, 48, 3, 3), groups=21, dtype="float32"), 19_955_859),
+    ],
+)
+def test_the_gradient_of_a_grouped_input_takes_all_groups_of_a_small_image(asked: ConvCall, recorded: int) -> None:
+    assert workspace(dataclasses.replace(asked, direction="dgrad")) == pytest.approx(recorded, abs=512)
+
+
+def test_groups_may_make_more_channels_than_they_read() -> None:
+    asked = call((8, 96, 14, 14), (384, 24, 3, 3), groups=4, direction="wgrad")
+    padded = call((8, 128, 14, 14), (512, 32, 3, 3), groups=4, direction="wgrad")
+    assert workspace(asked) == workspace(padded)
 
 
 def test_float32_pads_to_four_channels() -> None:
@@ -96,6 +125,9 @@ def test_what_cannot_be_told_is_taken_so_that_more_is_reserved() -> None:
     asked = call((8, 64, 16, 56, 56), (144, 64, 1, 3, 3), dtype="float32")
     assert workspace(asked, trains=True) == pytest.approx(103_092_240, abs=512)
     assert workspace(asked) > workspace(asked, trains=True)
+    # A kernel over time that keeps the number of channels copies its output in any case.
+    over_time = call((4, 192, 8, 56, 56), (192, 192, 3, 1, 1), dtype="float32")
+    assert workspace(over_time, trains=True) == workspace(over_time) == pytest.approx(154_583_187, abs=512)
 
 
 @pytest.mark.parametrize("weight", [(64, 32, 3, 3), (64, 32, 1, 1), (64, 3, 7, 7), (64, 8, 3, 3)])

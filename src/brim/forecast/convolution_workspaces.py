@@ -2,7 +2,7 @@
 
 cuDNN chooses among kernels by a cost model that nobody outside sees. What it then asks for is regular: the kernels for
 tensor cores want channels last, so operands with channels first are copied, each padded to whole vectors of 16 bytes,
-and a weight's gradient is summed up in parts. The rules here were read off 1,300 calls recorded on an H200 (torch 2.11,
+and a weight's gradient is summed up in parts. The rules here were read off 1,900 calls recorded on an H200 (torch 2.11,
 cuDNN of CUDA 13.0, bfloat16 and float32 as TF32); where kernels differ for no visible reason the larger figure is taken
 if it is near. Other cards are assumed to be alike.
 
@@ -28,9 +28,10 @@ VIDEO_PARTS = 10  # of the first layer over a video
 NARROW = 32  # input channels
 FEW_PIXELS = 128  # of an image
 GROUPS_AT_ONCE = 8
+SMALL_SIDE = 28  # pixels; of smaller images all groups are convolved at once
 SHORT_SUM = 8192  # pixels of a batch: shorter sums in half precision are not split
 SLICES_SHARE, TF32_SLICES_SHARE = 1.13, 2.7  # parts for each sample are chosen over copies up to so often their bytes
-FEW_PIXELS_SLICES = 6  # of an image with few pixels, or rows of odd length: up to so often their elements
+UNALIGNED_SLICES_SHARE = 6  # of few pixels, or an odd number of them: up to so often the elements copied
 DEPTHWISE_PARTS = 256  # parts of a depthwise weight's gradient with channels last
 TRANSFORM_COPIES = 10  # of the input, where such a gradient in float32 is made by Fourier transforms
 TRANSFORMED_SIDE = 28  # pixels; smaller images are not transformed
@@ -59,8 +60,7 @@ def _workspace(call: ConvCall, *, lean: bool) -> int:
     lean = lean and call.dtype == "float32"
     if _reads_input_as_it_is(call, lean=lean):
         return 0
-    without_output = lean and len(call.weight) == 5 and not (call.weight[0] % 4 or call.weight[1] % 4)
-    copies = _copies(call, without_output=without_output)
+    copies = _copies(call, without_output=lean and _may_leave_out_output(call))
     return copies + _weight_bytes(call) + _summed_parts(call) + DESCRIPTOR_BYTES
 
 
@@ -87,24 +87,28 @@ def _pointwise(call: ConvCall, *, lean: bool) -> int:
         return 0
     slices = 4 * call.input[0] * math.prod(call.weight)  # a float32 product for each sample, then their sum
     if pixels % 2 or pixels < FEW_PIXELS:
-        return max(slices, copies) if slices * _element(call) <= 4 * FEW_PIXELS_SLICES * copies else copies
+        share = UNALIGNED_SLICES_SHARE * 4 / _element(call)
+        return max(slices, copies) if slices <= share * copies else copies
     share = TF32_SLICES_SHARE if call.dtype == "float32" else SLICES_SHARE
     return slices if slices <= share * copies else copies
 
 
 def _grouped(call: ConvCall) -> int:
-    """All groups at once, each padded to a power of two channels, or as they are but so many groups at a time."""
-    width = call.input[1] // call.groups
-    whole = 1 << (width - 1).bit_length()
-    if call.direction == "wgrad" and width <= FEW_CHANNELS:
+    """Copies of all groups, each padded to a power of two channels, or of so many groups at a time as they are."""
+    out, into = call.weight[0] // call.groups, call.weight[1]
+    if call.direction == "wgrad" and into <= FEW_CHANNELS:
         return 0
-    small = min(call.input[2:], default=1) < TRANSFORMED_SIDE
+    whole_out, whole_into = _power_of_two(out), _power_of_two(into)
+    whole = (whole_out, whole_into) == (out, into)
     half_forward = call.direction == "forward" and call.dtype != "float32"
-    if whole == width or call.direction == "wgrad" or (small and not half_forward):
-        weight = _element(call) * call.groups * whole * whole * math.prod(call.weight[2:])
-        return _copies(call) * whole // width + weight + DESCRIPTOR_BYTES
-    share = min(call.groups, GROUPS_AT_ONCE)
-    return (_copies(call) + _weight_bytes(call)) * share // call.groups + DESCRIPTOR_BYTES
+    small = min(call.input[2:]) < SMALL_SIDE and not half_forward
+    if not (whole or small or call.direction == "wgrad"):
+        share = min(call.groups, GROUPS_AT_ONCE)
+        return (_copies(call) + _weight_bytes(call)) * share // call.groups + DESCRIPTOR_BYTES
+    pixels_in, pixels_out = (shape[0] * math.prod(shape[2:]) for shape in (call.input, call.output))
+    weight = whole_out * whole_into * math.prod(call.weight[2:])
+    elements = call.groups * (pixels_in * whole_into + pixels_out * whole_out + weight)
+    return _element(call) * elements + DESCRIPTOR_BYTES
 
 
 def _reads_input_as_it_is(call: ConvCall, *, lean: bool) -> bool:
@@ -116,6 +120,13 @@ def _reads_input_as_it_is(call: ConvCall, *, lean: bool) -> bool:
         return small and call.dtype == "float32"
     patches = lean and call.stride == call.weight[2:]
     return small or patches or (len(call.weight) == 5 and call.weight[2] > 1)
+
+
+def _may_leave_out_output(call: ConvCall) -> bool:
+    """Over a video, with whole vectors of channels; a kernel over time alone that keeps their number never does."""
+    out, into, *kernel = call.weight
+    keeps = out == into and math.prod(kernel) == kernel[0]
+    return len(kernel) == 3 and not (out % 4 or into % 4 or keeps)
 
 
 def _copies(call: ConvCall, *, without_output: bool = False) -> int:
@@ -168,6 +179,11 @@ def _parts_over_colours(call: ConvCall) -> int:
         return 0
     parts = VIDEO_PARTS if len(kernel) == 3 else max(HALF_BLOCKS // (-(-out // 128) * -(-weights // 256)), 1)
     return 4 * parts * out * weights
+
+
+def _power_of_two(channels: int) -> int:
+    """The next one from here on."""
+    return 1 << (channels - 1).bit_length()
 
 
 def _padded(channels: int, call: ConvCall) -> int:
