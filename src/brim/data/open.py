@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from brim.data.table import Table
 from brim.data.ucf101 import read_ucf101
 from brim.data.vqav2 import read_vqav2
 from brim.errors import RequestError, nearest_names
+from brim.memory.collector import without_collector
 
 __all__ = ["DataRequest", "open_data", "parse_mapping"]
 
@@ -49,7 +48,7 @@ def open_data(request: DataRequest) -> SampleSet:
     """Read the data set. Records that cannot be read are a `RequestError`, or with `skip_bad` are counted in `bad`."""
     if request.limit is not None and request.limit < 1:
         raise RequestError(f"--limit {request.limit}: it must be at least 1")
-    with _without_collector():
+    with without_collector():
         whole = _read_whole(request)
         check_media(whole.samples, whole.name)
         chosen = whole.samples if request.limit is None else stratified(whole.samples, request.limit)
@@ -91,18 +90,6 @@ def _read_whole(request: DataRequest) -> SampleSet:
     _refuse_bad(whole.bad, whole.name, skip=request.skip_bad)
     _refuse_nothing(len(whole.samples), whole.bad, whole.name)
     return whole
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Records make no cycles, and looking for some in millions of them would take most of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _read_table(found: Found, split: str | None) -> Table | None:

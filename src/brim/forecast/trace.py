@@ -32,6 +32,7 @@ from brim.forecast.ghost_model import give_meta_tensors_ghosts
 from brim.forecast.ledger import Ledger
 from brim.forecast.tracer import Tracer
 from brim.forecast.untraceable import UntraceableError, obstacle_in_words
+from brim.memory.collector import without_collector
 from brim.memory.snapshot import StateSnapshot
 from brim.ranks.unwrap import without_collectives
 from brim.workloads.base import Workload
@@ -84,6 +85,7 @@ def _trace(workload: Workload, batch_size: int, target: Target | None, steps: in
     snapshot = _References.take(*starts)
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(without_collector())  # what a cycle holds, it holds until the trace ends
             give_meta_tensors_ghosts(workload.modules(), workload.optimizers())
             stack.enter_context(without_collectives(workload.modules()))
             stack.enter_context(_settings_of_cuda(tracer, target))
