@@ -33,9 +33,12 @@ KEPT = ("max_crops", "state", "error", "batch_size_used", "samples_per_second", 
 
 
 def main() -> None:
+    import torch
+
     arguments = parse()
+    weights_on = "cuda" if torch.cuda.is_available() else None
     with tempfile.TemporaryDirectory() as folder:
-        model = save_model(Path(folder) / "model", tiny=arguments.tiny)
+        model = save_model(Path(folder) / "model", tiny=arguments.tiny, weights_on=weights_on)
         pixels = 160 if arguments.tiny else 1000
         data = write_questions(Path(folder) / "data", arguments.questions, pixels=pixels, pictures=PICTURES)
         document = {"environment": environment(), "arguments": vars(arguments), **measure(arguments, model, data)}

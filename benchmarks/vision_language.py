@@ -34,10 +34,10 @@ TINY = {
 POSITIONS = 8192
 
 
-def save_model(folder: Path, *, tiny: bool = False) -> Path:
-    """Configuration and processor; and random weights where there is a card, which makes them in a moment.
+def save_model(folder: Path, *, tiny: bool = False, weights_on: str | None = None) -> Path:
+    """Configuration and processor; and random weights, made on a device: a card does that in a moment.
 
-    Without weights brim makes some itself.
+    Without them brim makes some itself.
     """
     import torch
     import transformers
@@ -58,12 +58,13 @@ def save_model(folder: Path, *, tiny: bool = False) -> Path:
     adapter = {**config.adapter_config.to_dict(), **shape["adapter"], "text_hidden_size": shape["text"]["hidden_size"]}
     whole = {**config.to_dict(), "vision_config": vision, "text_config": text, "adapter_config": adapter}
     config = transformers.Molmo2Config(**{key: value for key, value in whole.items() if key != "model_type"})
-    if torch.cuda.is_available() and not tiny:
-        with torch.device("cuda"):
+    if weights_on is not None:
+        with torch.device(weights_on):
             model = transformers.Molmo2ForConditionalGeneration(config).to(torch.bfloat16)
         model.save_pretrained(folder)
         del model
-        torch.cuda.empty_cache()
+        if weights_on == "cuda":
+            torch.cuda.empty_cache()
     else:
         config.save_pretrained(folder)
     processor.save_pretrained(folder)
