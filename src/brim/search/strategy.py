@@ -137,8 +137,7 @@ class _Search:
             raise self._does_not_fit(self.probes[-1])
         reason = f"the smallest size within {self.settings.tolerance:.0%} of the best rate in reach"
         if best.batch_size == chosen.batch_size:
-            reason = "the best rate in reach, and no clearly smaller size comes within "
-            reason += f"{self.settings.tolerance:.0%} of it"
+            reason = f"the best rate in reach; nothing half as large comes within {self.settings.tolerance:.0%} of it"
         else:
             reason += f" ({best.samples_per_second:,.1f}/s at {best.batch_size})"
         return self._found(chosen, reason + ("" if self._finished else self._out_of_probes()))
