@@ -25,6 +25,7 @@ FIRST_SAMPLES = 2  # of the first micro-batch
 LOOK_SECONDS = 0.1  # a size is looked at for so long: short steps are timed several times, and the best one counts
 MOST_LOOKS = 4
 RETRYING_STEPS = 3  # in a row, in which the allocator gave back its cache: once or twice is putting it in order
+MOST_CUTS = 3  # for that: lengths that change from step to step may cost a retry at any size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,8 @@ class MicroSizes:
         self._tried: dict[int, Probe] = {}  # by length
         self._warm_cap: int | None = None  # the cap that a micro-batch has run at already
         self._looks: list[tuple[int, float]] = []  # weight and seconds of those after it, at the same cap
-        self._retrying_steps, self._heaviest = 0, 0  # and the largest micro-batch of the last window, when settled
+        self._retrying_steps, self._cuts = 0, 0
+        self._heaviest = 0  # the largest micro-batch of the last window, when settled
         self._troubles, self._in_trouble = 0, False  # windows that ran out of memory, and whether this one has
         self._repeated: list[int] = []  # lengths of this window in the run that is being resumed
         self._split: int | None = None  # with a fixed size: what fits in this window
@@ -162,8 +164,10 @@ class MicroSizes:
     def stepped(self, retries: int) -> None:
         """A whole step is done, the optimizer's part too, with so many retries of the allocator."""
         self._retrying_steps = self._retrying_steps + 1 if retries and self.settled else 0
-        if self._retrying_steps >= RETRYING_STEPS and self._heaviest > 1 and not self.request.fixed:
-            self._retrying_steps = 0
+        if self._retrying_steps < RETRYING_STEPS or self.request.fixed:
+            return
+        if self._heaviest > 1 and self._cuts < MOST_CUTS:
+            self._retrying_steps, self._cuts = 0, self._cuts + 1
             self.governor.ran_short(self._heaviest)
 
     def ran_out(self, cost: int, length: int, detail: str) -> None:
