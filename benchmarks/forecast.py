@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def compared(files: Sequence[str], part: str = "") -> list[Row]:
-    """A row for each stored peak whose case or part contains the text."""
+    """A row for each stored peak of the cases asked for."""
     rows: list[Row] = []
     for file in files:
         stored = json.loads(Path(file).read_text())
@@ -68,7 +68,7 @@ def _compared_measurement(gpu: str, measurement: dict[str, Any], part: str) -> l
     peaks: dict[str, list[Row]] = {}
     for peak in measurement["cases"]:
         case = case_named(peak["case"])
-        if case is not None and (part in case.name or part == case.part):
+        if case is not None and case.is_of(part):
             peaks.setdefault(case.name, []).append(peak)
     rows = []
     for name, measured in peaks.items():
@@ -117,8 +117,7 @@ def _measured(arguments: argparse.Namespace) -> Iterator[Row]:
     from benchmarks.forecast_cases import CASES
 
     started = time.monotonic()
-    parts = arguments.part.split(",")
-    cases = [case for case in CASES if any(part in case.name or part == case.part for part in parts)]
+    cases = [case for case in CASES if case.is_of(arguments.part)]
 
     def run(name: str) -> Row:
         if arguments.deadline and time.monotonic() - started > arguments.deadline:

@@ -53,6 +53,10 @@ class Case:
     batch_size: int
     build: Callable[[str], Workload]  # on a device
 
+    def is_of(self, parts: str) -> bool:
+        """Whether it is asked for: by a text in its name, or by its part; several are given with commas."""
+        return any(part in self.name or part == self.part for part in parts.split(","))
+
 
 def build(case: Case, device: str = "auto") -> Workload:
     """The workload of a case."""

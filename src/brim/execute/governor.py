@@ -124,19 +124,15 @@ class Governor:
         """A batch of this padded cost ran out of memory: half of it from here on, and never straight back."""
         if self._before_trouble is None:
             self._before_trouble = (self.cap, self._wanted, self._failed, self.phase)
-        self._failed = min(self._failed, cost)
+        self._settle_below(cost)
         self.cap = max(min(self.cap, cost) // 2, 1)
         self._wanted = max(min(self._wanted, cost - 1), 1)
-        self._quiet = 0
-        self.phase = "settled"
 
     def ran_short(self, cost: int) -> None:
         """A batch of this padded cost ran, but the allocator had to give back its cache for it: a little less now."""
-        self._failed = min(self._failed, cost)
+        self._settle_below(cost)
         self.cap = max(min(self.cap, math.floor(LESS * cost)), 1)
         self._wanted = min(self._wanted, self.cap)
-        self._quiet = 0
-        self.phase = "settled"
 
     def blame_item(self) -> None:
         """One item does not fit even alone, under a cap that counts items: that says nothing about how many others fit.
@@ -203,6 +199,12 @@ class Governor:
         self.cap = math.floor(far)
         self._before, self._trials = usual, []
         return True
+
+    def _settle_below(self, cost: int) -> None:
+        """Trouble at this padded cost: a mark that the cap stays below, and no growth for a while."""
+        self._failed = min(self._failed, cost)
+        self._quiet = 0
+        self.phase = "settled"
 
     def _settle(self) -> None:
         self.phase = "settled"

@@ -98,7 +98,7 @@ def _grouped(call: ConvCall) -> int:
     out, into = call.weight[0] // call.groups, call.weight[1]
     if call.direction == "wgrad" and into <= FEW_CHANNELS:
         return 0
-    whole_out, whole_into = _power_of_two(out), _power_of_two(into)
+    whole_out, whole_into = _next_power_of_two(out), _next_power_of_two(into)
     whole = (whole_out, whole_into) == (out, into)
     half_forward = call.direction == "forward" and call.dtype != "float32"
     small = min(call.input[2:]) < SMALL_SIDE and not half_forward
@@ -181,7 +181,7 @@ def _parts_over_colours(call: ConvCall) -> int:
     return 4 * parts * out * weights
 
 
-def _power_of_two(channels: int) -> int:
+def _next_power_of_two(channels: int) -> int:
     """The next one from here on."""
     return 1 << (channels - 1).bit_length()
 

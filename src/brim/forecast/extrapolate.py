@@ -100,11 +100,7 @@ class SizeModel:
     def replayed(self, size: int) -> Peaks:
         """The peaks at exactly this size, and no other."""
         if size not in self._replays:
-            timeline = self._timelines.get(size)
-            if timeline is None and not self.simulated:
-                self._replays[size] = self._fitted(size)
-            else:
-                self._replays[size] = self._replay(timeline or self._timeline(size))
+            self._replays[size] = self._replay(self._timeline(size)) if self._replays_at(size) else self._fitted(size)
         return self._replays[size]
 
     def runs_within(self, size: int, limit: int) -> bool:
@@ -113,9 +109,9 @@ class SizeModel:
         Short of memory, an allocator puts to use what would otherwise lie idle in its cache: more fits than reserved
         peaks without a limit say.
         """
-        if size not in self._timelines and not self.simulated:
+        if not self._replays_at(size):
             return self.replayed(size).reserved_bytes <= limit
-        timeline = self._timelines.get(size) or self._timeline(size)
+        timeline = self._timeline(size)
         settings = dataclasses.replace(self._settings or AllocatorSettings(), limit_bytes=limit)
         result = replay(timeline.blocks, timeline.requests, settings, pools=timeline.pools)
         return result.fits and result.last_retry < timeline.last_step
@@ -140,15 +136,20 @@ class SizeModel:
     def _replay(self, timeline: Timeline) -> Peaks:
         if self._after is None or not self.simulated:
             return _replayed(timeline, self._settings)
-        before = self._timelines.get(self._after) or self._timeline(self._after)
-        return _replayed_after(before, timeline, self._settings)
+        return _replayed_after(self._timeline(self._after), timeline, self._settings)
 
     def _affordable(self, window: Sequence[int]) -> Sequence[int]:
         """All of a window, or of a long timeline as many of its sizes as can be replayed in a second or two."""
         most = max(REPLAYED_REQUESTS // max(len(self._timelines[max(self._timelines)].blocks), 1), 1)
         return window if len(window) <= most else window[-most:]
 
+    def _replays_at(self, size: int) -> bool:
+        return self.simulated or size in self._timelines
+
     def _timeline(self, size: int) -> Timeline:
+        """The traced one, or one worked out from those."""
+        if size in self._timelines:
+            return self._timelines[size]
         pattern = self._timelines[max(self._timelines)]
         return dataclasses.replace(pattern, requests=self._requests.at(size))
 

@@ -135,11 +135,12 @@ class _Search:
         chosen, best = search.chosen(), search.best()
         if chosen is None or best is None:
             raise self._does_not_fit(self.probes[-1])
-        reason = f"the smallest size within {self.settings.tolerance:.0%} of the best rate in reach"
+        tolerance = f"{self.settings.tolerance:.0%}"
         if best.batch_size == chosen.batch_size:
-            reason = f"the best rate in reach; nothing half as large comes within {self.settings.tolerance:.0%} of it"
+            reason = f"the best rate in reach; nothing half as large comes within {tolerance} of it"
         else:
-            reason += f" ({best.samples_per_second:,.1f}/s at {best.batch_size})"
+            seen = f"{best.samples_per_second:,.1f}/s at {best.batch_size}"
+            reason = f"the smallest size within {tolerance} of the best rate in reach ({seen})"
         return self._found(chosen, reason + ("" if self._finished else self._out_of_probes()))
 
     def _drive(self, strategy: _Strategy) -> None:

@@ -164,9 +164,8 @@ class MicroSizes:
     def stepped(self, retries: int) -> None:
         """A whole step is done, the optimizer's part too, with so many retries of the allocator."""
         self._retrying_steps = self._retrying_steps + 1 if retries and self.settled else 0
-        if self._retrying_steps < RETRYING_STEPS or self.request.fixed:
-            return
-        if self._heaviest > 1 and self._cuts < MOST_CUTS:
+        may_cut = not self.request.fixed and self._heaviest > 1 and self._cuts < MOST_CUTS
+        if may_cut and self._retrying_steps >= RETRYING_STEPS:
             self._retrying_steps, self._cuts = 0, self._cuts + 1
             self.governor.ran_short(self._heaviest)
 
