@@ -4,8 +4,9 @@
     python -m benchmarks.knob_profile --tiny --questions 24 --values 1,2 --exhaustive 1             # to try it out
 
 Every value of the profile is one row. For the values of `--exhaustive`, fixed sizes are tried on the same questions,
-each once the pictures have been prepared, so that the device alone decides; the size that the profile used is tried
-among them, in the same way.
+each once the pictures have been prepared; the size that the profile used is tried among them, in the same way. Rates
+are the device's: samples over the time in which it had a batch. How long a run of 2,000 questions takes is reckoned by
+that rate as well, which makes it shorter and the share of planning larger than where pictures are waited for.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from typing import Any
 from benchmarks.environment import environment
 from benchmarks.vision_language import save_model, write_questions
 
+from brim.evaluation.listener import EvalListener
+from brim.execute.figures import ExecutionFigures
+
 STEP = 1.3  # between two sizes of the exhaustive side
 BEHIND = 0.93  # of the best rate so far: sizes beyond one that is slower are not tried
-BATCHES, LONG_BATCH = 2, 4.0  # of the size under trial, timed after one that is not; one, if it takes so many seconds
+BATCHES = 3  # of the size under trial; the first is not counted, of the others the faster one
 PICTURES = 64  # distinct ones
 KEPT = ("max_crops", "state", "error", "batch_size_used", "samples_per_second", "plan_seconds", "oom_events",
         "peak_reserved_bytes", "crops_used_mean", "vision_tokens_mean", "gpu_wait_fraction", "gpu_utilisation_mean",
@@ -67,12 +71,22 @@ def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str,
     from brim.profile.request import ProfileRequest
     from brim.profile.run import profile
 
+    device_rates: list[float | None] = []
+
     class Progress(ProfileListener):
+        def point(self, *_: Any) -> None:
+            self.batches = BatchTimes()
+
+        def batch(self, figures: Any, *, cap: int, reserved_bytes: int | None) -> None:
+            self.batches.batch(figures, cap=cap, reserved_bytes=reserved_bytes)
+
         def note(self, line: str) -> None:
             print(line, flush=True)
 
         def point_done(self, entry: Mapping[str, Any]) -> None:
-            print({name: entry.get(name) for name in KEPT}, flush=True)
+            device_rates.append(self.batches.rate_near(entry.get("batch_size_used")))
+            batches = [(items, round(taken, 3)) for items, taken in self.batches.batches]
+            print({name: entry.get(name) for name in KEPT}, device_rates[-1], batches, flush=True)
 
     base = EvalRequest(
         model=str(model),
@@ -94,8 +108,29 @@ def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str,
         used = next(entry["batch_size_used"] for entry in result.entries if entry["max_crops"] == int(value))
         exhaustive[value] = best_fixed(dataclasses.replace(base, knobs={"max_crops": value}), used, load)
         print(f"max_crops={value}: {exhaustive[value]}", flush=True)
-    entries = [{name: entry.get(name) for name in KEPT} for entry in result.entries]
+    entries = [
+        {**{name: entry.get(name) for name in KEPT}, "device_rate": rate}
+        for entry, rate in zip(result.entries, device_rates, strict=True)
+    ]
     return {"seconds": seconds, "entries": entries, "exhaustive": exhaustive}
+
+
+class BatchTimes(EvalListener):
+    """Every batch of a run: samples, and the seconds that the device had it for."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, float]] = []
+        self._items, self._seconds = 0, 0.0
+
+    def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
+        del cap, reserved_bytes
+        self.batches.append((figures.items - self._items, figures.seconds - self._seconds))
+        self._items, self._seconds = figures.items, figures.seconds
+
+    def rate_near(self, size: int | None) -> float | None:
+        """The best rate of a batch of about this size."""
+        near = [(items, taken) for items, taken in self.batches if size and 0.8 * size <= items <= 1.25 * size]
+        return max((items / max(taken, 1e-9) for items, taken in near), default=None)
 
 
 def best_fixed(request: Any, used: int, load: Any) -> dict[str, Any]:
@@ -140,36 +175,26 @@ def prepared(request: Any, load: Any) -> list[Any]:
 
 
 def rate_at(request: Any, size: int, load: Any, ready: Sequence[Any]) -> float | None:
-    """Samples per second at exactly this size, pictures prepared beforehand; None where it does not fit."""
-    from brim.evaluation.listener import EvalListener
+    """Samples per second at exactly this size, pictures prepared beforehand; None where it does not run whole."""
     from brim.evaluation.run import run_subject
     from brim.evaluation.subject import open_subject
 
-    summary: dict[str, Any] = {}
-    for turn in range(2):  # first for graphs and the allocator
-        batches = BATCHES if turn and size / summary["samples_per_second"] < LONG_BATCH else 1
-        fixed = dataclasses.replace(request, limit=batches * size, batch_size=size, fixed=True, num_workers=0)
-        subject = open_subject(fixed, load=load)
-        subject.task.prepare = lambda item: ready[item % len(ready)]  # type: ignore[method-assign]
-        with tempfile.TemporaryDirectory() as folder:
-            summary = run_subject(fixed, subject, Path(folder), EvalListener())
-        subject.task.release()
-        if summary["oom_events"]:
-            return None
-    rate: float = summary["samples_per_second"]
-    return rate
-
-
-def steady_rate(entry: Mapping[str, Any]) -> float:
-    """Samples per second once the size was found: a short run is mostly the search for it."""
-    settled = [probe["samples_per_second"] or 0.0 for probe in entry["probes"] if probe["phase"] == "settled"]
-    return float(max([entry["samples_per_second"], *settled]))
+    fixed = dataclasses.replace(request, limit=BATCHES * size, batch_size=size, fixed=True, num_workers=0)
+    subject = open_subject(fixed, load=load)
+    subject.task.prepare = lambda item: ready[item % len(ready)]  # type: ignore[method-assign]
+    times = BatchTimes()
+    with tempfile.TemporaryDirectory() as folder:
+        run_subject(fixed, subject, Path(folder), times)
+    subject.task.release()
+    if any(items != size for items, _ in times.batches):
+        return None
+    return max(items / taken for items, taken in times.batches[1:])
 
 
 def markdown(document: dict[str, Any]) -> str:
     lines = [
-        "| max_crops | crops used | batch | samples/s | of the best fixed size | planning | of a run of 2,000 | OOM |",
-        "|---|---|---|---|---|---|---|---|",
+        "| max_crops | crops used | batch | samples/s | of the device | of the best size | planning | of 2,000 | OOM |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     planning = whole = 0.0
     for entry in document["entries"]:
@@ -178,11 +203,12 @@ def markdown(document: dict[str, Any]) -> str:
             continue
         found = document["exhaustive"].get(str(entry["max_crops"]))
         ratio = "" if found is None else f"{found['ratio']:.3f} (best at {found['best']})"
-        run = 2000 / steady_rate(entry)
+        rate = entry["device_rate"] or entry["samples_per_second"]
+        run = 2000 / rate
         planning, whole = planning + entry["plan_seconds"], whole + run
         lines.append(
             f"| {entry['max_crops']} | {entry['crops_used_mean']:.1f} | {entry['batch_size_used']} "
-            f"| {steady_rate(entry):.1f} | {ratio} | {entry['plan_seconds']:.1f} s "
+            f"| {entry['samples_per_second']:.1f} | {rate:.1f} | {ratio} | {entry['plan_seconds']:.1f} s "
             f"| {entry['plan_seconds'] / run:.1%} | {entry['oom_events']} |"
         )
     lines.append(f"\nplanning in all: {planning:.1f} s, {planning / whole:.1%} of runs of 2,000 questions")

@@ -110,6 +110,7 @@ def _judge_plan(model: str, size: int, arguments: argparse.Namespace) -> dict[st
         "alloc_retries": found["summary"]["alloc_retries"],
         "retries_at_it": retries,
         "retries_of_the_run": found["steady_retries"],
+        "steps": found["steps"],  # micro-batch and retries of each
         "ladder": rates,
     }
 
@@ -162,6 +163,7 @@ def _train(
             "summary": result.summary,
             "rate": rate,
             "steady_retries": sum(line["alloc_retries"] for line in steady),
+            "steps": [(max(line["micro_batches"]), line["alloc_retries"]) for line in lines],
         }
 
 

@@ -310,7 +310,48 @@ def test_where_that_differs_the_processor_is_asked_for_whole_batches(
     for items in ([0, 1, 2], [3, 4, 5]):
         batch = inputs.batch(items, [prepared[item] for item in items])
         assert batch["offsets"].tolist() == [0, 1, 2]
-    assert processor.sizes == [1] * 6 + [3, 3]
+    assert processor.sizes == [1] * 6 + [3, 3, 3]  # compared once, then whole
+
+
+def test_a_few_samples_of_a_batch_are_compared_which_differ_where_any_do(
+    reader: LoadedModel, picture_questions: Path
+) -> None:
+    """A processor takes a tenth of a second for a picture, and batches have hundreds."""
+    compared: list[Sequence[int]] = []
+    inputs = inputs_of(reader, picture_questions)
+    own = inputs._process
+    inputs._process = lambda items: compared.append(items) or own(items)  # type: ignore[method-assign, func-returns-value]
+    short = inputs.prepare(0)
+    longer = {**short, "input_ids": torch.cat([short["input_ids"], short["input_ids"]], dim=1)}
+    compared.clear()
+    inputs.batch([0] * 40 + [1], [short] * 40 + [longer])
+    assert compared[0] == [0, 0, 0, 1]
+    compared.clear()
+    again = inputs.batch([0] * 40, [short] * 40)
+    assert [len(items) for items in compared] in ([3], [40])  # the copy above is not what the processor gives
+    assert again["input_ids"].shape[0] == 40
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_pixels_leave_the_worker_as_narrow_as_the_model_computes(
+    reader: LoadedModel, picture_questions: Path, dtype: torch.dtype
+) -> None:
+    inputs = inputs_of(dataclasses.replace(reader, dtype=dtype), picture_questions)
+    full = inputs_of(reader, picture_questions).prepare(0)
+    prepared = inputs.prepare(0)
+    assert prepared["pixel_values"].dtype == dtype
+    assert torch.equal(prepared["pixel_values"], full["pixel_values"].to(dtype))  # as the model's first line does
+    assert prepared["input_ids"].dtype == torch.int64
+
+
+def test_only_pixels_are_put_together_on_the_device(reader: LoadedModel, picture_questions: Path) -> None:
+    inputs = inputs_of(reader, picture_questions)
+    prepared = [inputs.prepare(item) for item in range(4)]
+    taken: list[torch.Tensor] = []
+    batch = inputs.batch(range(4), prepared, near=lambda tensor: taken.append(tensor) or tensor + 0.0)
+    assert len(taken) == 4
+    assert all(tensor.is_floating_point() for tensor in taken)
+    assert same(batch, inputs._process(range(4)))
 
 
 class Fussy(Counting):
@@ -332,5 +373,5 @@ def test_every_make_up_of_a_batch_is_compared_once(reader: LoadedModel, tmp_path
     prepared = [inputs.prepare(item) for item in range(6)]
     for items in ([0, 1], [2, 3], [4, 5], [0, 1]):
         inputs.batch(items, [prepared[item] for item in items])
-    # Compared: the first even batch and the first uneven one, which differs; the last is asked for whole.
-    assert processor.sizes == [1] * 6 + [2, 2, 2]
+    # Compared: the first even batch and the first uneven one, which differs: it and the last are asked for whole.
+    assert processor.sizes == [1] * 6 + [2, 2, 2, 2]

@@ -236,3 +236,24 @@ def test_a_size_found_for_something_similar_is_compared_with_twice_as_much() -> 
     slow = Governor(first=16, cap_likely=True)
     feed(slow, 40)
     assert slow.cap == 256
+
+
+def test_only_equal_shares_of_a_window_are_tried() -> None:
+    """A window of 96 is cut into equal parts in the end: 64 and a rest of 32 would never be run."""
+    seen = set()
+    governor = Governor(first=2, ceiling=96, shares_of=96, looks_far=True)
+    for _ in range(60):
+        seen.add(governor.cap)
+        governor.succeeded(governor.cap, 0.1 + 0.01 * governor.cap)
+    assert seen <= {-(-96 // parts) for parts in range(1, 97)}
+    assert governor.settled
+
+
+@given(window=st.integers(1, 500), fast=st.floats(0.001, 1.0))
+def test_shares_never_keep_it_from_settling(window: int, fast: float) -> None:
+    governor = Governor(first=min(2, window), ceiling=window, shares_of=window, looks_far=True)
+    for _ in range(200):
+        assert 1 <= governor.cap <= window
+        governor.succeeded(governor.cap, fast + 0.01 * governor.cap)
+    assert governor.settled
+    assert governor.cap in {-(-window // parts) for parts in range(1, window + 1)} | {min(2, window)}

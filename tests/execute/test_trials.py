@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from brim.execute.executor import MOST_TRIALS, Executor
+from brim.execute.executor import MOST_TRIALS, Executor, Pending
 from brim.execute.figures import ExecutionFigures
 from brim.execute.governor import Governor
 
@@ -65,3 +68,74 @@ def test_finding_the_size_costs_what_the_first_batches_took_beyond_the_later_rat
     )
     assert never.planning_seconds == pytest.approx(5.0)
     assert ExecutionFigures().planning_seconds == 0.0
+
+
+class Timed(Pending):
+    """Results that took the device a part of the time that was spent on them."""
+
+    def __init__(self, items: list[int]) -> None:
+        self.items = items
+
+    def result(self) -> list[int]:
+        return self.items
+
+    def busy_seconds(self) -> float:
+        return 0.25
+
+
+def test_where_the_device_says_how_long_it_took_waiting_for_items_does_not_count() -> None:
+    executor = Executor(
+        Timed, [1] * 40, governor=Governor(first=10, ceiling=10, grows=False), record=lambda batch: None
+    )
+    executor.run(range(40))
+    assert executor.figures.seconds == 4 * 0.25
+    assert [trial.samples_per_second for trial in executor.trials] == [40.0]
+
+
+def rejecting(
+    most: int, *, bad: int | None = None, error: str = "a kernel of another library: no"
+) -> Callable[..., Any]:
+    """A function with a limit that nothing here knows by name, and perhaps one item that it cannot do at all."""
+
+    def function(items: list[int]) -> list[int]:
+        if len(items) > most or bad in items:
+            raise RuntimeError(error)
+        return items
+
+    return function
+
+
+def run_rejecting(function: Callable[..., Any], *, first: int, count: int = 200) -> tuple[Executor, list[str]]:
+    told: list[str] = []
+    governor = Governor(first=first, ceiling=first, cap_known=True)
+    executor = Executor(function, [1] * count, governor=governor, record=lambda batch: None, tell=told.append)
+    executor.run(range(count))
+    return executor, told
+
+
+def test_an_unknown_error_whose_items_all_run_in_smaller_batches_was_their_number() -> None:
+    executor, told = run_rejecting(rejecting(20), first=32)
+    assert executor.figures.items == 200
+    assert executor.figures.failed == 0
+    assert max(executor.figures.batch_counts) <= 20
+    assert len(executor.figures.batch_counts) < 24  # the size that failed is not tried again and again
+    assert any(trial.verdict == "size_limit" and trial.batch_size == 32 for trial in executor.trials)
+    assert len(told) == 2  # 32, and what it later came back to: 24
+    assert "a batch of 32 failed" in told[0]
+    assert "a kernel of another library" in told[0]
+
+
+def test_an_unknown_error_of_one_item_is_not_taken_for_a_limit_of_size() -> None:
+    executor, told = run_rejecting(rejecting(1000, bad=7), first=32)
+    assert executor.figures.items == 200
+    assert executor.figures.failed == 1
+    assert not told
+    assert max(executor.figures.batch_counts[-3:]) == 32  # the others go on as before
+
+
+def test_a_batch_whose_halves_fail_as_well_does_not_lower_the_cap_twice() -> None:
+    executor, _ = run_rejecting(rejecting(9), first=32)
+    assert executor.figures.failed == 0
+    assert max(executor.figures.batch_counts) <= 9
+    assert executor.governor.cap >= 4
+    assert next(trial.batch_size for trial in executor.trials if trial.verdict == "size_limit") == 16

@@ -64,6 +64,10 @@ AMBIGUOUS = {
     "cudnn-internal": "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
     "cudnn-algorithm": "Unable to find a valid cuDNN algorithm to run convolution",
     "cudnn-engine": "GET was unable to find an engine to execute this computation",
+    "cudnn-attention": "Expected mha_graph.execute(handle, variant_pack, workspace_ptr.get()).is_good() to be true, "
+    "but got false.  (Could this error message be improved?  If so, please report an enhancement request to PyTorch.)",
+    "cudnn-attention-older": "Expected mha_graph->execute(handle, variant_pack, workspace_ptr.get()).is_good() to be "
+    "true, but got false.",
     "cublas-handle": "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
     "nccl-bare": NCCL_HEAD,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,9 +28,11 @@ class GpuClock:
         """A batch starts here."""
         self._begun = self._timeline.mark()
 
-    def end(self) -> None:
-        """Everything of the batch has been handed to the device."""
-        self._marks.append((self._begun, self._timeline.mark()))
+    def end(self) -> Callable[[], float]:
+        """Everything of the batch has been handed to the device; gives what waits for it and says how long it took."""
+        begun, ended = self._begun, self._timeline.mark()
+        self._marks.append((begun, ended))
+        return lambda: self._timeline.seconds(begun, ended)
 
     def wait_fraction(self) -> float | None:
         """Idle time between batches over the whole time from the first to the last; None before two batches."""

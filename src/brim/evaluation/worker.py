@@ -196,8 +196,7 @@ class Worker:
                 pending = self.subject.task.launch(
                     [items[place] for place in good], [prepared[place] for place in good]
                 )
-        self._clock.end()
-        return _WithFailures(pending, prepared)
+        return _WithFailures(pending, prepared, busy_seconds=self._clock.end())
 
     def _timed_stages(self, batch_size: int) -> contextlib.AbstractContextManager[Any]:
         if self._stages is None:
@@ -218,9 +217,10 @@ class Worker:
 class _WithFailures(Pending):
     """A batch whose unprepared samples are failures, in their places among the answers."""
 
-    def __init__(self, pending: Pending | None, prepared: Sequence[Any]) -> None:
+    def __init__(self, pending: Pending | None, prepared: Sequence[Any], *, busy_seconds: Callable[[], float]) -> None:
         self._pending = pending
         self._prepared = prepared
+        self._busy_seconds = busy_seconds
 
     def result(self) -> list[Any]:
         """One answer or failure per sample."""
@@ -233,3 +233,7 @@ class _WithFailures(Pending):
             ItemFailure(reason="error", message=one.message) if isinstance(one, NotPrepared) else next(answers)
             for one in self._prepared
         ]
+
+    def busy_seconds(self) -> float:
+        """From the first work given to the device to the end of the last."""
+        return self._busy_seconds()

@@ -64,6 +64,13 @@ class Pending(abc.ABC):
     def result(self) -> Sequence[Any]:
         """Wait for the device; one result per item. An `ItemFailure` among them is recorded as that item's failure."""
 
+    def busy_seconds(self) -> float | None:
+        """How long the device worked on it, once the results are here; None: not known, and the clock decides.
+
+        The clock also counts waiting for items to be prepared, which says nothing about the size.
+        """
+        return None
+
 
 @dataclasses.dataclass(kw_only=True)
 class _Flight:
@@ -74,6 +81,16 @@ class _Flight:
     results: Sequence[Any] | Pending
     started: float
     reading: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Suspect:
+    """A batch that failed with an error that names no size: if all its items run in smaller ones, size it was."""
+
+    batch: list[int]
+    cost: int
+    left: set[int]
+    error: str
 
 
 class PeakMemory(Protocol):
@@ -137,6 +154,7 @@ class Executor:
         self._stop_if_hopeless = stop_if_hopeless
         self._lonely_failures = 0  # items that did not fit alone, while nothing has fitted
         self._landed_at = 0.0
+        self._suspects: list[_Suspect] = []
 
     def run(self, items: Iterable[int]) -> None:
         """Do every item once, dearest first."""
@@ -183,9 +201,12 @@ class Executor:
         """Wait for a batch, count it and record it."""
         batch, results = flight.batch, flight.results
         failure, error = None, ""
+        busy: float | None = None
         try:
             if isinstance(results, Pending):
-                results = results.result()
+                pending, results = results, results.result()
+                busy = pending.busy_seconds()
+                del pending
         except Exception as problem:
             failure, error = self._told_apart(problem, batch)
         if failure is not None:
@@ -202,7 +223,9 @@ class Executor:
             )
         now = time.perf_counter()
         seconds, self._landed_at = now - max(flight.started, self._landed_at), now
-        self._count(flight, seconds, failed=sum(isinstance(result, ItemFailure) for result in results))
+        failed = sum(isinstance(result, ItemFailure) for result in results)
+        self._count(flight, seconds if busy is None else busy, failed=failed)
+        self._clear(batch)
         self._record([_done(item, result, len(batch)) for item, result in zip(batch, results, strict=True)])
 
     def _told_apart(self, error: Exception, batch: list[int]) -> tuple[Failure, str]:
@@ -233,6 +256,8 @@ class Executor:
                 self.governor.ran_out(cost)
             if len(batch) > 1:
                 self._tell(f"a batch of {len(batch)} failed ({failure.reason}): its samples run again in smaller ones")
+        elif len(batch) > 1:
+            self._suspects.append(_Suspect(batch=batch, cost=cost, left=set(batch), error=error))
         if len(batch) == 1:
             if failure.kind is FailureKind.OUT_OF_MEMORY and self._last_resort is not None and self._last_resort():
                 queue.put_back(batch)
@@ -246,6 +271,22 @@ class Executor:
         else:
             queue.split(batch)
 
+    def _clear(self, batch: list[int]) -> None:
+        """These items ran. Where all of a suspect's have, in smaller batches, its size was to blame: stay below it."""
+        for suspect in self._suspects:
+            suspect.left.difference_update(batch)
+        proven = [suspect for suspect in self._suspects if not suspect.left]
+        if not proven:
+            return
+        smallest = min(proven, key=lambda suspect: suspect.cost)
+        # The larger ones were split into it.
+        self._suspects = [suspect for suspect in self._suspects if suspect.left and suspect.cost < smallest.cost]
+        if not self._fixed:
+            self.governor.ran_out(smallest.cost)
+        why = smallest.error.strip().splitlines()[0]
+        self._remember(smallest.batch, "size_limit", why)
+        self._tell(f"a batch of {len(smallest.batch)} failed, and all its samples ran in smaller ones: {why}")
+
     def _hopeless(self) -> bool:
         """Whether the dearest and then the cheapest did not fit: nothing will."""
         hopeless = self._stop_if_hopeless and self._lonely_failures > HOPELESS_AFTER and self.figures.batches == 0
@@ -254,6 +295,7 @@ class Executor:
         return hopeless
 
     def _give_up_on(self, item: int, failure: Failure, error: str) -> None:
+        self._suspects = [suspect for suspect in self._suspects if item not in suspect.left]  # the item was to blame
         reason: FailureReason = "error"
         message, needed = error, None
         if failure.kind is FailureKind.OUT_OF_MEMORY:

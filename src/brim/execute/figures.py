@@ -17,7 +17,7 @@ class ExecutionFigures:
     failed: int = 0
     batches: int = 0
     oom_events: int = 0
-    seconds: float = 0.0  # inside the function
+    seconds: float = 0.0  # that batches took: the device's own where it is known, without waiting for items
     cost: int = 0
     padded_cost: int = 0
     largest_padded_cost: int = 0  # of one batch, in the unit of the cap

@@ -42,6 +42,8 @@ class Governor:
     `first` is where it starts and `ceiling` where it ends. `grows=False` keeps the size that the user gave: only an
     out-of-memory error lowers it, and quiet batches bring it back; where `first` is a smaller guess, it first rises to
     it. `cap_known` starts at a size found before, and `cap_likely` at one found for something similar: it is compared.
+    With `shares_of` so many are cut into equal parts in the end, so that sizes in between are not tried: of 96 it is 48
+    that is compared with 32, not 64, which leaves a rest.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Governor:
         cap_known: bool = False,
         cap_likely: bool = False,
         looks_far: bool = False,
+        shares_of: int | None = None,
         limit_bytes: int | None = None,
     ) -> None:
         self.ceiling: float = math.inf if ceiling is None else max(ceiling, 1)
@@ -62,6 +65,7 @@ class Governor:
             self.phase = "rising" if self.cap < self.ceiling < math.inf else "settled"
         elif cap_known or cap_likely:
             self.phase = "settled" if cap_known else "comparing"
+        self.shares_of = shares_of
         self.model = ByteModel(noise=0.01)
         self._grows = grows
         self._limit_bytes = limit_bytes
@@ -192,7 +196,7 @@ class Governor:
 
     def _look_far(self, usual: float) -> bool:
         """Once, compare with the largest size that leaves room in memory; whether there is one worth a look."""
-        far = min(self.ceiling, self._failed - 1, self._fitting(ROOMY))
+        far = self._share(min(self.ceiling, self._failed - 1, self._fitting(ROOMY)))
         if not self._looks_far or not FAR * self._larger <= far < math.inf:
             return False
         self._looks_far = False
@@ -213,12 +217,18 @@ class Governor:
 
     def _grow(self, factor: int) -> bool:
         """Raise the cap as far as ceiling, failures and memory allow; whether that is any further."""
-        larger = math.floor(min(self.cap * factor, self.ceiling, self._failed - 1, self._fitting()))
+        larger = math.floor(self._share(min(self.cap * factor, self.ceiling, self._failed - 1, self._fitting())))
         if larger <= self.cap:
             return False
         self.cap = larger
         self._wanted = larger
         return True
+
+    def _share(self, size: float) -> float:
+        """The largest equal share that is no larger."""
+        if self.shares_of is None or not 1 <= size < math.inf:
+            return size
+        return math.ceil(self.shares_of / math.ceil(self.shares_of / math.floor(size)))
 
     def _look_again(self, dearest: int | None) -> None:
         """Once the items are much cheaper than when it settled, compare anew."""

@@ -170,6 +170,12 @@ _RULES = (
         FailureKind.AMBIGUOUS,
         "cuDNN found no way to run: a lack of workspace memory, or an unsupported call",
     ),
+    # It takes 65,535 sequences at most and does not say so. Which ones torch hands to it differs between versions.
+    _rule(
+        r"mha_graph(?:->|\.)execute\(",
+        FailureKind.AMBIGUOUS,
+        "cuDNN's attention failed: more sequences than it takes, or an unsupported call",
+    ),
     _rule(
         r"CUBLAS_STATUS_NOT_INITIALIZED",
         FailureKind.AMBIGUOUS,

@@ -176,7 +176,7 @@ class Trainer:
             rate = adaptive.rate.apply(progress.step)
             sums = self._stepper.make(done, window.samples, absent=absent, measured=measure)
         retries = self._micro.peak.alloc_retries - retries
-        self._micro.sizes.stepped(retries)
+        self._micro.stepped(retries)
         if loader is not None:
             loader.done(share)
         adaptive.rate.step_done()

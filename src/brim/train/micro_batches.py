@@ -127,6 +127,11 @@ class MicroBatches:
             self._memory.release()
             self._after_failure(outcome)
 
+    def stepped(self, retries: int) -> None:
+        """A whole step is done, with so many retries of the allocator."""
+        if self.sizes.stepped(retries):
+            self._give_back_cache()
+
     @property
     def device(self) -> torch.device:
         """Where windows run."""

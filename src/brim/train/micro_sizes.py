@@ -70,7 +70,7 @@ class MicroSizes:
         if asked.known is not None:
             return Governor(first=asked.known, ceiling=ceiling, cap_known=True, limit_bytes=asked.limit_bytes)
         first = max(FIRST_SAMPLES, asked.smallest)
-        return Governor(first=first, ceiling=ceiling, looks_far=True, limit_bytes=asked.limit_bytes)
+        return Governor(first=first, ceiling=ceiling, looks_far=True, shares_of=ceiling, limit_bytes=asked.limit_bytes)
 
     @property
     def by_count(self) -> bool:
@@ -161,13 +161,18 @@ class MicroSizes:
                 self.governor.succeeded(weight, 0.0, peak or None)
         self._settled_cost = None
 
-    def stepped(self, retries: int) -> None:
-        """A whole step is done, the optimizer's part too, with so many retries of the allocator."""
+    def stepped(self, retries: int) -> bool:
+        """A whole step is done, the optimizer's part too, with so many retries of the allocator.
+
+        Whether micro-batches are smaller from here on.
+        """
         self._retrying_steps = self._retrying_steps + 1 if retries and self.settled else 0
         may_cut = not self.request.fixed and self._heaviest > 1 and self._cuts < MOST_CUTS
-        if may_cut and self._retrying_steps >= RETRYING_STEPS:
-            self._retrying_steps, self._cuts = 0, self._cuts + 1
-            self.governor.ran_short(self._heaviest)
+        if not may_cut or self._retrying_steps < RETRYING_STEPS:
+            return False
+        self._retrying_steps, self._cuts = 0, self._cuts + 1
+        self.governor.ran_short(self._heaviest)
+        return True
 
     def ran_out(self, cost: int, length: int, detail: str) -> None:
         """A micro-batch of this padded cost did not fit: the window begins again with smaller ones."""
@@ -203,10 +208,15 @@ class MicroSizes:
         if self.request.ceiling is not None or self.request.unit == "tokens" or largest <= governor.ceiling:
             return
         reopened = Governor(
-            first=governor.kept, ceiling=largest, cap_likely=True, looks_far=True, limit_bytes=self.request.limit_bytes
+            first=governor.kept,
+            ceiling=largest,
+            cap_likely=True,
+            looks_far=True,
+            shares_of=largest,
+            limit_bytes=self.request.limit_bytes,
         )
         if not governor.settled or governor.kept < governor.ceiling:
-            governor.ceiling = largest  # it was not the ceiling that kept it there
+            governor.ceiling = governor.shares_of = largest  # it was not the ceiling that kept it there
             return
         for size, peak in governor.model.points:
             reopened.model.observe(size, peak)

@@ -128,13 +128,13 @@ class Task(abc.ABC):
 
     def to_device(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Tensors on their way to the device; from pinned memory the copy does not hold up the host."""
-        device, later = self.model.device, self.settings.non_blocking
+        return {
+            name: self.moved(value) if isinstance(value, torch.Tensor) else value for name, value in tensors.items()
+        }
 
-        def moved(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            if device.type == "cuda" and value.device.type == "cpu" and later:
-                return (value if value.is_pinned() else value.pin_memory()).to(device, non_blocking=True)
-            return value.to(device)
-
-        return {name: moved(value) for name, value in tensors.items()}
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """One tensor on its way to the device."""
+        device = self.model.device
+        if device.type == "cuda" and tensor.device.type == "cpu" and self.settings.non_blocking:
+            return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
+        return tensor.to(device)

@@ -94,7 +94,7 @@ class GenerateTask(Task):
         seen: Sequence[Mapping[str, Any]] = [{}] * len(items)
         if self._multimodal is not None:
             seen = [self._multimodal.seen(item, one) for item, one in zip(items, prepared, strict=True)]
-            inputs = self.to_device(self._multimodal.batch(items, prepared))
+            inputs = self.to_device(self._multimodal.batch(items, prepared, near=self.moved))
             batch = PromptBatch(inputs=inputs, keys=items)
         else:
             batch = self._text_batch(items, prepared, decoder)

@@ -4,12 +4,15 @@ A processor batches for itself, but then a batch that is split after an out-of-m
 from the pictures. So samples are processed alone, in worker processes, and put together here: what is as long as the
 text is padded on the left, everything else is laid end to end. Not every processor's output may be put together so:
 the first batch of every make-up (some samples without pictures, pictures of several sizes) is compared with the
-processor's own, and where they differ the processor is asked for whole batches.
+processor's own, by a few of its samples, and where they differ the processor is asked for whole batches.
+
+Pixels are most of what a sample weighs, so they are handled as little as can be: made as narrow as the model computes
+in the worker process, and put together on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +27,8 @@ from brim.models.loaded import LoadedModel
 __all__ = ["MultimodalInputs", "joined"]
 
 _PATCH_AREA = 28 * 28  # pixels to a token, where the processor cannot say
+_PIXELS = "pixel_values"  # how the names of pixels begin: of images, of videos
+_COMPARED = 3  # samples of a batch, to see whether the processor would have put them together in the same way
 _PATCH_NUMBERS = "image_token_pooling"  # Molmo2's: which patches become one token, counted over the whole batch
 
 
@@ -36,6 +41,7 @@ class MultimodalInputs:
         self._writer = writer
         self._options = dict(settings.processor_options)
         self._pad = model.tokenizer.pad_token_id or 0
+        self._narrow = model.dtype if model.dtype in (torch.float16, torch.bfloat16) else None
         self._checked: set[frozenset[str]] = set()  # the make-ups that were compared
         self._whole = False  # ask the processor for whole batches
         tokenizer = model.tokenizer
@@ -58,19 +64,29 @@ class MultimodalInputs:
         crops = count_crops(prepared, len(self._samples[item].images))
         return {"vision_tokens": tokens} | ({} if crops is None else {"crops": crops})
 
-    def batch(self, items: Sequence[int], prepared: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Samples as one batch."""
+    def batch(
+        self,
+        items: Sequence[int],
+        prepared: Sequence[Mapping[str, Any]],
+        *,
+        near: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    ) -> dict[str, Any]:
+        """Samples as one batch, their pixels put together where `near` takes them."""
+        uneven = _uneven(prepared)
+        if uneven not in self._checked and len(items) > 1 and not self._whole:
+            self._checked.add(uneven)
+            self._whole = not self._may_be_joined(items, prepared, uneven)
         if self._whole:
             return self._process(items)
-        batch = joined(prepared, pad=self._pad)
-        uneven = _uneven(prepared)
-        if uneven not in self._checked and len(items) > 1:
-            self._checked.add(uneven)
-            whole = self._process(items)
-            if not _same(batch, whole):
-                self._whole = True
-                return whole
-        return batch
+        return joined(prepared, pad=self._pad, near=near)
+
+    def _may_be_joined(
+        self, items: Sequence[int], prepared: Sequence[Mapping[str, Any]], uneven: frozenset[str]
+    ) -> bool:
+        """Whether the processor gives the same for a few of these, which differ in all in which any of them do."""
+        places = _typical(prepared, uneven)
+        ours = joined([prepared[place] for place in places], pad=self._pad)
+        return _same(ours, self._process([items[place] for place in places]))
 
     def _process(self, items: Sequence[int]) -> dict[str, Any]:
         samples = [self._samples[item] for item in items]
@@ -81,7 +97,13 @@ class MultimodalInputs:
             arguments["images"] = images
         if self._writer.chat:
             arguments["add_special_tokens"] = False
-        return dict(self._processor(**arguments))
+        return {name: self._narrowed(name, value) for name, value in self._processor(**arguments).items()}
+
+    def _narrowed(self, name: str, value: Any) -> Any:
+        """Pixels as the model will convert them first of all, while they are still in the worker process."""
+        if self._narrow is None or not name.startswith(_PIXELS) or not isinstance(value, torch.Tensor):
+            return value
+        return value.to(self._narrow) if value.is_floating_point() else value
 
     def _image_tokens(self, item: int) -> int:
         sizes = []
@@ -99,8 +121,16 @@ class MultimodalInputs:
         return sum(height * width for height, width in sizes) // _PATCH_AREA + len(sizes)
 
 
-def joined(prepared: Sequence[Mapping[str, Any]], *, pad: int) -> dict[str, Any]:
-    """Inputs of single samples as one batch: text padded on the left, pictures laid end to end."""
+def joined(
+    prepared: Sequence[Mapping[str, Any]],
+    *,
+    pad: int,
+    near: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+) -> dict[str, Any]:
+    """Inputs of single samples as one batch: text padded on the left, pictures laid end to end, where `near` puts them.
+
+    On the host that would cost two more copies of every pixel, into memory that is new each time.
+    """
     batch: dict[str, Any] = {}
     for name in dict.fromkeys(name for one in prepared for name in one):  # some samples may be without pictures
         holders = [one for one in prepared if name in one]
@@ -112,7 +142,7 @@ def joined(prepared: Sequence[Mapping[str, Any]], *, pad: int) -> dict[str, Any]
         elif all(one[name].shape == one["input_ids"].shape for one in holders):
             batch[name] = _left_padded(parts, pad if name == "input_ids" else 0)
         else:
-            batch[name] = _end_to_end(parts)
+            batch[name] = _end_to_end([near(part) for part in parts] if parts[0].is_floating_point() else parts)
     return batch
 
 
@@ -130,6 +160,16 @@ def _uneven(prepared: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """What some samples lack, or have in other shapes than the rest."""
     names = {name for one in prepared for name in one}
     return frozenset(name for name in names if len({_shape(one.get(name)) for one in prepared}) > 1)
+
+
+def _typical(prepared: Sequence[Mapping[str, Any]], uneven: frozenset[str]) -> list[int]:
+    """Places of a few samples that differ from the first in all in which any does."""
+    places = {0}
+    for name in uneven:
+        first = _shape(prepared[0].get(name))
+        places.add(next(place for place, one in enumerate(prepared) if _shape(one.get(name)) != first))
+    places.update(range(min(_COMPARED, len(prepared))))
+    return sorted(places)
 
 
 def _shape(value: Any) -> Any:
