@@ -31,6 +31,7 @@ STEP = 1.3  # between two sizes of the exhaustive side
 BEHIND = 0.93  # of the best rate so far: sizes beyond one that is slower are not tried
 BATCHES = 3  # of the size under trial; the first is not counted, of the others the faster one
 PICTURES = 64  # distinct ones
+FIXED_QUESTIONS = 640  # that fixed sizes have to draw from
 KEPT = ("max_crops", "state", "error", "batch_size_used", "samples_per_second", "plan_seconds", "oom_events",
         "peak_reserved_bytes", "crops_used_mean", "vision_tokens_mean", "gpu_wait_fraction", "gpu_utilisation_mean",
         "duration_seconds", "probes")  # fmt: skip
@@ -44,7 +45,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = save_model(Path(folder) / "model", tiny=arguments.tiny, weights_on=weights_on)
         pixels = 160 if arguments.tiny else 1000
-        data = write_questions(Path(folder) / "data", arguments.questions, pixels=pixels, pictures=PICTURES)
+        count = max(arguments.questions, FIXED_QUESTIONS)
+        data = write_questions(Path(folder) / "data", count, pixels=pixels, pictures=PICTURES)
         document = {"environment": environment(), "arguments": vars(arguments), **measure(arguments, model, data)}
     print(markdown(document))
     if arguments.json:
@@ -97,7 +99,11 @@ def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str,
         memory_limit=arguments.memory_limit,
         use_cache=False,
     )
-    request = ProfileRequest(base=base, axes={"max_crops": tuple(arguments.values.split(","))}, latency_samples=0)
+    request = ProfileRequest(
+        base=dataclasses.replace(base, limit=arguments.questions),
+        axes={"max_crops": tuple(arguments.values.split(","))},
+        latency_samples=0,
+    )
     started = time.perf_counter()
     result = profile(request, output=data.parent / "run", listener=Progress())
     seconds = time.perf_counter() - started
@@ -167,11 +173,17 @@ def smaller(used: int) -> list[int]:
 
 def prepared(request: Any, load: Any) -> list[Any]:
     """The first questions as the model takes them, one for each picture: the others go round the same pictures."""
+    import torch
+
     from brim.evaluation.subject import open_subject
 
     subject = open_subject(dataclasses.replace(request, limit=PICTURES), load=load)
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(subject.task.prepare, range(len(subject.costs))))
+        ready = list(pool.map(subject.task.prepare, range(len(subject.costs))))
+    if subject.device.type != "cuda":
+        return ready
+    pinned = lambda value: value.pin_memory() if isinstance(value, torch.Tensor) else value
+    return [{name: pinned(value) for name, value in one.items()} for one in ready]
 
 
 def rate_at(request: Any, size: int, load: Any, ready: Sequence[Any]) -> float | None:

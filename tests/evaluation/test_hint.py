@@ -126,3 +126,10 @@ def test_bytes_are_carried_over_to_items_about_as_dear_and_no_further() -> None:
     hint = Hint(trials=(trial(8, 100, MIB), trial(8, 200, MIB)))
     assert [hint.knows_bytes_near(cost) for cost in (10, 200, 300, 301)] == [True, True, True, False]
     assert not Hint(trials=(trial(8, 100, MIB, verdict="oom"),)).knows_bytes_near(100)
+
+
+def test_a_size_limit_that_one_run_met_is_kept_away_from_by_the_next() -> None:
+    met = Probe(batch_size=96, cost=75_744, verdict="size_limit", detail="a kernel's")
+    assert Hint(trials=(met,)).cost_limit == 68_169
+    assert Hint(trials=(Probe(batch_size=96, cost=75_744, verdict="oom"),)).cost_limit is None
+    assert Hint().cost_limit is None

@@ -257,3 +257,13 @@ def test_shares_never_keep_it_from_settling(window: int, fast: float) -> None:
         governor.succeeded(governor.cap, fast + 0.01 * governor.cap)
     assert governor.settled
     assert governor.cap in {-(-window // parts) for parts in range(1, window + 1)} | {min(2, window)}
+
+
+def test_a_size_that_ran_short_of_memory_is_not_come_back_to() -> None:
+    governor = Governor(first=16, ceiling=96, cap_known=True)
+    governor.ran_short(16)
+    assert governor.cap == 14
+    for _ in range(5 * FORGIVING_BATCHES):
+        governor.succeeded(14, 0.1)
+    assert governor.cap == 14
+    assert governor.settled

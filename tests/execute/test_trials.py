@@ -31,7 +31,7 @@ def test_every_batch_until_the_size_settled_is_kept_and_one_after() -> None:
         (16, "settled"),
     ]
     assert all(trial.fits and trial.cost == trial.batch_size for trial in executor.trials)
-    assert executor.figures.search_padded_cost == 12
+    assert executor.figures.search_padded_cost == 8  # and 4 to warm up
 
 
 def test_batches_that_failed_are_kept_with_their_reason() -> None:
@@ -139,3 +139,14 @@ def test_a_batch_whose_halves_fail_as_well_does_not_lower_the_cap_twice() -> Non
     assert max(executor.figures.batch_counts) <= 9
     assert executor.governor.cap >= 4
     assert next(trial.batch_size for trial in executor.trials if trial.verdict == "size_limit") == 16
+
+
+def test_the_first_batch_takes_long_whatever_its_size_and_is_not_the_cost_of_finding_one() -> None:
+    figures = ExecutionFigures(
+        seconds=28.0, padded_cost=1010, warm_up_seconds=8.0, warm_up_padded_cost=10, search_seconds=10.0,
+        search_padded_cost=200,
+    )  # fmt: skip
+    assert figures.planning_seconds == pytest.approx(7.5)
+    executor = executed(100, Governor(first=4, ceiling=16, grows=False))
+    assert executor.figures.warm_up_padded_cost == 4
+    assert executor.figures.search_padded_cost == 8

@@ -8,9 +8,11 @@ show, is read from the configuration.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from brim.decode.answers import Answers
 from brim.decode.fallback import GenerateFallback
@@ -65,7 +67,7 @@ def make_decoder(
         candidates = [DecodeLoop(model, settings, tokens, padding=side) for side in sides]
     why = ""
     for candidate in candidates:
-        why = disagreement(candidate)
+        why = _known_disagreement(candidate)
         if not why:
             return candidate
     return GenerateFallback(model, settings, tokens, why=why)
@@ -97,6 +99,19 @@ def loop_obstacle(model: Any, longest: int | None) -> str | None:
     if isinstance(rope, dict) and "mrope_section" in rope:
         return f"{name} has positions in several dimensions"
     return None
+
+
+# By model: what the trials of its loops have shown. A profile asks again for every value of its knob.
+_VERDICTS: weakref.WeakKeyDictionary[nn.Module, dict[tuple[type, str, str], str]] = weakref.WeakKeyDictionary()
+
+
+def _known_disagreement(loop: DecodeLoop) -> str:
+    """As `disagreement`, once for a model as it is configured now."""
+    known = _VERDICTS.setdefault(loop.model, {})
+    key = (type(loop), loop.padding, loop.model.config.to_json_string(use_diff=False))
+    if key not in known:
+        known[key] = disagreement(loop)
+    return known[key]
 
 
 @torch.inference_mode()

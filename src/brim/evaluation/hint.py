@@ -14,6 +14,7 @@ __all__ = ["ForecastBytes", "Hint"]
 LIKELY = 0.75  # of the free bytes to fill at first: it is a guess, and rising from it costs nothing
 STEEPEST = 2.0  # bytes of an item grow at most with the square of its cost
 USUAL = 1.5  # growth to expect at least: a part that grows with the square shows only once it is large
+BELOW_LIMIT = 0.9  # of a size that met a limit
 FAR = 1.5  # items that cost this many times the dearest known are too far away for bytes to be carried over to them
 # Of the free bytes that a first batch should take by a forecast. Compute and memory of a card go together, so that this
 # is near where larger batches stop being faster; it leaves a forecast room to be wrong, and the climb two steps.
@@ -65,6 +66,15 @@ class Hint:
     trials: tuple[Probe, ...] = ()  # batches of similar runs: bytes by items and cost
     scale: float = 1.0  # of the ceiling, for a first guess without any of these
     forecast: ForecastBytes | None = None  # of this run's own dearest sample
+
+    @property
+    def cost_limit(self) -> int | None:
+        """What a batch may weigh by the size limits that similar runs have met; None: they met none.
+
+        A kernel that takes so many tokens takes no more of them under another knob. What failed was some way above.
+        """
+        failed = [trial.cost for trial in self.trials if trial.verdict == "size_limit" and trial.cost]
+        return max(math.floor(BELOW_LIMIT * min(failed)), 1) if failed else None
 
     def knows_bytes_near(self, item_cost: int) -> bool:
         """Whether the batches of similar runs were of items about as dear as this, or dearer."""

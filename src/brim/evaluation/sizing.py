@@ -80,6 +80,8 @@ class Sizing:
         dearest = max(costs, default=1)
         # With few batches left to make, a larger one has no time to pay for what finding it costs.
         ceiling = max(sum(costs) // FEWEST_BATCHES, FIRST_ITEMS * dearest)
+        if self.hint.cost_limit is not None:
+            ceiling = min(ceiling, self.hint.cost_limit)
         known = self.hint.knows_bytes_near(dearest)
         forecast = None if known else self.forecast(self.subject, items, self.limit_bytes)
         hint = self.hint if forecast is None else dataclasses.replace(self.hint, forecast=forecast.bytes)

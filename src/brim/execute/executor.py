@@ -323,7 +323,9 @@ class Executor:
         figures.largest_padded_cost = max(figures.largest_padded_cost, flight.cost)
         figures.batch_counts.append(len(batch))
         searching = not self.governor.settled
-        if searching:
+        if figures.batches == 1:
+            figures.warm_up_seconds, figures.warm_up_padded_cost = seconds, padded_cost(costs)
+        elif searching:
             figures.search_seconds += seconds
             figures.search_padded_cost += padded_cost(costs)
             figures.best_search_rate = max(figures.best_search_rate, padded_cost(costs) / max(seconds, 1e-9))

@@ -21,7 +21,9 @@ class ExecutionFigures:
     cost: int = 0
     padded_cost: int = 0
     largest_padded_cost: int = 0  # of one batch, in the unit of the cap
-    search_seconds: float = 0.0  # of `seconds`: before the size had settled
+    warm_up_seconds: float = 0.0  # of `seconds`: the first batch, which loads kernels whatever its size
+    warm_up_padded_cost: int = 0
+    search_seconds: float = 0.0  # of `seconds`: between the first batch and the size's settling
     search_padded_cost: int = 0
     best_search_rate: float = 0.0  # padded cost a second
     lost_seconds: float = 0.0  # in batches that failed, and in cleaning up after them
@@ -38,9 +40,11 @@ class ExecutionFigures:
     def planning_seconds(self) -> float:
         """What finding the size has cost: failed batches, and what those before it settled took more than later ones.
 
-        Nothing else is lost, since every batch's results are kept.
+        Nothing else is lost, since every batch's results are kept. The first batch is not counted: it takes long at a
+        size that was given as well.
         """
-        settled_cost, settled = self.padded_cost - self.search_padded_cost, self.seconds - self.search_seconds
+        settled_cost = self.padded_cost - self.search_padded_cost - self.warm_up_padded_cost
+        settled = self.seconds - self.search_seconds - self.warm_up_seconds
         rate = settled_cost / settled if settled_cost > 0 and settled > 0 else self.best_search_rate
         at_that_rate = self.search_padded_cost / rate if rate else self.search_seconds
         return self.lost_seconds + max(self.search_seconds - at_that_rate, 0.0)

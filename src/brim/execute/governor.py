@@ -133,10 +133,14 @@ class Governor:
         self._wanted = max(min(self._wanted, cost - 1), 1)
 
     def ran_short(self, cost: int) -> None:
-        """A batch of this padded cost ran, but the allocator had to give back its cache for it: a little less now."""
-        self._settle_below(cost)
+        """A batch of this padded cost ran, but the allocator had to give back its cache for it: a little less now.
+
+        For good: the size would run short again, and what little it brings is not worth a look.
+        """
+        self._quiet = 0
+        self.phase = "settled"
         self.cap = max(min(self.cap, math.floor(LESS * cost)), 1)
-        self._wanted = min(self._wanted, self.cap)
+        self.ceiling = self._wanted = self.cap
 
     def blame_item(self) -> None:
         """One item does not fit even alone, under a cap that counts items: that says nothing about how many others fit.

@@ -2,7 +2,8 @@
 
 It hands out single items, not batches: a batch that is split or made smaller after an out-of-memory error is put
 together again from what is here already. What one item's preparation raises is that item's failure. Processes are
-torch's own (`DataLoader`); with no workers an item is prepared when it is asked for.
+torch's own (`DataLoader`); with no workers an item is prepared when it is asked for. Large items for a GPU come through
+memory that is shared and locked once (`locked_room.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from brim.errors import BrimError
+
+if TYPE_CHECKING:
+    from brim.execute.locked_room import LockedRoom, Packed
 
 __all__ = ["Loader", "LoaderSettings", "NotPrepared", "suggest_workers"]
 
@@ -26,6 +30,7 @@ CHEAP_SECONDS = 0.002  # an item prepared in less is not worth a process
 MOST_WORKERS = 16
 KEPT_BYTES = 1 << 29  # that a loading process keeps for itself at most
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
+MANY_CORES = 4
 ITEMS_PER_SECOND = 400.0  # what a fast device may ask for, if the machine has the cores
 
 
@@ -36,6 +41,7 @@ class LoaderSettings:
     num_workers: int | None = None
     pin_memory: bool = True
     prefetch_factor: int = 4
+    item_bytes: int | None = None  # of the tensors of a usual item
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,19 +53,38 @@ class NotPrepared:
 
 def suggest_workers(prepare: Callable[[int], Any], items: Sequence[int], *, cores: int | None = None) -> int:
     """Prepare a few items here and say how many processes would keep up: 0 where that takes next to no time."""
-    if cores is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return _try_items(prepare, items, _cores() if cores is None else cores).workers
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """What a few items said: how many processes would keep up, and how large an item is."""
+
+    workers: int
+    item_bytes: int
+
+
+def _try_items(prepare: Callable[[int], Any], items: Sequence[int], cores: int) -> _Trial:
+    from brim.execute.locked_room import tensor_bytes
+
     trial = list(items)[:3]
     if not trial or cores < 2:
-        return 0
+        return _Trial(0, 0)
+    largest = 0
     started = time.perf_counter()
     for item in trial:
         with contextlib.suppress(MemoryError):  # it will come again, in `take`, where it can be dealt with
-            _prepared(prepare, item)
+            largest = max(largest, tensor_bytes(_prepared(prepare, item)))
     seconds = (time.perf_counter() - started) / len(trial)
     if seconds < CHEAP_SECONDS or seconds * len(items) < 2.0:  # the processes take as long to start
-        return 0
-    return max(min(math.ceil(seconds * ITEMS_PER_SECOND), cores - 1, MOST_WORKERS, len(items)), 1)
+        return _Trial(0, largest)
+    spare = 1 if cores <= MANY_CORES else 2  # for the one that feeds the device, and for what it is fed by
+    wanted = math.ceil(seconds * ITEMS_PER_SECOND)
+    return _Trial(max(min(wanted, cores - spare, MOST_WORKERS, len(items)), 1), largest)
 
 
 class Loader:
@@ -80,14 +105,18 @@ class Loader:
         self._settings = settings
         self._pin = pin and settings.pin_memory
         self.workers = settings.num_workers
+        self.item_bytes = settings.item_bytes
         self.wait_seconds = 0.0
         self.notes: list[str] = []
         self._ready: dict[int, Any] = {}
         self._coming: Iterator[tuple[int, Any]] | None = None
+        self._room: LockedRoom | None = None
+        self._packed: dict[int, Packed] = {}  # what lies in the room, by item
 
     def __enter__(self) -> Self:
         if self.workers is None:
-            self.workers = suggest_workers(self._prepare, self._order)
+            trial = _try_items(self._prepare, self._order, _cores())
+            self.workers, self.item_bytes = trial.workers, trial.item_bytes
         if self.workers > 0 and self._order:
             self._coming = self._start(self.workers)
         return self
@@ -97,6 +126,9 @@ class Loader:
     ) -> None:
         self._coming = None  # the processes end with their iterator
         self._ready.clear()
+        self._packed.clear()
+        if self._room is not None:
+            self._room.give_back()
 
     def take(self, items: Sequence[int]) -> list[Any]:
         """The prepared items; waits for those that are not here yet."""
@@ -112,7 +144,7 @@ class Loader:
                 first = str(error).strip().splitlines()[0]
                 self.notes.append(f"a loading process was lost ({first}); items are prepared in this one from here on")
             else:
-                self._ready[item] = prepared
+                self._ready[item] = self._unpacked(item, prepared)
                 missing.discard(item)
         for item in missing:
             self._ready[item] = _prepared(self._prepare, item)
@@ -127,12 +159,28 @@ class Loader:
         """Forget items that will not be asked for again."""
         for item in items:
             self._ready.pop(item, None)
+        if self._room is not None:
+            self._room.free([self._packed.pop(item) for item in items if item in self._packed])
+
+    def _unpacked(self, item: int, prepared: Any) -> Any:
+        from brim.execute.locked_room import Packed
+
+        if self._room is None or not isinstance(prepared, Packed):
+            return prepared
+        self._packed[item] = prepared
+        return self._room.unpack(prepared)
 
     def _start(self, workers: int) -> Iterator[tuple[int, Any]]:
         from torch.utils.data import DataLoader
 
+        from brim.execute.locked_room import LockedRoom
+
+        if self._pin:
+            if self.item_bytes is None:
+                self.item_bytes = _try_items(self._prepare, self._order[:1], cores=2).item_bytes
+            self._room = LockedRoom.lend(self.item_bytes, workers=workers)
         loader: Any = DataLoader(
-            _Items(self._prepare),  # type: ignore[arg-type]  # a map of item numbers, as torch asks for
+            _Items(self._prepare, self._room),  # type: ignore[arg-type]  # a map of item numbers, as torch asks for
             batch_size=None,
             sampler=self._order,
             num_workers=workers,
@@ -146,6 +194,9 @@ class Loader:
             warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
             coming = iter(loader)
         _watch_no_more(coming)
+        return self._arriving(coming)
+
+    def _arriving(self, coming: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         for item, prepared in coming:
             # Out of shared memory at once: its file descriptors are few.
             yield item, prepared if self._pin else _cloned(prepared)
@@ -167,11 +218,18 @@ def _watch_no_more(coming: Any) -> None:
 class _Items:
     """Items as a DataLoader's dataset: every item gives something, if only the reason why not."""
 
-    def __init__(self, prepare: Callable[[int], Any]) -> None:
+    def __init__(self, prepare: Callable[[int], Any], room: LockedRoom | None) -> None:
         self._prepare = prepare
+        self._room = room
 
     def __getitem__(self, item: int) -> tuple[int, Any]:
-        return item, _prepared(self._prepare, item)
+        prepared = _prepared(self._prepare, item)
+        if self._room is None:
+            return item, prepared
+        from torch.utils.data import get_worker_info
+
+        own = get_worker_info()
+        return item, prepared if own is None else self._room.pack(prepared, worker=own.id)
 
 
 def _prepared(prepare: Callable[[int], Any], item: int) -> Any:

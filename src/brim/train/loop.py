@@ -138,7 +138,10 @@ class Trainer:
             if loader is not None:
                 self.loader_wait_seconds += loader.wait_seconds
                 self.workers = loader.workers or 0
-                self._loading = dataclasses.replace(self._loading, num_workers=self.workers)  # measured once
+                # Measured once.
+                self._loading = dataclasses.replace(
+                    self._loading, num_workers=self.workers, item_bytes=loader.item_bytes
+                )
                 for note in loader.notes:
                     self._listener.note(note)
         started = time.perf_counter()
