@@ -182,7 +182,10 @@ def prepared(request: Any, load: Any) -> list[Any]:
         ready = list(pool.map(subject.task.prepare, range(len(subject.costs))))
     if subject.device.type != "cuda":
         return ready
-    pinned = lambda value: value.pin_memory() if isinstance(value, torch.Tensor) else value
+
+    def pinned(value: Any) -> Any:
+        return value.pin_memory() if isinstance(value, torch.Tensor) else value
+
     return [{name: pinned(value) for name, value in one.items()} for one in ready]
 
 

@@ -311,6 +311,34 @@ def test_where_that_differs_the_processor_is_asked_for_whole_batches(
         batch = inputs.batch(items, [prepared[item] for item in items])
         assert batch["offsets"].tolist() == [0, 1, 2]
     assert processor.sizes == [1] * 6 + [3, 3, 3]  # compared once, then whole
+    assert len(inputs.notes) == 1
+    assert "whole batches" in inputs.notes[0]
+
+
+class Rounding(Counting):
+    """One whose pixels depend on how many threads resize them, by a level or two of 256, as torch's do."""
+
+    level = 0.0
+
+    def __call__(self, *, text: Sequence[str], **options: Any) -> dict[str, Any]:
+        self.sizes.append(len(text))
+        made = dict(self.processor(text=text, **options))
+        return {**made, "pixel_values": made["pixel_values"] + self.level}
+
+
+@pytest.mark.parametrize(("level", "whole"), [(2 / 127.5, False), (0.5, True)])
+def test_pixels_that_another_number_of_threads_rounds_otherwise_are_no_other_inputs(
+    reader: LoadedModel, picture_questions: Path, level: float, whole: bool
+) -> None:
+    """Worker processes have one thread each: without this every batch was made a second time, in the main process."""
+    processor = Rounding(reader.processor)
+    inputs = inputs_of(dataclasses.replace(reader, processor=processor), picture_questions)
+    prepared = [inputs.prepare(item) for item in range(3)]
+    processor.level = level
+    inputs.batch([0, 1, 2], prepared)
+    inputs.batch([0, 1, 2], prepared)
+    assert inputs._whole is whole
+    assert processor.sizes == [1] * 3 + ([3, 3, 3] if whole else [3])
 
 
 def test_a_few_samples_of_a_batch_are_compared_which_differ_where_any_do(
