@@ -372,16 +372,6 @@ def test_pixels_leave_the_worker_as_narrow_as_the_model_computes(
     assert prepared["input_ids"].dtype == torch.int64
 
 
-def test_only_pixels_are_put_together_on_the_device(reader: LoadedModel, picture_questions: Path) -> None:
-    inputs = inputs_of(reader, picture_questions)
-    prepared = [inputs.prepare(item) for item in range(4)]
-    taken: list[torch.Tensor] = []
-    batch = inputs.batch(range(4), prepared, near=lambda tensor: taken.append(tensor) or tensor + 0.0)
-    assert len(taken) == 4
-    assert all(tensor.is_floating_point() for tensor in taken)
-    assert same(batch, inputs._process(range(4)))
-
-
 class Fussy(Counting):
     """One that pads the texts of a batch in a way of its own, which shows only where they differ in length."""
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from brim.execute.loader import Loader, LoaderSettings
-from brim.execute.locked_room import LockedRoom, Packed
+from brim.memory.locked_room import LockedRoom, Packed
 
 pytestmark = pytest.mark.gpu
 

@@ -162,8 +162,7 @@ class _RepeatedSample(Workload):
 def _prompts(model: LoadedModel, prepared: Any, size: int) -> dict[str, Any]:
     """A prepared prompt, so many times, as one batch on the model's device."""
     if isinstance(prepared, Mapping):
-        pad = model.tokenizer.pad_token_id or 0
-        batch = joined([prepared] * size, pad=pad, near=lambda tensor: tensor.to(model.device))
+        batch = joined([prepared] * size, pad=model.tokenizer.pad_token_id or 0)
     else:
         ids = torch.tensor([prepared] * size, dtype=torch.long)
         batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

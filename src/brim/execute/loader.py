@@ -3,7 +3,7 @@
 It hands out single items, not batches: a batch that is split or made smaller after an out-of-memory error is put
 together again from what is here already. What one item's preparation raises is that item's failure. Processes are
 torch's own (`DataLoader`); with no workers an item is prepared when it is asked for. Large items for a GPU come through
-memory that is shared and locked once (`locked_room.py`).
+memory that is shared and locked once (`memory/locked_room.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from brim.errors import BrimError
 
 if TYPE_CHECKING:
-    from brim.execute.locked_room import LockedRoom, Packed
+    from brim.memory.locked_room import LockedRoom, Packed
 
 __all__ = ["Loader", "LoaderSettings", "NotPrepared", "suggest_workers"]
 
@@ -69,7 +69,7 @@ class _Trial:
 
 
 def _try_items(prepare: Callable[[int], Any], items: Sequence[int], cores: int) -> _Trial:
-    from brim.execute.locked_room import tensor_bytes
+    from brim.memory.locked_room import tensor_bytes
 
     trial = list(items)[:3]
     if not trial or cores < 2:
@@ -163,7 +163,7 @@ class Loader:
             self._room.free([self._packed.pop(item) for item in items if item in self._packed])
 
     def _unpacked(self, item: int, prepared: Any) -> Any:
-        from brim.execute.locked_room import Packed
+        from brim.memory.locked_room import Packed
 
         if self._room is None or not isinstance(prepared, Packed):
             return prepared
@@ -173,7 +173,7 @@ class Loader:
     def _start(self, workers: int) -> Iterator[tuple[int, Any]]:
         from torch.utils.data import DataLoader
 
-        from brim.execute.locked_room import LockedRoom
+        from brim.memory.locked_room import LockedRoom
 
         if self._pin:
             if self.item_bytes is None:

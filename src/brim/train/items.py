@@ -12,9 +12,10 @@ from brim.data.base import Sample
 from brim.data.images import load_image
 from brim.data.video import load_video
 from brim.errors import RequestError
+from brim.memory.transfer import stacked
 from brim.train.objective import Batch
 
-__all__ = ["ImageItems", "Items", "OwnItems", "TensorItems", "TextItems", "VideoItems", "labels_tensor"]
+__all__ = ["ImageItems", "Items", "OwnItems", "StackedItems", "TensorItems", "TextItems", "VideoItems", "labels_tensor"]
 
 
 class Items(abc.ABC):
@@ -43,12 +44,31 @@ class Items(abc.ABC):
     def join(self, prepared: Sequence[Any]) -> Any:
         """Prepared items as one input."""
 
-    def batch(self, items: Sequence[int], prepared: Sequence[Any] | None = None) -> Batch:
+    def join_on(self, device: torch.device | None, prepared: Sequence[Any]) -> Any:
+        """As `join`; on the device where that spares the host a copy."""
+        del device
+        return self.join(prepared)
+
+    def batch(
+        self, items: Sequence[int], prepared: Sequence[Any] | None = None, *, device: torch.device | None = None
+    ) -> Batch:
         """Items with their labels; those that nobody has prepared are prepared here."""
         if prepared is None:
             prepared = [self.prepare(item) for item in items]
         labels = None if self.labels is None else self.labels[torch.as_tensor(list(items))]
-        return Batch(self.join(prepared), labels)
+        return Batch(self.join_on(device, prepared), labels)
+
+
+class StackedItems(Items):
+    """Items that are one tensor each, all of one shape."""
+
+    def join(self, prepared: Sequence[Any]) -> torch.Tensor:
+        """Above each other."""
+        return stacked(prepared)
+
+    def join_on(self, device: torch.device | None, prepared: Sequence[Any]) -> torch.Tensor:
+        """Above each other, where they are needed."""
+        return stacked(prepared, device)
 
 
 class TensorItems(Items):
@@ -68,24 +88,22 @@ class TensorItems(Items):
         """Rows above each other."""
         return torch.stack(list(prepared))
 
-    def batch(self, items: Sequence[int], prepared: Sequence[Any] | None = None) -> Batch:
+    def batch(
+        self, items: Sequence[int], prepared: Sequence[Any] | None = None, *, device: torch.device | None = None
+    ) -> Batch:
         """All rows at once."""
-        del prepared
+        del prepared, device
         places = torch.as_tensor(list(items))
         assert self.labels is not None
         return Batch(self.rows[places], self.labels[places])
 
 
-class _SampleItems(Items):
+class _SampleItems(StackedItems):
     """Samples that a data set names and the model's own transform reads."""
 
     def __init__(self, samples: Sequence[Sample], labels: torch.Tensor) -> None:
         super().__init__([sample.id for sample in samples], labels)
         self.samples = samples
-
-    def join(self, prepared: Sequence[Any]) -> torch.Tensor:
-        """Pictures or clips above each other."""
-        return torch.stack(list(prepared))
 
 
 class ImageItems(_SampleItems):
@@ -179,13 +197,21 @@ class OwnItems(Items):
             return self._join(prepared)
         return torch.utils.data.default_collate(list(prepared))
 
-    def batch(self, items: Sequence[int], prepared: Sequence[Any] | None = None) -> Batch:
+    def join_on(self, device: torch.device | None, prepared: Sequence[Any]) -> Any:
+        """As `join`; tensors that torch would stack are stacked where they are needed."""
+        if self._join is None and all(isinstance(one, torch.Tensor) for one in prepared):
+            return stacked(prepared, device)
+        return self.join(prepared)
+
+    def batch(
+        self, items: Sequence[int], prepared: Sequence[Any] | None = None, *, device: torch.device | None = None
+    ) -> Batch:
         """Inputs joined, and the labels that came with them."""
         samples = [self.prepare(item) for item in items] if prepared is None else list(prepared)
         if self._label_dtype is None:
-            return Batch(self.join(samples), None)
+            return Batch(self.join_on(device, samples), None)
         labels = torch.stack([torch.as_tensor(label, dtype=self._label_dtype) for _, label in samples])
-        return Batch(self.join([one for one, _ in samples]), labels)
+        return Batch(self.join_on(device, [one for one, _ in samples]), labels)
 
 
 class _Numbers(Sequence[str]):

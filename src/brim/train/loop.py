@@ -98,7 +98,7 @@ class Trainer:
         self._interrupt = interrupt
         self._unread: _Unread | None = None
         self.replay: dict[int, list[int]] = {}  # micro-batches of steps that a killed run had made, by step
-        self._shares = Shares(items)
+        self._shares = Shares(items, micro.device)
 
     def run(self) -> None:
         """Train to the end; a `KeyboardInterrupt` after a checkpoint where somebody asked to stop."""

@@ -34,7 +34,7 @@ class WindowWork:
     items: Sequence[int]  # the dearest first
     costs: Sequence[int]
     samples: int  # of all ranks: what every sum is divided by
-    fetch: Callable[[Sequence[int]], Batch]  # on the host
+    fetch: Callable[[Sequence[int]], Batch]  # on the host, or on the way to the device already
     measure_noise: bool = False
 
 
@@ -184,7 +184,7 @@ class MicroBatches:
 
     def _run_part(self, work: WindowWork, start: int, length: int, done: WindowDone) -> None:
         items = work.items[start : start + length]
-        on_host = work.fetch(items)
+        fetched = work.fetch(items)
         seconds: float | None = None
         settled = self.sizes.settled
         if self.sizes.new:
@@ -194,7 +194,7 @@ class MicroBatches:
             self._wait()
         started = time.perf_counter()
         with self.watched() as reading:
-            loss = self._backward(on_host.to(self._device, self._dtype), work.samples)
+            loss = self._backward(fetched.to(self._device, self._dtype), work.samples)
         if not settled:
             self._wait()
             seconds = time.perf_counter() - started

@@ -8,14 +8,13 @@ shapes. Item n of a seed is always the same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from brim.errors import RequestError
-from brim.train.items import Items, labels_tensor
+from brim.train.items import StackedItems, labels_tensor
 
 __all__ = ["DIRECTIONS", "SHAPES", "MovingShapes", "shape_class_names"]
 
@@ -44,7 +43,7 @@ def shape_class_names(count: int, *, video: bool) -> tuple[str, ...]:
     return tuple(f"{shape} {direction}" for shape in SHAPES for direction in DIRECTIONS)[:count]
 
 
-class MovingShapes(Items):
+class MovingShapes(StackedItems):
     """Clips [3, frames, size, size], or pictures [3, size, size] where `frames` is None."""
 
     def __init__(
@@ -76,7 +75,3 @@ class MovingShapes(Items):
         picture = picture + self._noise * draw.standard_normal(picture.shape)
         found = torch.from_numpy(((picture - 0.3) / 0.3).astype(np.float32))  # [3, frames, size, size]
         return found if self._frames is not None else found[:, 0]
-
-    def join(self, prepared: Any) -> torch.Tensor:
-        """Items above each other."""
-        return torch.stack(list(prepared))

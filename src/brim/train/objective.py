@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from brim.errors import RequestError, nearest_names
+from brim.memory.transfer import moved
 
 __all__ = ["Batch", "Classification", "LossSum", "Objective", "OwnLoss", "Regression", "choose_monitor"]
 
@@ -31,7 +32,7 @@ class Batch:
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
         """On its way to the device, in `dtype` where it is fractional; from pinned memory the host does not wait."""
-        return Batch(_moved(self.inputs, device, dtype), _moved(self.labels, device, None))
+        return Batch(_sent(self.inputs, device, dtype), _sent(self.labels, device, None))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,18 +194,14 @@ def _outputs(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
     return [part for part in output if part is not None]
 
 
-def _moved(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+def _sent(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(value, dict):
-        return {name: _moved(part, device, dtype) for name, part in value.items()}
+        return {name: _sent(part, device, dtype) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_moved(part, device, dtype) for part in value)
+        return type(value)(_sent(part, device, dtype) for part in value)
     if not isinstance(value, torch.Tensor):
         return value
-    wanted = dtype if value.is_floating_point() else None
-    if device.type == "cuda" and value.device.type == "cpu":
-        value = value if value.is_pinned() else value.pin_memory()
-        return value.to(device, dtype=wanted, non_blocking=True)
-    return value.to(device, dtype=wanted)
+    return moved(value, device, dtype if value.is_floating_point() else None)
 
 
 def _length(inputs: Any) -> int:

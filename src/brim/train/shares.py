@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from brim.errors import RequestError
 from brim.execute.loader import Loader, NotPrepared
 from brim.train.items import Items
@@ -14,10 +16,11 @@ __all__ = ["Shares"]
 
 
 class Shares:
-    """Makes work of item numbers."""
+    """Makes work of item numbers; batches are put together on the device, if one is given and that spares a copy."""
 
-    def __init__(self, items: Items) -> None:
+    def __init__(self, items: Items, device: torch.device | None = None) -> None:
         self._items = items
+        self._device = device
         self._costs = None if items.uniform else [items.cost(item) for item in range(len(items))]
 
     def work(
@@ -36,6 +39,6 @@ class Shares:
             for item, one in zip(part, prepared or (), strict=False):
                 if isinstance(one, NotPrepared):
                     raise RequestError(f"training sample {self._items.ids[item]} cannot be used: {one.message}")
-            return self._items.batch(part, prepared)
+            return self._items.batch(part, prepared, device=self._device)
 
         return WindowWork(items=items, costs=costs, samples=samples, fetch=fetch, measure_noise=measure_noise)

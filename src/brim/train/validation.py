@@ -146,7 +146,8 @@ class Validation:
     def _judge(self, model: nn.Module, batch: Sequence[int], prepared: Sequence[Any] | None) -> torch.Tensor:
         device = self._memory.device
         with torch.autocast(device.type, dtype=self._autocast, enabled=self._autocast is not None):
-            return self.objective.judge(model, self.items.batch(batch, prepared).to(device, self._dtype))
+            joined = self.items.batch(batch, prepared, device=device)
+            return self.objective.judge(model, joined.to(device, self._dtype))
 
     def _refuse(self, done: Done) -> None:
         assert done.failure is not None

@@ -24,6 +24,7 @@ import torch
 from brim.data.base import Sample, SampleSet
 from brim.decode.settings import GenerationSettings
 from brim.execute.executor import ItemFailure, Pending
+from brim.memory.transfer import moved
 from brim.models.loaded import LoadedModel
 from brim.records import Unit
 
@@ -128,13 +129,16 @@ class Task(abc.ABC):
 
     def to_device(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Tensors on their way to the device; from pinned memory the copy does not hold up the host."""
-        return {
-            name: self.moved(value) if isinstance(value, torch.Tensor) else value for name, value in tensors.items()
-        }
-
-    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """One tensor on its way to the device."""
         device = self.model.device
-        if device.type == "cuda" and tensor.device.type == "cpu" and self.settings.non_blocking:
-            return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
-        return tensor.to(device)
+
+        def sent(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            return moved(value, device) if self.settings.non_blocking else value.to(device)
+
+        return {name: sent(value) for name, value in tensors.items()}
+
+    @property
+    def joined_on(self) -> torch.device | None:
+        """Where samples are put together: on the device, unless copies are to hold up the host; None: on the host."""
+        return self.model.device if self.settings.non_blocking else None

@@ -14,6 +14,7 @@ from brim.errors import RequestError
 from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings
 from brim.evaluation.tasks.class_names import align_classes
 from brim.execute.executor import Pending
+from brim.memory.transfer import stacked
 from brim.models.loaded import LoadedModel
 
 __all__ = ["ClassifyTask"]
@@ -65,7 +66,7 @@ class ClassifyTask(Task):
         return max(self._lengths[item], 1) if self._lengths else 1
 
     def prepare(self, item: int) -> Any:
-        """Token ids, or one input tensor."""
+        """Token ids, or one input tensor, as narrow as the model computes."""
         sample = self.samples[item]
         if self.model.kind == "text_classifier":
             room = self.model.positions
@@ -75,10 +76,10 @@ class ClassifyTask(Task):
         transform = self.model.transform
         assert transform is not None
         if self.model.kind == "image_classifier":
-            return transform(load_image(sample.images[0]))
+            return transform(load_image(sample.images[0])).to(self.model.dtype)
         assert sample.video is not None
         frames = load_video(sample.video, frames=self.model.frames or 16)  # [frames, height, width, 3]
-        return transform(torch.from_numpy(frames).permute(0, 3, 1, 2))
+        return transform(torch.from_numpy(frames).permute(0, 3, 1, 2)).to(self.model.dtype)
 
     def launch(self, items: Sequence[int], prepared: Sequence[Any]) -> Pending:
         """One forward; the best classes are chosen on the device."""
@@ -87,7 +88,7 @@ class ClassifyTask(Task):
             if self.model.kind == "text_classifier":
                 logits = self.model.module(**self._text_batch(prepared)).logits
             else:
-                batch = self.to_device({"pixels": torch.stack(list(prepared)).to(self.model.dtype)})
+                batch = self.to_device({"pixels": stacked(prepared, self.joined_on)})
                 output = self.model.module(batch["pixels"])
                 logits = output.logits if hasattr(output, "logits") else output
             scores = logits.float().softmax(dim=-1)  # [samples, classes]

@@ -94,7 +94,7 @@ class GenerateTask(Task):
         seen: Sequence[Mapping[str, Any]] = [{}] * len(items)
         if self._multimodal is not None:
             seen = [self._multimodal.seen(item, one) for item, one in zip(items, prepared, strict=True)]
-            inputs = self.to_device(self._multimodal.batch(items, prepared, near=self.moved))
+            inputs = self.to_device(self._multimodal.batch(items, prepared, device=self.joined_on))
             self.notes += [note for note in self._multimodal.notes if note not in self.notes]
             batch = PromptBatch(inputs=inputs, keys=items)
         else:

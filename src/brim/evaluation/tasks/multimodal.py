@@ -12,7 +12,7 @@ in the worker process, and put together on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from brim.data.base import SampleSet
 from brim.data.images import image_size, load_image
 from brim.evaluation.tasks.base import TaskSettings
 from brim.evaluation.tasks.prompts import PromptWriter
+from brim.memory.transfer import end_to_end
 from brim.models.hf_image_tokens import count_crops, count_image_tokens
 from brim.models.loaded import LoadedModel
 
@@ -71,9 +72,9 @@ class MultimodalInputs:
         items: Sequence[int],
         prepared: Sequence[Mapping[str, Any]],
         *,
-        near: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+        device: torch.device | None = None,
     ) -> dict[str, Any]:
-        """Samples as one batch, their pixels put together where `near` takes them."""
+        """Samples as one batch, their pixels put together on the device if one is given."""
         uneven = _uneven(prepared)
         if uneven not in self._checked and len(items) > 1 and not self._whole:
             self._checked.add(uneven)
@@ -85,7 +86,7 @@ class MultimodalInputs:
                 )
         if self._whole:
             return self._process(items)
-        return joined(prepared, pad=self._pad, near=near)
+        return joined(prepared, pad=self._pad, device=device)
 
     def _may_be_joined(
         self, items: Sequence[int], prepared: Sequence[Mapping[str, Any]], uneven: frozenset[str]
@@ -128,16 +129,8 @@ class MultimodalInputs:
         return sum(height * width for height, width in sizes) // _PATCH_AREA + len(sizes)
 
 
-def joined(
-    prepared: Sequence[Mapping[str, Any]],
-    *,
-    pad: int,
-    near: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
-) -> dict[str, Any]:
-    """Inputs of single samples as one batch: text padded on the left, pictures laid end to end, where `near` puts them.
-
-    On the host that would cost two more copies of every pixel, into memory that is new each time.
-    """
+def joined(prepared: Sequence[Mapping[str, Any]], *, pad: int, device: torch.device | None = None) -> dict[str, Any]:
+    """Inputs of single samples as one batch: text padded on the left, pictures end to end, on a device if given."""
     batch: dict[str, Any] = {}
     for name in dict.fromkeys(name for one in prepared for name in one):  # some samples may be without pictures
         holders = [one for one in prepared if name in one]
@@ -149,7 +142,7 @@ def joined(
         elif all(one[name].shape == one["input_ids"].shape for one in holders):
             batch[name] = _left_padded(parts, pad if name == "input_ids" else 0)
         else:
-            batch[name] = _end_to_end([near(part) for part in parts] if parts[0].is_floating_point() else parts)
+            batch[name] = end_to_end(parts, device if parts[0].is_floating_point() else None)
     return batch
 
 
@@ -189,20 +182,6 @@ def _left_padded(parts: Sequence[torch.Tensor], fill: int) -> torch.Tensor:
     for row, part in enumerate(parts):
         rows[row, longest - part.shape[1] :] = part[0]
     return rows
-
-
-def _end_to_end(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Along the first dimension; where another one differs (pictures of one sample), filled up with zeros."""
-    shape = [max(part.shape[axis] for part in parts) for axis in range(1, parts[0].dim())]
-    if all(list(part.shape[1:]) == shape for part in parts):
-        return torch.cat(list(parts))
-    whole = parts[0].new_zeros((sum(part.shape[0] for part in parts), *shape))
-    start = 0
-    for part in parts:
-        place = (slice(start, start + part.shape[0]), *(slice(0, size) for size in part.shape[1:]))
-        whole[place] = part
-        start += part.shape[0]
-    return whole
 
 
 def _equal(mine: torch.Tensor, value: torch.Tensor) -> bool:

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.execute import locked_room
 from brim.execute.loader import Loader, LoaderSettings, NotPrepared
-from brim.execute.locked_room import LockedRoom, Packed, tensor_bytes
+from brim.memory import locked_room
+from brim.memory.locked_room import LockedRoom, Packed, tensor_bytes
 
 PART = 1 << 12
 

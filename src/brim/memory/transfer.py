@@ -1,0 +1,54 @@
+"""Tensors on their way to a device, handled as little as can be on the host.
+
+Putting samples together on the host costs a copy of all their bytes into memory that is new each time, and locking that
+for the device another one. So they are copied one by one to where they belong in a batch that lies on the device: from
+pinned memory nothing waits, and nothing but the batch is ever allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["end_to_end", "moved", "stacked"]
+
+
+def moved(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The tensor on the device, in `dtype` if given; the host does not wait for CUDA."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+        return pinned.to(device, dtype=dtype, non_blocking=True)
+    return tensor.to(device, dtype=dtype)
+
+
+def stacked(parts: Sequence[torch.Tensor], device: torch.device | None = None) -> torch.Tensor:
+    """Tensors of one shape above each other; on a CUDA device if one is given, else where they are."""
+    first = parts[0]
+    if not _fills_on(device) or any(part.shape != first.shape for part in parts):
+        return torch.stack(list(parts))
+    whole = torch.empty((len(parts), *first.shape), dtype=first.dtype, device=device)
+    for place, part in zip(whole.unbind(), parts, strict=True):
+        place.copy_(part, non_blocking=True)
+    return whole
+
+
+def end_to_end(parts: Sequence[torch.Tensor], device: torch.device | None = None) -> torch.Tensor:
+    """Along the first dimension, as `stacked`; where another dimension differs, filled up with zeros."""
+    shape = [max(part.shape[axis] for part in parts) for axis in range(1, parts[0].dim())]
+    even = all(list(part.shape[1:]) == shape for part in parts)
+    if even and not _fills_on(device):
+        return torch.cat(list(parts))
+    make = torch.empty if even else torch.zeros
+    where = device if _fills_on(device) else parts[0].device
+    whole = make((sum(part.shape[0] for part in parts), *shape), dtype=parts[0].dtype, device=where)
+    start = 0
+    for part in parts:
+        place = (slice(start, start + part.shape[0]), *(slice(0, size) for size in part.shape[1:]))
+        whole[place].copy_(part, non_blocking=True)
+        start += part.shape[0]
+    return whole
+
+
+def _fills_on(device: torch.device | None) -> bool:
+    return device is not None and device.type == "cuda"

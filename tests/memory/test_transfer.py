@@ -1,0 +1,38 @@
+"""Tensors put together: the same as torch's own, wherever that happens."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brim.memory.transfer import end_to_end, moved, stacked
+
+CPU = torch.device("cpu")
+
+
+def test_stacked_is_torchs_stack() -> None:
+    parts = [torch.randn(3, 4) for _ in range(5)]
+    assert torch.equal(stacked(parts), torch.stack(parts))
+    assert torch.equal(stacked(parts, CPU), torch.stack(parts))
+
+
+@given(rows=st.lists(st.integers(0, 4), min_size=1, max_size=5), width=st.integers(1, 4))
+def test_even_parts_end_to_end_are_torchs_cat(rows: list[int], width: int) -> None:
+    parts = [torch.randn(count, width) for count in rows]
+    assert torch.equal(end_to_end(parts), torch.cat(parts))
+    assert torch.equal(end_to_end(parts, CPU), torch.cat(parts))
+
+
+def test_uneven_parts_are_filled_up_with_zeros() -> None:
+    whole = end_to_end([torch.ones(2, 3, 1), torch.full((1, 1, 2), 5.0)])
+    assert whole.shape == (3, 3, 2)
+    assert whole[:2, :, 0].eq(1).all()
+    assert whole[:2, :, 1].eq(0).all()
+    assert whole[2, 0].tolist() == [5.0, 5.0]
+    assert whole[2, 1:].eq(0).all()
+
+
+def test_what_is_moved_gets_the_wanted_kind_of_number() -> None:
+    assert moved(torch.ones(2), CPU, torch.bfloat16).dtype == torch.bfloat16
+    assert moved(torch.ones(2, dtype=torch.int64), CPU).dtype == torch.int64
