@@ -133,3 +133,23 @@ def test_a_size_limit_that_one_run_met_is_kept_away_from_by_the_next() -> None:
     assert Hint(trials=(met,)).cost_limit == 68_169
     assert Hint(trials=(Probe(batch_size=96, cost=75_744, verdict="oom"),)).cost_limit is None
     assert Hint().cost_limit is None
+
+
+def tried(detail: str, *, items: int = 10, each: int = 600) -> Probe:
+    return Probe(batch_size=items, cost=items * each, verdict="fits", detail=detail)
+
+
+def test_sizes_are_compared_again_only_for_items_of_another_cost() -> None:
+    compared = Hint(cost_cap=6000, trials=(tried("climbing"), tried("comparing"), tried("settled")))
+    assert compared.is_compared_near(600)
+    assert compared.is_compared_near(800)
+    assert not compared.is_compared_near(1000)
+    assert not compared.is_compared_near(300)
+    later = Hint(cost_cap=6000, trials=(*compared.trials, tried("settled", each=800)))
+    assert later.is_compared_near(600)  # a run that took the size over has compared nothing
+    assert not later.is_compared_near(1000)
+
+
+def test_a_comparison_that_the_run_was_too_short_for_does_not_count() -> None:
+    assert not Hint(cost_cap=6000, trials=(tried("comparing"),)).is_compared_near(600)
+    assert not Hint(cost_cap=6000, trials=(tried("settled"),)).is_compared_near(600)

@@ -15,7 +15,7 @@ LIKELY = 0.75  # of the free bytes to fill at first: it is a guess, and rising f
 STEEPEST = 2.0  # bytes of an item grow at most with the square of its cost
 USUAL = 1.5  # growth to expect at least: a part that grows with the square shows only once it is large
 BELOW_LIMIT = 0.9  # of a size that met a limit
-FAR = 1.5  # items that cost this many times the dearest known are too far away for bytes to be carried over to them
+FAR = 1.5  # items that cost this many times those known are too far away for what was found to be carried over to them
 # Of the free bytes that a first batch should take by a forecast. Compute and memory of a card go together, so that this
 # is near where larger batches stop being faster; it leaves a forecast room to be wrong, and the climb two steps.
 FIRST_SHARE = 1 / 16
@@ -75,6 +75,19 @@ class Hint:
         """
         failed = [trial.cost for trial in self.trials if trial.verdict == "size_limit" and trial.cost]
         return max(math.floor(BELOW_LIMIT * min(failed)), 1) if failed else None
+
+    def is_compared_near(self, item_cost: int) -> bool:
+        """Whether a similar run has compared sizes to the end, of items that cost about as much.
+
+        Where larger batches stop to pay is a matter of tokens at once: it hardly moves with the length of an item.
+        """
+        last = compared = None
+        for trial in self.trials:
+            if trial.fits and trial.cost and trial.detail == "comparing":
+                last = trial.cost / trial.batch_size
+            elif trial.detail == "settled" and last is not None:
+                compared = last
+        return compared is not None and 1 / FAR <= item_cost / compared <= FAR
 
     def knows_bytes_near(self, item_cost: int) -> bool:
         """Whether the batches of similar runs were of items about as dear as this, or dearer."""

@@ -96,7 +96,11 @@ class Sizing:
         else:
             first = hint.first_items(**room, usual=FIRST_ITEMS) * dearest
         governor = Governor(
-            first=first, ceiling=ceiling, cap_likely=hint.cost_cap is not None, limit_bytes=self.limit_bytes
+            first=first,
+            ceiling=ceiling,
+            cap_known=hint.cost_cap is not None and hint.is_compared_near(dearest),
+            cap_likely=hint.cost_cap is not None,
+            limit_bytes=self.limit_bytes,
         )
         if hint.forecast is not None and hint.forecast.grows:
             governor.model.expect(hint.forecast.bytes_at_cost, base_bytes=resident, most_off=MOST_OFF)
