@@ -2,14 +2,16 @@
 
     python -m benchmarks.sweep planned --json planned.json                       # nine video models at auto
     python -m benchmarks.sweep planned --memory-limit 24GiB --json planned24.json
+    python -m benchmarks.sweep ladder planned24.json --memory-limit 24GiB --json ladder24.json   # fixed sizes beside
     python -m benchmarks.sweep given --json given.json                           # the hand-picked sizes, exactly
     python -m benchmarks.sweep packing --json packing.json                       # 12 small ones, packed and in turn
     python -m benchmarks.sweep packing --tiny                                    # to try it out, without a card
-    python -m benchmarks.sweep tables planned.json planned24.json given.json     # the rows beside each other
+    python -m benchmarks.sweep tables planned24.json ladder24.json given.json    # the rows beside each other
 
 Training is 16 frames at 224² (112² for the *_18 models), bfloat16, AdamW, on built-in clips. A rate is that of the run
-as a whole; `of best` is the rate at the size used over the best rate that any size tried in the run had.
-Each part takes less than ten minutes; `--models` and `--steps` make it shorter.
+as a whole; `of best` is the rate at the size used over the best of a ladder of fixed sizes under the same limit, where
+there is one among the files, else over the best that any size tried in the run itself had. A ladder times forward and
+backward alone, as micro-batches are. Each part takes less than ten minutes; `--models` and `--steps` make it shorter.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 
 from benchmarks.environment import environment
 
-from brim.config.sizes import format_bytes
+from brim.config.sizes import format_bytes, parse_bytes
 from brim.config.sweep_file import read_sweep
 from brim.sweep.devices import local_devices, mps_is_running
 from brim.sweep.forecasts import SizeForecast, forecast_experiments
@@ -43,12 +45,17 @@ GIVEN = {  # by hand, for no card in particular
 }  # fmt: skip
 
 
+LADDER = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+RISES = 1.01  # a doubling that brings less: the rate has stopped rising
+LOOK_SECONDS = 0.6
+
+
 def main() -> None:
     arguments = parse()
     if arguments.part == "tables":
         print(side_by_side([json.loads(Path(file).read_text()) for file in arguments.files]))
         return
-    parts = {"planned": video, "given": video, "packing": packing}
+    parts = {"planned": video, "given": video, "packing": packing, "ladder": ladder}
     with tempfile.TemporaryDirectory() as folder:
         document = {
             "part": arguments.part,
@@ -56,15 +63,16 @@ def main() -> None:
             **parts[arguments.part](arguments, Path(folder)),
         }
     document["environment"] = environment()
-    print(json.dumps(document, indent=2) if arguments.part == "packing" else side_by_side([document]))
+    whole = arguments.part in ("packing", "ladder")
+    print(json.dumps(document, indent=2) if whole else side_by_side([document]))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(document, indent=2))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("planned", "given", "packing", "tables"))
-    parser.add_argument("files", nargs="*", help="with tables: what the other parts wrote")
+    parser.add_argument("part", choices=("planned", "given", "packing", "ladder", "tables"))
+    parser.add_argument("files", nargs="*", help="with tables and ladder: what the other parts wrote")
     parser.add_argument("--models", default=",".join(GIVEN))
     parser.add_argument("--memory-limit", default=None)
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps of each video model")
@@ -126,6 +134,73 @@ def video_row(result: SweepResult, entry: Mapping[str, Any]) -> dict[str, Any]:
         "forecast_bytes": forecast.get("peak_reserved_bytes"),
         "forecast_size": forecast.get("batch_size"),
     }
+
+
+def ladder(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Fixed sizes of every model, those that the documents named used among them, up to one that does not fit."""
+    import torch
+
+    del folder
+    documents = [json.loads(Path(file).read_text()) for file in arguments.files]
+    limit = arguments.memory_limit
+    if limit is not None:
+        whole = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(parse_bytes(limit) / whole)
+    started, rows = time.perf_counter(), []
+    for model in arguments.models.split(","):
+        used = {
+            row["batch_size"]
+            for document in documents
+            for row in document["rows"]
+            if row["model"] == model and row["batch_size"]
+        }
+        rows.append({"model": model, "rates": ladder_rates(model, sorted({*LADDER, *used}), used)})
+        print(json.dumps(rows[-1]), flush=True)
+    return {"rows": rows, "seconds": time.perf_counter() - started}
+
+
+def ladder_rates(model: str, sizes: Sequence[int], used: set[int]) -> dict[int, float]:
+    """Samples per second of forward and backward; past those used, until the rate has stopped rising."""
+    import torch
+
+    from brim.models.build import WorkloadRequest, build_workload
+
+    knobs = {"frames": 16, "size": 112 if model.endswith("_18") else 224}
+    request = WorkloadRequest(model=f"torchvision:{model}", mode="train", knobs=knobs, dtype="bfloat16")
+    workload: Any = build_workload(request)[0]
+    rates: dict[int, float] = {}
+    try:
+        workload.step(workload.make_batch(2))  # the optimizer's state takes its room
+        for size in sizes:
+            rates[size] = backward_rate(workload, size)
+            best = max(rates.values())
+            lately = [rate for earlier, rate in rates.items() if earlier >= size / 2]
+            if size > max(used, default=0) and len(rates) > 2 and max(lately[1:], default=0) < RISES * lately[0]:
+                break
+            if size > max(used, default=0) and rates[size] < 0.9 * best:
+                break
+    except torch.OutOfMemoryError:
+        pass  # the end of the ladder
+    return rates
+
+
+def backward_rate(workload: Any, size: int) -> float:
+    """The median of a few, after one that warms up; the optimizer steps once a window, whatever the size."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    batch = workload.make_batch(size)
+    taken: list[float] = []
+    while len(taken) < 3 or (len(taken) < 9 and sum(taken) < LOOK_SECONDS):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        workload._backward(batch)
+        torch.cuda.synchronize()
+        taken.append(time.perf_counter() - started)
+    return size / statistics.median(taken[1:])
 
 
 def found_in(run: Path) -> dict[str, Any]:
@@ -211,6 +286,8 @@ class Progress(SweepListener):
 def side_by_side(documents: Sequence[Mapping[str, Any]]) -> str:
     """A markdown table: a row for each model, columns for each document."""
     titles = ["model"]
+    ladders = {document["arguments"].get("memory_limit"): document for document in documents if is_ladder(document)}
+    documents = [document for document in documents if not is_ladder(document)]
     for document in documents:
         limit = document["arguments"].get("memory_limit") or "uncapped"
         name = f"{document['part']}, {limit}"
@@ -221,7 +298,8 @@ def side_by_side(documents: Sequence[Mapping[str, Any]]) -> str:
         cells = [model]
         for document in documents:
             row = next((one for one in document["rows"] if one["model"] == model), None)
-            cells += ["—"] * 6 if row is None else row_cells(row)
+            beside = ladders.get(document["arguments"].get("memory_limit"))
+            cells += ["—"] * 6 if row is None else row_cells(with_ladder(row, beside))
         lines.append("| " + " | ".join(cells) + " |")
     for document in documents:
         finding = sum(row["planning_seconds"] or 0.0 for row in document["rows"])
@@ -229,6 +307,18 @@ def side_by_side(documents: Sequence[Mapping[str, Any]]) -> str:
         seconds += f", finding sizes in the runs {finding:.0f} s (their first steps against steady ones)"
         lines.append(f"\n{document['part']}: {seconds}")
     return "\n".join(lines)
+
+
+def is_ladder(document: Mapping[str, Any]) -> bool:
+    return bool(document["part"] == "ladder")
+
+
+def with_ladder(row: Mapping[str, Any], beside: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The row with its rate over the best of the ladder, where that has its size."""
+    rows = [] if beside is None else beside["rows"]
+    rates: dict[str, float] = next((one["rates"] for one in rows if one["model"] == row["model"]), {})
+    own = rates.get(str(row["batch_size"]))
+    return row if own is None else {**row, "of_best": own / max(rates.values())}
 
 
 def row_cells(row: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from brim.execute.executor import MOST_TRIALS, Executor, Pending
+from brim.execute.executor import MOST_TRIALS, Executor, ItemFailure, Pending
 from brim.execute.figures import ExecutionFigures
 from brim.execute.governor import Governor
 
@@ -150,3 +150,22 @@ def test_the_first_batch_takes_long_whatever_its_size_and_is_not_the_cost_of_fin
     executor = executed(100, Governor(first=4, ceiling=16, grows=False))
     assert executor.figures.warm_up_padded_cost == 4
     assert executor.figures.search_padded_cost == 8
+
+
+def test_a_batch_of_which_nothing_ran_says_nothing_about_its_size() -> None:
+    """Two unreadable pictures come first: they took no time, and no later batch is ever as fast."""
+
+    class Slow(Pending):
+        def __init__(self, items: list[int]) -> None:
+            self.items = items
+
+        def result(self) -> list[Any]:
+            return [ItemFailure(reason="error", message="unreadable") if item < 2 else item for item in self.items]
+
+        def busy_seconds(self) -> float:
+            return 1e-6 if max(self.items) < 2 else 0.1 + 0.001 * len(self.items)
+
+    executor = Executor(Slow, [1] * 400, governor=Governor(first=2), record=lambda batch: None)
+    executor.run(range(400))
+    assert executor.figures.failed == 2
+    assert max(executor.figures.batch_counts) > 30

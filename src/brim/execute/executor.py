@@ -322,8 +322,10 @@ class Executor:
         figures.padded_cost += padded_cost(costs)
         figures.largest_padded_cost = max(figures.largest_padded_cost, flight.cost)
         figures.batch_counts.append(len(batch))
+        if failed == len(batch):
+            return  # none of it reached the device: that was quick, and says nothing of the size
         searching = not self.governor.settled
-        if figures.batches == 1:
+        if not figures.warm_up_padded_cost:
             figures.warm_up_seconds, figures.warm_up_padded_cost = seconds, padded_cost(costs)
         elif searching:
             figures.search_seconds += seconds
