@@ -72,7 +72,7 @@ def convolution(size: int, event: int, **changes: Any) -> ConvCall:
     fields: dict[str, Any] = {
         "direction": "forward", "input": (size, 64, 56, 56), "weight": (64, 64, 3, 3), "output": (size, 64, 56, 56),
         "dtype": "bfloat16", "stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1,
-        "transposed": False, "channels_last": False, "live_bytes": 0, "event": event,
+        "transposed": False, "channels_last": False, "event": event,
     }  # fmt: skip
     return ConvCall(**{**fields, **changes})
 

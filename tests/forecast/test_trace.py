@@ -149,7 +149,7 @@ def test_adamw_works_on_lists_of_tensors_as_it_does_on_cuda() -> None:
     assert any(event.op == "aten._foreach_sqrt" for event in trace.events)
 
 
-def test_a_convolution_is_noted_with_what_is_held_while_it_runs() -> None:
+def test_a_convolution_is_noted_with_where_it_takes_memory() -> None:
     trace = trace_workload(convolutional(), 4)
     first = trace.convolutions[0]
     assert (first.direction, first.input, first.weight, first.dtype) == (
@@ -161,7 +161,6 @@ def test_a_convolution_is_noted_with_what_is_held_while_it_runs() -> None:
     assert [call.direction for call in trace.convolutions[:5]] == ["forward", "forward", "dgrad", "wgrad", "wgrad"]
     for call in trace.convolutions:
         assert trace.events[call.event].kind == "alloc"
-        assert call.live_bytes == live_after(trace, call.event + 1)
 
 
 def test_weights_come_in_the_order_in_which_a_module_is_moved() -> None:

@@ -56,7 +56,6 @@ class ConvCall:
     groups: int
     transposed: bool
     channels_last: bool
-    live_bytes: int  # allocated while it runs, its own result included
     event: int  # the one that takes memory for its result: its workspace is held right after
     copies_weight: bool = False  # into the other memory format, before its workspace is taken
 

@@ -190,7 +190,6 @@ def _note(
             groups=groups,
             transposed=transposed,
             channels_last=wanted is not torch.contiguous_format,
-            live_bytes=tracer.ledger.live_bytes - sum(_bytes(result) for result in later),
             event=tracer.ledger.position() - 1 - len(later),
             copies_weight=not weight.is_contiguous(memory_format=wanted),
         )

@@ -47,6 +47,7 @@ class MultimodalInputs:
         self._checked: set[frozenset[str]] = set()  # the make-ups that were compared
         self._whole = False  # ask the processor for whole batches
         self.notes: list[str] = []
+        self._tokens_by_size: dict[tuple[tuple[int, int], ...], int] = {}  # a processor takes milliseconds to count
         tokenizer = model.tokenizer
         if tokenizer is not None:
             tokenizer.padding_side = "left"
@@ -123,6 +124,13 @@ class MultimodalInputs:
             sizes.append((height, width))
         if not sizes:
             return 0
+        key = tuple(sizes)
+        if key not in self._tokens_by_size:
+            self._tokens_by_size[key] = self._count_tokens(sizes)
+        return self._tokens_by_size[key]
+
+    def _count_tokens(self, sizes: Sequence[tuple[int, int]]) -> int:
+        """What pictures of these heights and widths come to, by the processor's own count where it has one."""
         counted = count_image_tokens(self._processor, sizes, self._options)
         if counted is not None:
             return counted
