@@ -267,3 +267,23 @@ def test_a_size_that_ran_short_of_memory_is_not_come_back_to() -> None:
         governor.succeeded(14, 0.1)
     assert governor.cap == 14
     assert governor.settled
+
+
+def test_after_one_batch_growth_stays_within_a_line_from_what_is_resident() -> None:
+    """As a value of a knob starts: at a size found before, with one batch of its own to judge by."""
+    governor = Governor(first=22_638, cap_likely=True, limit_bytes=12_288)
+    governor.model.base_bytes = 2_100
+    governor.succeeded(22_638, 1.0, 9_606)
+    assert 22_638 < governor.cap < 30_000  # twice as much ran out of memory
+    unknown = Governor(first=22_638, cap_likely=True, limit_bytes=12_288)
+    unknown.succeeded(22_638, 1.0, 9_606)
+    assert unknown.cap == 45_276
+
+
+def test_it_does_not_grow_back_to_what_the_bytes_say_will_not_fit() -> None:
+    governor = Governor(first=36_630, cap_known=True, limit_bytes=12_288)
+    governor.model.base_bytes = 2_100
+    governor.ran_out(36_630)
+    for _ in range(FORGIVING_BATCHES - 1):
+        governor.succeeded(governor.cap, 1.0, round(2_100 + governor.cap * 0.4))
+    assert 18_315 < governor.cap <= (0.97 * 12_288 - 2_100) / 0.4

@@ -233,7 +233,7 @@ def test_an_ambiguous_error_is_tried_smaller_once_and_then_raised() -> None:
 def test_the_size_is_found_on_the_first_windows_and_nothing_is_wasted() -> None:
     """Every micro-batch that is tried is part of a window; later windows are cut evenly."""
     runner = micro_batches(network(), Classification(CLASSES))
-    windows = [runner.run(work(seed=number)) for number in range(24)]
+    windows = [runner.run(work(seed=number)) for number in range(60)]  # one look in each at the largest sizes
     assert all(seen(done) == list(range(32)) for done in windows)
     assert [len(part.items) for part in windows[0].parts][:2] == [2, 2]
     assert runner.sizes.settled

@@ -102,6 +102,7 @@ class Sizing:
             cap_likely=hint.cost_cap is not None,
             limit_bytes=self.limit_bytes,
         )
+        governor.model.base_bytes = resident
         if hint.forecast is not None and hint.forecast.grows:
             governor.model.expect(hint.forecast.bytes_at_cost, base_bytes=resident, most_off=MOST_OFF)
         return Start(governor=governor, forecast=forecast)

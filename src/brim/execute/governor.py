@@ -245,8 +245,16 @@ class Governor:
             self._begin_comparing()
 
     def _fitting(self, share: float = USABLE) -> float:
-        """The largest padded cost that the byte model expects to fit into a share of the memory limit."""
-        within = None if self._limit_bytes is None else self.model.largest_within(round(share * self._limit_bytes))
+        """The largest padded cost that the byte model expects to fit into a share of the memory limit.
+
+        After a first batch that is a line from what is resident, where that is known.
+        """
+        if self._limit_bytes is None:
+            return math.inf
+        room = round(share * self._limit_bytes)
+        within: float | None = self.model.largest_within(room)
+        if within is None and self.model.base_bytes > 0 and len(self.model.points) == 1:
+            within = self.model.proportionally_within(room)
         return math.inf if within is None else within
 
     def _recover(self) -> bool:
@@ -259,7 +267,8 @@ class Governor:
         if self._quiet < QUIET_BATCHES or self.cap >= self._wanted:
             return False
         # Half-way to the failure at most: the failing size is approached, not repeated.
-        grown = math.floor(min(self.cap * 2, self._wanted, (self.cap + self._failed) / 2, self._failed - 1))
+        half_way = (self.cap + self._failed) / 2
+        grown = math.floor(min(self.cap * 2, self._wanted, half_way, self._failed - 1, self._fitting()))
         if grown <= self.cap:
             return False
         self.cap, self._quiet = grown, 0
