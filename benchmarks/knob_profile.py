@@ -130,8 +130,8 @@ class BatchTimes(EvalListener):
 
     def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
         del cap, reserved_bytes
-        self.batches.append((figures.items - self._items, figures.seconds - self._seconds))
-        self._items, self._seconds = figures.items, figures.seconds
+        self.batches.append((figures.items - self._items, figures.busy_seconds - self._seconds))
+        self._items, self._seconds = figures.items, figures.busy_seconds
 
     def rate_near(self, size: int | None) -> float | None:
         """The best rate of a batch of about this size."""

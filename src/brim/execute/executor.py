@@ -224,6 +224,7 @@ class Executor:
         now = time.perf_counter()
         seconds, self._landed_at = now - max(flight.started, self._landed_at), now
         failed = sum(isinstance(result, ItemFailure) for result in results)
+        self.figures.seconds += seconds
         self._count(flight, seconds if busy is None else busy, failed=failed)
         self._clear(batch)
         self._record([_done(item, result, len(batch)) for item, result in zip(batch, results, strict=True)])
@@ -316,7 +317,7 @@ class Executor:
         figures.items += len(batch)
         figures.failed += failed
         figures.batches += 1
-        figures.seconds += seconds
+        figures.busy_seconds += seconds
         costs = [self._costs[item] for item in batch]
         figures.cost += sum(costs)
         figures.padded_cost += padded_cost(costs)

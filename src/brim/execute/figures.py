@@ -17,13 +17,14 @@ class ExecutionFigures:
     failed: int = 0
     batches: int = 0
     oom_events: int = 0
-    seconds: float = 0.0  # that batches took: the device's own where it is known, without waiting for items
+    seconds: float = 0.0  # inside the function, one batch after the other
+    busy_seconds: float = 0.0  # of these, the device's own where they are known: without waiting for items
     cost: int = 0
     padded_cost: int = 0
     largest_padded_cost: int = 0  # of one batch, in the unit of the cap
-    warm_up_seconds: float = 0.0  # of `seconds`: the first batch, which loads kernels whatever its size
+    warm_up_seconds: float = 0.0  # of `busy_seconds`: the first batch, which loads kernels whatever its size
     warm_up_padded_cost: int = 0
-    search_seconds: float = 0.0  # of `seconds`: between the first batch and the size's settling
+    search_seconds: float = 0.0  # of `busy_seconds`: between the first batch and the size's settling
     search_padded_cost: int = 0
     best_search_rate: float = 0.0  # padded cost a second
     lost_seconds: float = 0.0  # in batches that failed, and in cleaning up after them
@@ -44,7 +45,7 @@ class ExecutionFigures:
         size that was given as well.
         """
         settled_cost = self.padded_cost - self.search_padded_cost - self.warm_up_padded_cost
-        settled = self.seconds - self.search_seconds - self.warm_up_seconds
+        settled = self.busy_seconds - self.search_seconds - self.warm_up_seconds
         rate = settled_cost / settled if settled_cost > 0 and settled > 0 else self.best_search_rate
         at_that_rate = self.search_padded_cost / rate if rate else self.search_seconds
         return self.lost_seconds + max(self.search_seconds - at_that_rate, 0.0)
