@@ -184,17 +184,18 @@ class MicroBatches:
 
     def _run_part(self, work: WindowWork, start: int, length: int, done: WindowDone) -> None:
         items = work.items[start : start + length]
-        fetched = work.fetch(items)
         seconds: float | None = None
         settled = self.sizes.settled
         if self.sizes.new:
-            self._give_back_cache()
+            self._give_back_cache()  # first: a batch in the midst of a cached block would keep all of it
+        fetched = [work.fetch(items)]
         self.sizes.reserved_bytes = 0 if settled else self._reserve()
         if not settled:
             self._wait()
         started = time.perf_counter()
         with self.watched() as reading:
-            loss = self._backward(fetched.to(self._device, self._dtype), work.samples)
+            # Taken out, so that what is converted does not outlive its conversion.
+            loss = self._backward(fetched.pop().to(self._device, self._dtype), work.samples)
         if not settled:
             self._wait()
             seconds = time.perf_counter() - started
