@@ -205,3 +205,32 @@ def test_workers_read_files_as_this_process_would(tmp_path: Path) -> None:
     assert found == "there"
     assert isinstance(missing, NotPrepared)
     assert missing.message.startswith("FileNotFoundError")
+
+
+def megabyte(item: int) -> torch.Tensor:
+    return torch.full((1 << 18,), float(item))
+
+
+@pytest.mark.parametrize(("free", "workers"), [(64 << 20, 2), (8 << 20, 1), (2 << 20, 0)])
+def test_no_more_processes_than_shared_memory_holds_samples_of(
+    monkeypatch: pytest.MonkeyPatch, free: int, workers: int
+) -> None:
+    """A container has 64 MB of it unless it was asked for more, and a process that meets the end of it is killed."""
+    monkeypatch.setattr(loader_module, "_free_shared_bytes", lambda: free)
+    settings = LoaderSettings(num_workers=2, prefetch_factor=4, item_bytes=1 << 20)
+    with Loader(megabyte, range(12), settings) as loader:
+        assert loader.workers == workers
+        assert [float(one[0]) for one in loader.take(range(12))] == list(range(12))
+    assert bool(loader.notes) is (workers < 2)
+    if workers < 2:
+        assert f"hold what {workers} loading processes prepare, not 2" in loader.notes[0]
+        assert "--shm-size" in loader.notes[0]
+
+
+def test_a_loader_that_cannot_start_gives_back_what_it_was_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Loader, workers: int) -> Any:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(Loader, "_start", broken)
+    with pytest.raises(OSError, match="no more processes"), Loader(doubled, ORDER, LoaderSettings(num_workers=2)):
+        pass

@@ -13,12 +13,14 @@ import ctypes
 import dataclasses
 import math
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from brim.config.sizes import format_bytes
 from brim.errors import BrimError
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ __all__ = ["Loader", "LoaderSettings", "NotPrepared", "suggest_workers"]
 
 CHEAP_SECONDS = 0.002  # an item prepared in less is not worth a process
 MOST_WORKERS = 16
+SHARE_OF_SHM = 0.8  # of what is free
 KEPT_BYTES = 1 << 29  # that a loading process keeps for itself at most
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 MANY_CORES = 4
@@ -117,8 +120,13 @@ class Loader:
         if self.workers is None:
             trial = _try_items(self._prepare, self._order, _cores())
             self.workers, self.item_bytes = trial.workers, trial.item_bytes
+        self.workers = self._affordable(self.workers)
         if self.workers > 0 and self._order:
-            self._coming = self._start(self.workers)
+            try:
+                self._coming = self._start(self.workers)
+            except BaseException:
+                self.__exit__(None, None, None)
+                raise
         return self
 
     def __exit__(
@@ -161,6 +169,19 @@ class Loader:
             self._ready.pop(item, None)
         if self._room is not None:
             self._room.free([self._packed.pop(item) for item in items if item in self._packed])
+
+    def _affordable(self, workers: int) -> int:
+        """As many processes as there is shared memory for what they prepare ahead: a container may have 64 MB of it."""
+        free = _free_shared_bytes()
+        each = (self._settings.prefetch_factor + 1) * (self.item_bytes or 0)
+        if free is None or workers * each <= SHARE_OF_SHM * free:
+            return workers
+        fewer = int(SHARE_OF_SHM * free / each)
+        self.notes.append(
+            f"{format_bytes(free)} of shared memory hold what {fewer} loading processes prepare, not {workers}; a "
+            "container gets more with --shm-size=8g"
+        )
+        return fewer
 
     def _unpacked(self, item: int, prepared: Any) -> Any:
         from brim.memory.locked_room import Packed
@@ -254,6 +275,13 @@ def _start_worker(worker: int) -> None:
     _keep_freed_memory()
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _free_shared_bytes() -> int | None:
+    try:
+        return shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return None  # another system: no such bound
 
 
 def _keep_freed_memory() -> None:
