@@ -29,6 +29,7 @@ from benchmarks.environment import environment
 
 from brim.config.sizes import format_bytes, parse_bytes
 from brim.config.sweep_file import read_sweep
+from brim.memory.devices import memory_of
 from brim.sweep.devices import local_devices, mps_is_running
 from brim.sweep.forecasts import SizeForecast, forecast_experiments
 from brim.sweep.job import Job, Outcome
@@ -138,14 +139,10 @@ def video_row(result: SweepResult, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def ladder(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Fixed sizes of every model, those that the documents named used among them, up to one that does not fit."""
-    import torch
-
     del folder
     documents = [json.loads(Path(file).read_text()) for file in arguments.files]
     limit = arguments.memory_limit
-    if limit is not None:
-        whole = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(parse_bytes(limit) / whole)
+    memory = memory_of("cuda")
     started, rows = time.perf_counter(), []
     for model in arguments.models.split(","):
         used = {
@@ -154,7 +151,8 @@ def ladder(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for row in document["rows"]
             if row["model"] == model and row["batch_size"]
         }
-        rows.append({"model": model, "rates": ladder_rates(model, sorted({*LADDER, *used}), used)})
+        with memory.limited(parse_bytes(limit) if limit is not None else memory.total_bytes()):
+            rows.append({"model": model, "rates": ladder_rates(model, sorted({*LADDER, *used}), used)})
         print(json.dumps(rows[-1]), flush=True)
     return {"rows": rows, "seconds": time.perf_counter() - started}
 
@@ -186,12 +184,9 @@ def ladder_rates(model: str, sizes: Sequence[int], used: set[int]) -> dict[int, 
 
 def backward_rate(workload: Any, size: int) -> float:
     """The median of a few, after one that warms up; the optimizer steps once a window, whatever the size."""
-    import gc
-
     import torch
 
-    gc.collect()
-    torch.cuda.empty_cache()
+    memory_of("cuda").release()
     batch = workload.make_batch(size)
     taken: list[float] = []
     while len(taken) < 3 or (len(taken) < 9 and sum(taken) < LOOK_SECONDS):

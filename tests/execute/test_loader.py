@@ -216,7 +216,7 @@ def test_no_more_processes_than_shared_memory_holds_samples_of(
     monkeypatch: pytest.MonkeyPatch, free: int, workers: int
 ) -> None:
     """A container has 64 MB of it unless it was asked for more, and a process that meets the end of it is killed."""
-    monkeypatch.setattr(loader_module, "_free_shared_bytes", lambda: free)
+    monkeypatch.setattr(loader_module, "free_shared_bytes", lambda: free)
     settings = LoaderSettings(num_workers=2, prefetch_factor=4, item_bytes=1 << 20)
     with Loader(megabyte, range(12), settings) as loader:
         assert loader.workers == workers

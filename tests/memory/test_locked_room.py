@@ -149,5 +149,5 @@ def test_small_items_a_small_shm_and_a_device_that_cannot_lock_do_without(
     assert LockedRoom.lend(5000, workers=2) is None
     assert not LockedRoom._is_lent
     monkeypatch.setattr(locked_room, "_registered", lambda memory: True)
-    monkeypatch.setattr(locked_room, "_free_shared_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(locked_room, "free_shared_bytes", lambda: 1 << 20)
     assert LockedRoom.lend(5000, workers=2) is None

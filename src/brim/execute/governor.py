@@ -128,7 +128,9 @@ class Governor:
         """A batch of this padded cost ran out of memory: half of it from here on, and never straight back."""
         if self._before_trouble is None:
             self._before_trouble = (self.cap, self._wanted, self._failed, self.phase)
-        self._settle_below(cost)
+        self._failed = min(self._failed, cost)
+        self._quiet = 0
+        self.phase = "settled"
         self.cap = max(min(self.cap, cost) // 2, 1)
         self._wanted = max(min(self._wanted, cost - 1), 1)
 
@@ -207,12 +209,6 @@ class Governor:
         self.cap = math.floor(far)
         self._before, self._trials = usual, []
         return True
-
-    def _settle_below(self, cost: int) -> None:
-        """Trouble at this padded cost: a mark that the cap stays below, and no growth for a while."""
-        self._failed = min(self._failed, cost)
-        self._quiet = 0
-        self.phase = "settled"
 
     def _settle(self) -> None:
         self.phase = "settled"

@@ -13,7 +13,6 @@ import ctypes
 import dataclasses
 import math
 import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from brim.config.sizes import format_bytes
 from brim.errors import BrimError
+from brim.monitor.host import free_shared_bytes
 
 if TYPE_CHECKING:
     from brim.memory.locked_room import LockedRoom, Packed
@@ -172,7 +172,7 @@ class Loader:
 
     def _affordable(self, workers: int) -> int:
         """As many processes as there is shared memory for what they prepare ahead: a container may have 64 MB of it."""
-        free = _free_shared_bytes()
+        free = free_shared_bytes()
         each = (self._settings.prefetch_factor + 1) * (self.item_bytes or 0)
         if free is None or workers * each <= SHARE_OF_SHM * free:
             return workers
@@ -275,13 +275,6 @@ def _start_worker(worker: int) -> None:
     _keep_freed_memory()
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _free_shared_bytes() -> int | None:
-    try:
-        return shutil.disk_usage("/dev/shm").free
-    except OSError:
-        return None  # another system: no such bound
 
 
 def _keep_freed_memory() -> None:

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import torch
+
+from brim.monitor.host import free_shared_bytes
 
 __all__ = ["LockedRoom", "Packed", "tensor_bytes"]
 
@@ -70,7 +71,8 @@ class LockedRoom:
         """Room for items of this size; give it back with `give_back`. None: send them in the ordinary way."""
         if item_bytes < WORTHWHILE_BYTES or LockedRoom._is_lent:
             return None
-        wanted = min(max(ITEMS * item_bytes, LEAST_BYTES), MOST_BYTES, _free_shared_bytes())
+        room = int(SHARE_OF_SHM * (free_shared_bytes() or 0))
+        wanted = min(max(ITEMS * item_bytes, LEAST_BYTES), MOST_BYTES, room)
         if wanted < LEAST_BYTES:
             return None
         kept = LockedRoom._kept
@@ -182,13 +184,6 @@ def _lies_flat(value: Any) -> bool:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNED) * ALIGNED
-
-
-def _free_shared_bytes() -> int:
-    try:
-        return int(SHARE_OF_SHM * shutil.disk_usage("/dev/shm").free)
-    except OSError:
-        return 0
 
 
 def _locked(nbytes: int) -> torch.Tensor | None:

@@ -7,12 +7,13 @@ process runs in (Linux control groups, both versions). It knows nothing of devic
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import psutil
 
-__all__ = ["CpuMeter", "MemoryMeter", "available_host_bytes", "process_resident_bytes"]
+__all__ = ["CpuMeter", "MemoryMeter", "available_host_bytes", "free_shared_bytes", "process_resident_bytes"]
 
 
 def available_host_bytes(
@@ -20,6 +21,14 @@ def available_host_bytes(
 ) -> int:
     """The bytes this process can still take before the host, or its control group, runs out."""
     return MemoryMeter(cgroup_root, process_cgroups).available_bytes()
+
+
+def free_shared_bytes() -> int | None:
+    """What is free of the memory that processes share through files; None: this system sets no such bound."""
+    try:
+        return shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return None
 
 
 def process_resident_bytes() -> int:

@@ -41,13 +41,8 @@ class Items(abc.ABC):
         """One item as model input on the host; runs in worker processes."""
 
     @abc.abstractmethod
-    def join(self, prepared: Sequence[Any]) -> Any:
-        """Prepared items as one input."""
-
-    def join_on(self, device: torch.device | None, prepared: Sequence[Any]) -> Any:
-        """As `join`; on the device where that spares the host a copy."""
-        del device
-        return self.join(prepared)
+    def join(self, prepared: Sequence[Any], device: torch.device | None = None) -> Any:
+        """Prepared items as one input; on the device, if one is given and that spares the host a copy."""
 
     def batch(
         self, items: Sequence[int], prepared: Sequence[Any] | None = None, *, device: torch.device | None = None
@@ -56,22 +51,18 @@ class Items(abc.ABC):
         if prepared is None:
             prepared = [self.prepare(item) for item in items]
         labels = None if self.labels is None else self.labels[torch.as_tensor(list(items))]
-        return Batch(self.join_on(device, prepared), labels)
+        return Batch(self.join(prepared, device), labels)
 
 
 class StackedItems(Items):
     """Items that are one tensor each, all of one shape."""
 
-    def join(self, prepared: Sequence[Any]) -> torch.Tensor:
+    def join(self, prepared: Sequence[Any], device: torch.device | None = None) -> torch.Tensor:
         """Above each other."""
-        return stacked(prepared)
-
-    def join_on(self, device: torch.device | None, prepared: Sequence[Any]) -> torch.Tensor:
-        """Above each other, where they are needed."""
         return stacked(prepared, device)
 
 
-class TensorItems(Items):
+class TensorItems(StackedItems):
     """Rows of a tensor in memory, such as features: nothing to prepare."""
 
     loads = False
@@ -83,10 +74,6 @@ class TensorItems(Items):
     def prepare(self, item: int) -> torch.Tensor:
         """One row."""
         return self.rows[item]
-
-    def join(self, prepared: Sequence[Any]) -> torch.Tensor:
-        """Rows above each other."""
-        return torch.stack(list(prepared))
 
     def batch(
         self, items: Sequence[int], prepared: Sequence[Any] | None = None, *, device: torch.device | None = None
@@ -167,8 +154,9 @@ class TextItems(Items):
         """Token ids."""
         return self._tokens[item]
 
-    def join(self, prepared: Sequence[Any]) -> dict[str, torch.Tensor]:
+    def join(self, prepared: Sequence[Any], device: torch.device | None = None) -> dict[str, torch.Tensor]:
         """Padded on the right, with the mask that says so."""
+        del device
         longest = max(len(ids) for ids in prepared)
         return {
             "input_ids": torch.tensor([[*ids, *[self._pad] * (longest - len(ids))] for ids in prepared]),
@@ -191,17 +179,13 @@ class OwnItems(Items):
         """The sample, with its label."""
         return self._samples[item]
 
-    def join(self, prepared: Sequence[Any]) -> Any:
+    def join(self, prepared: Sequence[Any], device: torch.device | None = None) -> Any:
         """As the factory's `collate` does, else as torch does."""
         if self._join is not None:
             return self._join(prepared)
-        return torch.utils.data.default_collate(list(prepared))
-
-    def join_on(self, device: torch.device | None, prepared: Sequence[Any]) -> Any:
-        """As `join`; tensors that torch would stack are stacked where they are needed."""
-        if self._join is None and all(isinstance(one, torch.Tensor) for one in prepared):
+        if all(isinstance(one, torch.Tensor) for one in prepared):
             return stacked(prepared, device)
-        return self.join(prepared)
+        return torch.utils.data.default_collate(list(prepared))
 
     def batch(
         self, items: Sequence[int], prepared: Sequence[Any] | None = None, *, device: torch.device | None = None
@@ -209,9 +193,9 @@ class OwnItems(Items):
         """Inputs joined, and the labels that came with them."""
         samples = [self.prepare(item) for item in items] if prepared is None else list(prepared)
         if self._label_dtype is None:
-            return Batch(self.join_on(device, samples), None)
+            return Batch(self.join(samples, device), None)
         labels = torch.stack([torch.as_tensor(label, dtype=self._label_dtype) for _, label in samples])
-        return Batch(self.join_on(device, [one for one, _ in samples]), labels)
+        return Batch(self.join([one for one, _ in samples], device), labels)
 
 
 class _Numbers(Sequence[str]):

@@ -61,6 +61,7 @@ class GenerateTask(Task):
             )
         if self.model.kind == "vision_language":
             self._multimodal = MultimodalInputs(self.model, self.data, self._writer, self.settings)
+            self._multimodal.notes = self.notes
             self._lengths = self._multimodal.lengths()
         else:
             if any(sample.images for sample in self.samples):
@@ -95,7 +96,6 @@ class GenerateTask(Task):
         if self._multimodal is not None:
             seen = [self._multimodal.seen(item, one) for item, one in zip(items, prepared, strict=True)]
             inputs = self.to_device(self._multimodal.batch(items, prepared, device=self.joined_on))
-            self.notes += [note for note in self._multimodal.notes if note not in self.notes]
             batch = PromptBatch(inputs=inputs, keys=items)
         else:
             batch = self._text_batch(items, prepared, decoder)

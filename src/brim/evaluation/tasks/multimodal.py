@@ -76,26 +76,26 @@ class MultimodalInputs:
         device: torch.device | None = None,
     ) -> dict[str, Any]:
         """Samples as one batch, their pixels put together on the device if one is given."""
-        uneven = _uneven(prepared)
-        if uneven not in self._checked and len(items) > 1 and not self._whole:
-            self._checked.add(uneven)
-            self._whole = not self._may_be_joined(items, prepared, uneven)
-            if self._whole:
-                self.notes.append(
-                    f"{type(self._processor).__name__} makes other inputs of a batch than of its samples: it is asked "
-                    "for whole batches, in this process, which is slower"
-                )
+        if len(items) > 1 and not self._whole:
+            self._compare(items, prepared)
         if self._whole:
             return self._process(items)
         return joined(prepared, pad=self._pad, device=device)
 
-    def _may_be_joined(
-        self, items: Sequence[int], prepared: Sequence[Mapping[str, Any]], uneven: frozenset[str]
-    ) -> bool:
-        """Whether the processor gives the same for a few of these, which differ in all in which any of them do."""
+    def _compare(self, items: Sequence[int], prepared: Sequence[Mapping[str, Any]]) -> None:
+        """At the first batch of a make-up: does the processor give the same for a few of these, as unlike as any?"""
+        uneven = _uneven(prepared)
+        if uneven in self._checked:
+            return
+        self._checked.add(uneven)
         places = _typical(prepared, uneven)
         ours = joined([prepared[place] for place in places], pad=self._pad)
-        return _same(ours, self._process([items[place] for place in places]))
+        if not _same(ours, self._process([items[place] for place in places])):
+            self._whole = True
+            self.notes.append(
+                f"{type(self._processor).__name__} makes other inputs of a batch than of its samples: it is asked for "
+                "whole batches, in this process, which is slower"
+            )
 
     def _process(self, items: Sequence[int]) -> dict[str, Any]:
         samples = [self._samples[item] for item in items]
