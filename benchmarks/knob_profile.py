@@ -16,7 +16,7 @@ import dataclasses
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,9 @@ class BatchTimes(EvalListener):
         self.batches: list[tuple[int, float]] = []
         self._items, self._seconds = 0, 0.0
 
+    def note(self, line: str) -> None:
+        print(line, flush=True)
+
     def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
         del cap, reserved_bytes
         self.batches.append((figures.items - self._items, figures.busy_seconds - self._seconds))
@@ -171,32 +174,37 @@ def smaller(used: int) -> list[int]:
     return sizes[1:]
 
 
-def prepared(request: Any, load: Any) -> list[Any]:
-    """The first questions as the model takes them, one for each picture: the others go round the same pictures."""
+def prepared(request: Any, load: Any) -> dict[Any, Any]:
+    """A question about every picture as the model takes it, by the picture: all ask the same."""
     import torch
 
     from brim.evaluation.subject import open_subject
 
-    subject = open_subject(dataclasses.replace(request, limit=PICTURES), load=load)
+    subject = open_subject(request, load=load)
+    first = {picture_of(subject, item): item for item in reversed(range(len(subject.costs)))}
     with ThreadPoolExecutor() as pool:
-        ready = list(pool.map(subject.task.prepare, range(len(subject.costs))))
+        ready = dict(zip(first, pool.map(subject.task.prepare, first.values()), strict=True))
     if subject.device.type != "cuda":
         return ready
 
     def pinned(value: Any) -> Any:
         return value.pin_memory() if isinstance(value, torch.Tensor) else value
 
-    return [{name: pinned(value) for name, value in one.items()} for one in ready]
+    return {picture: {name: pinned(value) for name, value in one.items()} for picture, one in ready.items()}
 
 
-def rate_at(request: Any, size: int, load: Any, ready: Sequence[Any]) -> float | None:
+def picture_of(subject: Any, item: int) -> Any:
+    return subject.task.samples[item].images[0]
+
+
+def rate_at(request: Any, size: int, load: Any, ready: Mapping[Any, Any]) -> float | None:
     """Samples per second at exactly this size, pictures prepared beforehand; None where it does not run whole."""
     from brim.evaluation.run import run_subject
     from brim.evaluation.subject import open_subject
 
     fixed = dataclasses.replace(request, limit=BATCHES * size, batch_size=size, fixed=True, num_workers=0)
     subject = open_subject(fixed, load=load)
-    subject.task.prepare = lambda item: ready[item % len(ready)]  # type: ignore[method-assign]
+    subject.task.prepare = lambda item: ready[picture_of(subject, item)]  # type: ignore[method-assign]
     times = BatchTimes()
     with tempfile.TemporaryDirectory() as folder:
         run_subject(fixed, subject, Path(folder), times)

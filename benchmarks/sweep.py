@@ -46,6 +46,7 @@ GIVEN = {  # by hand, for no card in particular
 }  # fmt: skip
 
 
+QUICK = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d")  # they look at larger sizes, which takes more steps
 LADDER = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 RISES = 1.01  # a doubling that brings less: the rate has stopped rising
 LOOK_SECONDS = 0.6
@@ -76,7 +77,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("files", nargs="*", help="with tables and ladder: what the other parts wrote")
     parser.add_argument("--models", default=",".join(GIVEN))
     parser.add_argument("--memory-limit", default=None)
-    parser.add_argument("--steps", type=int, default=10, help="optimizer steps of each video model")
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps of a video model; of a quick one twice")
     parser.add_argument(
         "--samples", type=int, default=1024, help="clips; the effective batch is an eighth, 128 at most"
     )
@@ -95,16 +96,17 @@ def video(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         training["memory_limit"] = arguments.memory_limit
     source = {
         "data": {"type": "moving_shapes", "val_split": "none", "params": {"samples": arguments.samples}},
-        "hp": {"max_steps": arguments.steps, "epochs": 100, "frames": 16},
+        "hp": {"epochs": 100, "frames": 16},
         "optimizer": {"name": "adamw"},
         "training": training,
         "grid_search": {
             "grid": {
                 "model.type": models,
                 "hp.size": [112 if model.endswith("_18") else 224 for model in models],
+                "hp.max_steps": [arguments.steps * (2 if model in QUICK and planned else 1) for model in models],
                 "hp.batch_size": ["auto"] if planned else [GIVEN[model] for model in models],
             },
-            "zip": [["model.type", "hp.size"] if planned else ["model.type", "hp.size", "hp.batch_size"]],
+            "zip": [["model.type", "hp.size", "hp.max_steps", *([] if planned else ["hp.batch_size"])]],
         },
     }
     result, seconds, forecast_seconds = sweep(source, folder / "sweep", jobs_per_gpu=1, retry=planned)
@@ -138,7 +140,7 @@ def video_row(result: SweepResult, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ladder(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Fixed sizes of every model, those that the documents named used among them, up to one that does not fit."""
+    """Fixed sizes of every model, the one given by hand and those that the documents named used among them."""
     del folder
     documents = [json.loads(Path(file).read_text()) for file in arguments.files]
     limit = arguments.memory_limit
@@ -152,6 +154,7 @@ def ladder(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             if row["model"] == model and row["batch_size"]
         }
         with memory.limited(parse_bytes(limit) if limit is not None else memory.total_bytes()):
+            used.add(GIVEN[model])
             rows.append({"model": model, "rates": ladder_rates(model, sorted({*LADDER, *used}), used)})
         print(json.dumps(rows[-1]), flush=True)
     return {"rows": rows, "seconds": time.perf_counter() - started}
@@ -183,13 +186,13 @@ def ladder_rates(model: str, sizes: Sequence[int], used: set[int]) -> dict[int, 
 
 
 def backward_rate(workload: Any, size: int) -> float:
-    """The median of a few, after one that warms up; the optimizer steps once a window, whatever the size."""
+    """The median of a few, or a long one, after one that warms up; the optimizer steps once a window, at any size."""
     import torch
 
     memory_of("cuda").release()
     batch = workload.make_batch(size)
     taken: list[float] = []
-    while len(taken) < 3 or (len(taken) < 9 and sum(taken) < LOOK_SECONDS):
+    while len(taken) < 2 or (len(taken) < 9 and sum(taken) < LOOK_SECONDS):
         torch.cuda.synchronize()
         started = time.perf_counter()
         workload._backward(batch)
@@ -224,7 +227,7 @@ def planning_seconds(steps: Path) -> float | None:
 
 def packing(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The same small experiments one after the other, and as many at once as fit."""
-    size, samples, epochs = (32, 64, 1) if arguments.tiny else (64, 2048, 6)
+    size, samples, epochs = (32, 64, 1) if arguments.tiny else (64, 2048, 4)
     source = {
         "data": {
             "type": "moving_shapes",

@@ -20,6 +20,8 @@ __all__ = ["DIRECTIONS", "SHAPES", "MovingShapes", "shape_class_names"]
 
 Grid = npt.NDArray[np.float32]
 
+MEAN = DEVIATION = 0.3  # of brightness, about
+
 DIRECTIONS = {"left": (0.0, -1.0), "right": (0.0, 1.0), "up": (-1.0, 0.0), "down": (1.0, 0.0)}  # rows, columns
 SHAPES: dict[str, Callable[[Grid, Grid], npt.NDArray[np.bool_]]] = {  # of offsets from the centre, in radii
     "square": lambda y, x: np.maximum(abs(y), abs(x)) <= 0.85,
@@ -65,13 +67,15 @@ class MovingShapes(StackedItems):
         centre = draw.uniform(radius + travel / 2, size - radius - travel / 2, size=2)
         way = np.array(DIRECTIONS.get(direction, (0.0, 0.0)))
         when = np.linspace(-0.5, 0.5, frames)[:, None]
-        centres = centre + travel * when * way  # [frames, 2]
+        centres = (centre + travel * when * way).astype(np.float32)[..., None, None]  # [frames, 2, 1, 1]
         rows, columns = np.mgrid[0:size, 0:size].astype(np.float32)
-        offsets_y = (rows[None] - centres[:, 0, None, None]) / radius  # [frames, size, size]
-        offsets_x = (columns[None] - centres[:, 1, None, None]) / radius
-        inside = SHAPES[shape](offsets_y, offsets_x)
-        colour, ground = draw.uniform(0.6, 1.0, size=3), draw.uniform(0.0, 0.3, size=3)
-        picture = np.where(inside[None], colour[:, None, None, None], ground[:, None, None, None])
-        picture = picture + self._noise * draw.standard_normal(picture.shape)
-        found = torch.from_numpy(((picture - 0.3) / 0.3).astype(np.float32))  # [3, frames, size, size]
+        reach = np.float32(radius)
+        inside = SHAPES[shape]((rows - centres[:, 0]) / reach, (columns - centres[:, 1]) / reach)
+        tones = np.stack([draw.uniform(0.6, 1.0, size=3), draw.uniform(0.0, 0.3, size=3)])  # the shape's, the ground's
+        tones = ((tones - MEAN) / DEVIATION).astype(np.float32)
+        picture = draw.standard_normal((3, *inside.shape), dtype=np.float32)  # the noise; then what it lies over
+        picture *= np.float32(self._noise / DEVIATION)
+        for channel, shape_tone, ground_tone in zip(picture, *tones, strict=True):
+            channel += np.where(inside, shape_tone, ground_tone)
+        found = torch.from_numpy(picture)  # [3, frames, size, size]
         return found if self._frames is not None else found[:, 0]
