@@ -249,9 +249,9 @@ def test_only_equal_shares_of_a_window_are_tried() -> None:
     assert governor.settled
 
 
-@given(window=st.integers(1, 500), fast=st.floats(0.001, 1.0))
-def test_shares_never_keep_it_from_settling(window: int, fast: float) -> None:
-    governor = Governor(first=min(2, window), ceiling=window, shares_of=window, looks_far=True)
+@given(window=st.integers(1, 500), fast=st.floats(0.001, 1.0), steady=st.booleans())
+def test_shares_never_keep_it_from_settling(window: int, fast: float, steady: bool) -> None:
+    governor = Governor(first=min(2, window), ceiling=window, shares_of=window, looks_far=True, steady=steady)
     for _ in range(200):
         assert 1 <= governor.cap <= window
         governor.succeeded(governor.cap, fast + 0.01 * governor.cap)
@@ -287,3 +287,44 @@ def test_it_does_not_grow_back_to_what_the_bytes_say_will_not_fit() -> None:
     for _ in range(FORGIVING_BATCHES - 1):
         governor.succeeded(governor.cap, 1.0, round(2_100 + governor.cap * 0.4))
     assert 18_315 < governor.cap <= (0.97 * 12_288 - 2_100) / 0.4
+
+
+def test_where_rates_are_steady_every_size_is_passed_once() -> None:
+    """The same knee as elsewhere, without going back to what has been seen."""
+    governor = Governor(first=2, steady=True)
+    caps = feed(governor, 20)
+    sizes = [cap for cap, _ in itertools.groupby(caps)]
+    assert sizes == [2, 4, 16, 32, 64, 128, 256, 512, 256]
+    assert caps.count(512) == 2  # twice looked at, before it is given up
+    assert governor.settled
+
+
+def test_a_steady_rate_that_ends_its_climb_below_the_last_one_stays_there() -> None:
+    governor = Governor(first=8, steady=True)
+    for _ in range(6):
+        governor.succeeded(governor.cap, 1.0 if governor.cap <= 16 else governor.cap / 16)
+    assert (governor.settled, governor.cap) == (True, 16)
+
+
+def test_what_a_small_batch_takes_after_a_large_one_is_not_its_own() -> None:
+    """The allocator still holds what the large one took: taken for the small one's, it would forbid all growth."""
+    governor = Governor(first=32, cap_likely=True, limit_bytes=132)
+    governor.took(4, 6)
+    governor.took(32, 46)
+    governor.took(14, 46)  # the rest of a window
+    governor.succeeded(32, 1.0, 46)
+    assert governor.model.points == [(4, 6), (32, 46)]
+    assert governor.cap == 64
+    governor.cache_given_back()
+    governor.took(14, 20)
+    assert (14, 20) in governor.model.points
+
+
+def test_a_trial_that_fails_costs_nothing_of_what_is_known_to_run() -> None:
+    governor = Governor(first=30, cap_likely=True, ceiling=55)
+    governor.succeeded(30, 1.0)
+    assert governor.cap == 55
+    governor.ran_out(55)
+    assert governor.cap == 30
+    governor.ran_out(30)
+    assert governor.cap == 15

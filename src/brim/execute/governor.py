@@ -1,14 +1,15 @@
 """The governor: how large the next batch may be, learnt from the batches of the run itself.
 
-It climbs: two small batches, then fourfold while a batch's time hardly depends on its size, else twofold, one batch
-at a time. When a step up no longer brings much it compares: batches overlap as they will for the rest of the run, and
+It climbs: two small batches, then fourfold while a batch's time hardly depends on its size, else twofold, one batch at
+a time. When a step up no longer brings much it compares: batches overlap as they will for the rest of the run, and
 twice the size is tried between two batches of this one (dearest come first, so that the rate drifts by itself); it is
-kept if it brings a few per cent. Where larger batches cost nothing but memory (`looks_far`) it then compares once
-with the largest size that leaves room: doublings that bring little each may bring enough together. Then it is
-settled, until the items have become much cheaper: the best cap for long items is not that for short ones. Towards a
-size that the user gave it rises, as far as memory goes, however fast that is. An out-of-memory error halves the cap
-and marks the size that failed; the cap grows back towards the mark, never straight to it, and the mark itself moves
-up only after a long quiet stretch. Pure: it is told what happened, and asked for a cap.
+kept if it brings a few per cent. Items that are all alike (`steady`) have no drift: there a larger size is kept as soon
+as it is seen to bring so much, and the next one tried from there. Where larger batches cost nothing but memory
+(`looks_far`) it then compares once with the largest size that leaves room: doublings that bring little each may bring
+enough together. Then it is settled, until the items have become much cheaper: the best cap for long items is not that
+for short ones. Towards a size that the user gave it rises, as far as memory goes, however fast that is. An out-of-
+memory error halves the cap and marks the size that failed; the cap grows back towards the mark, never straight to it,
+and the mark itself moves up only after a long quiet stretch. Pure: it is told what happened, and asked for a cap.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ LESS = 0.9  # of a size that ran short of memory
 FORGIVING_BATCHES = 64  # batches without trouble before a failed size may be approached again
 USABLE = 0.97  # of the memory limit, when the byte model says how far a doubling may go
 ROOMY = 0.85  # of the memory limit, for a look far beyond
+NEARLY = 0.9  # of the largest batch since the cache was given back: what a smaller one takes is not its own
 FAR = 1.2  # times the doubling just tried: what is nearer is not looked at again
 
 Phase = Literal["climbing", "rising", "comparing", "settled"]
@@ -42,8 +44,9 @@ class Governor:
     `first` is where it starts and `ceiling` where it ends. `grows=False` keeps the size that the user gave: only an
     out-of-memory error lowers it, and quiet batches bring it back; where `first` is a smaller guess, it first rises to
     it. `cap_known` starts at a size found before, and `cap_likely` at one found for something similar: it is compared.
-    With `shares_of` so many are cut into equal parts in the end, so that sizes in between are not tried: of 96 it is 48
-    that is compared with 32, not 64, which leaves a rest.
+    With `steady` a rate is the size's own, whenever it was seen. With `shares_of` so many are cut into equal parts in
+    the end, so that sizes in between are not tried: of 96 it is 48 that is compared with 32, not 64, which leaves a
+    rest.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Governor:
         cap_known: bool = False,
         cap_likely: bool = False,
         looks_far: bool = False,
+        steady: bool = False,
         shares_of: int | None = None,
         limit_bytes: int | None = None,
     ) -> None:
@@ -78,6 +82,8 @@ class Governor:
         self._trials: list[float] = []
         self._larger = self.cap
         self._looks_far = looks_far
+        self._steady = steady
+        self._cached = 0  # the largest padded cost since the allocator gave back its cache
         self._small = 2  # batches to be made small before the first leap
         self._dearest: float = math.inf if not cap_known else 0  # item when it settled; 0: not known yet
         self._before_trouble: tuple[int, float, float, Phase] | None = None
@@ -106,7 +112,7 @@ class Governor:
         self._quiet += 1
         self._before_trouble, self._blamed = None, False
         if peak_bytes is not None:
-            self.model.observe(cost, peak_bytes)
+            self.took(cost, peak_bytes)
         if self._recover():
             return
         if self.phase == "settled":
@@ -124,14 +130,32 @@ class Governor:
         if self.settled and dearest is not None:
             self._dearest = dearest
 
+    def took(self, cost: int, peak_bytes: int) -> None:
+        """What a batch of this padded cost took, for the byte model.
+
+        After a larger one the allocator holds what that one took, which says nothing of this one.
+        """
+        if cost >= NEARLY * self._cached:
+            self.model.observe(cost, peak_bytes)
+        self._cached = max(self._cached, cost)
+
+    def cache_given_back(self) -> None:
+        """From here on a batch takes no more than its own."""
+        self._cached = 0
+
     def ran_out(self, cost: int) -> None:
-        """A batch of this padded cost ran out of memory: half of it from here on, and never straight back."""
+        """A batch of this padded cost ran out of memory: half of it from here on, and never straight back.
+
+        If it was on trial, what it was compared with is known to run, and need not be halved as well.
+        """
         if self._before_trouble is None:
             self._before_trouble = (self.cap, self._wanted, self._failed, self.phase)
+        proven = min(self._best_cap, self.cap) if self.phase == "comparing" and self._best_cap < cost else 0
+        self.cache_given_back()
         self._failed = min(self._failed, cost)
         self._quiet = 0
         self.phase = "settled"
-        self.cap = max(min(self.cap, cost) // 2, 1)
+        self.cap = max(min(self.cap, cost) // 2, proven, 1)
         self._wanted = max(min(self._wanted, cost - 1), 1)
 
     def ran_short(self, cost: int) -> None:
@@ -161,6 +185,11 @@ class Governor:
             self._best_cap, self._best_rate = self.cap, rate
             if self._grow(LEAP if linear and self._small <= 0 else 2):
                 return
+        elif self._steady:
+            self.phase = "comparing"
+            self._before, self._trials = self._best_rate, []
+            self._compare(rate)
+            return
         elif rate < WORTHWHILE * self._best_rate:
             self.cap = self._best_cap
         self._begin_comparing()
@@ -182,23 +211,36 @@ class Governor:
         self._before, self._trials = None, []
 
     def _compare(self, rate: float) -> None:
-        """This size, twice the size, this size again: twice is kept if it beats the mean of both, else settle here."""
+        """This size, twice the size, this size again: twice is kept if it beats the mean of both, else settle here.
+
+        Where rates are steady, twice the size need only beat this one, and is where the next comparison begins.
+        """
         if self._before is None:
             self._before = rate
             if not self._grow(2):
                 self._settle()
         elif len(self._trials) < TRIALS:
             self._trials.append(rate)
-            if len(self._trials) == TRIALS:
+            if self._steady and rate >= WORTHWHILE * self._before:
+                self._best_cap, self._before, self._trials = self.cap, rate, []
+                if not self._grow(2):
+                    self._settle()
+            elif len(self._trials) == TRIALS:
                 self._larger, self.cap = self.cap, self._best_cap
+                if self._steady:
+                    self._stay(self._before)
         else:
             usual = (self._before + rate) / 2
             if max(self._trials) < WORTHWHILE * usual:
-                if not self._look_far(usual):
-                    self._settle()
-                return
-            self.cap = self._larger
-            self._begin_comparing()
+                self._stay(usual)
+            else:
+                self.cap = self._larger
+                self._begin_comparing()
+
+    def _stay(self, usual: float) -> None:
+        """Twice the size brings too little: settle, unless there is reason to look far."""
+        if not self._look_far(usual):
+            self._settle()
 
     def _look_far(self, usual: float) -> bool:
         """Once, compare with the largest size that leaves room in memory; whether there is one worth a look."""

@@ -205,6 +205,7 @@ class Assembled:
                 known=known,
                 smallest=subject.smallest,
                 unit=unit,
+                uniform=subject.data.train.uniform,
                 limit_bytes=self.limit_bytes if self.metered else None,
                 largest=self.share,
             )

@@ -37,6 +37,7 @@ class SizeRequest:
     known: int | None = None  # a cap found before, in padded cost
     smallest: int = 1  # samples that a micro-batch must have: 2 where batch normalisation sees one value per channel
     unit: Unit = "samples"  # of a cap that is found
+    uniform: bool = True  # one sample costs as much as another
     limit_bytes: int | None = None
     largest: int = 2**31  # samples of the largest share of a window
 
@@ -70,7 +71,14 @@ class MicroSizes:
         if asked.known is not None:
             return Governor(first=asked.known, ceiling=ceiling, cap_known=True, limit_bytes=asked.limit_bytes)
         first = max(FIRST_SAMPLES, asked.smallest)
-        return Governor(first=first, ceiling=ceiling, looks_far=True, shares_of=ceiling, limit_bytes=asked.limit_bytes)
+        return Governor(
+            first=first,
+            ceiling=ceiling,
+            looks_far=True,
+            steady=asked.uniform,
+            shares_of=ceiling,
+            limit_bytes=asked.limit_bytes,
+        )
 
     @property
     def by_count(self) -> bool:
@@ -137,8 +145,10 @@ class MicroSizes:
         if retried and self._warm_cap == self.governor.cap:
             self.governor.ran_short(weight)
             return
+        if self.new:  # before it the cache was given back
+            self.governor.cache_given_back()
         if peak is not None and not retried:  # what the limit has cut short says nothing of the rise
-            self.governor.model.observe(weight, peak)
+            self.governor.took(weight, peak)
         if self._warm_cap != self.governor.cap:
             self._warm_cap, self._looks = self.governor.cap, []
             return
@@ -212,6 +222,7 @@ class MicroSizes:
             ceiling=largest,
             cap_likely=True,
             looks_far=True,
+            steady=self.request.uniform,
             shares_of=largest,
             limit_bytes=self.request.limit_bytes,
         )

@@ -1,0 +1,80 @@
+"""The search for a micro-batch's size, played on curves that were measured: a few windows must do.
+
+Rates are samples per second of forward and backward on an NVIDIA H200 (docs/measurements/sweep.md), bytes a line
+through what was reserved there. The allocator is one that caches: until it gives back, it holds what the largest took.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from brim.memory.devices import Reading
+from brim.train.micro_sizes import MicroSizes, SizeRequest
+
+GIB = 2**30
+WINDOW = 128
+RESIDENT_GIB = 0.4
+CURVES: dict[str, tuple[float, dict[int, float]]] = {  # GiB a sample; samples per second by size
+    "r3d_18": (0.115, {4: 307, 8: 459, 12: 491, 16: 503, 24: 518, 32: 528, 48: 551, 64: 561, 96: 566, 128: 569}),
+    "mvit_v1_b": (1.43, {4: 50.8, 8: 81.5, 12: 95.0, 16: 98.6, 24: 102.6, 32: 104.3, 48: 108.6, 64: 110.5, 128: 111.9}),
+    "mvit_v2_s": (1.40, {4: 28.4, 8: 44.2, 12: 51.1, 16: 57.1, 24: 61.9, 32: 63.8, 48: 67.8, 64: 69.3, 96: 69.9}),
+    "swin3d_s": (2.40, {4: 42.2, 8: 72.7, 12: 80.3, 16: 86.4, 24: 89.5, 32: 91.6, 42: 94.7, 48: 95.5, 64: 96.8}),
+    "swin3d_t": (1.75, {4: 63.3, 8: 123.8, 12: 135.5, 16: 140.0, 24: 145.2, 32: 147.9, 48: 153.1, 64: 155.3, 96: 157}),
+}
+
+
+def rate_at(curve: dict[int, float], size: int) -> float:
+    """Between two sizes by the logarithm; below the first one a micro-batch takes as long as that."""
+    known = sorted(curve)
+    if size <= known[0]:
+        return curve[known[0]] * size / known[0]
+    if size >= known[-1]:
+        return curve[known[-1]]
+    above = next(place for place, other in enumerate(known) if other > size)
+    low, high = known[above - 1], known[above]
+    part = math.log(size / low) / math.log(high / low)
+    return curve[low] + part * (curve[high] - curve[low])
+
+
+def bytes_at(per_sample: float, size: int) -> int:
+    return round((RESIDENT_GIB + per_sample * size) * GIB)
+
+
+def play(sizes: MicroSizes, model: str, *, windows: int, noise: random.Random, limit: int) -> int:
+    """Train for so many windows; samples until the size was settled."""
+    per_sample, curve = CURVES[model]
+    cached = seen = settled_after = 0
+    for _ in range(windows):
+        sizes.begin_window()
+        left = WINDOW
+        while left:
+            cached = 0 if sizes.new else cached
+            length = sizes.next_length(left)
+            cached = max(cached, length)
+            assert bytes_at(per_sample, cached) <= limit, f"{length} does not fit"
+            seconds = None
+            if not sizes.settled:
+                seconds = length / rate_at(curve, length) * (1 + abs(noise.gauss(0, 0.01)))
+            sizes.ran(length, length, seconds, Reading(peak_reserved_bytes=bytes_at(per_sample, cached)))
+            left, seen = left - length, seen + length
+            if sizes.settled and not settled_after:
+                settled_after = seen
+        sizes.end_window()
+    assert sizes.settled
+    return settled_after
+
+
+@pytest.mark.parametrize("limit_gib", [24, 136])
+@pytest.mark.parametrize("model", CURVES)
+def test_the_size_is_found_within_a_few_windows_and_is_nearly_as_fast_as_any(model: str, limit_gib: int) -> None:
+    limit = limit_gib * GIB
+    per_sample, curve = CURVES[model]
+    best = max(rate_at(curve, size) for size in range(1, WINDOW + 1) if bytes_at(per_sample, size) <= limit)
+    for seed in range(5):
+        sizes = MicroSizes(SizeRequest(ceiling=None, limit_bytes=limit, largest=WINDOW))
+        settled_after = play(sizes, model, windows=10, noise=random.Random(seed), limit=limit)
+        assert rate_at(curve, sizes.governor.kept) >= 0.95 * best
+        assert settled_after <= 6 * WINDOW
