@@ -328,3 +328,15 @@ def test_a_trial_that_fails_costs_nothing_of_what_is_known_to_run() -> None:
     assert governor.cap == 30
     governor.ran_out(30)
     assert governor.cap == 15
+
+
+def test_a_size_on_trial_comes_down_to_what_the_bytes_allow_by_now() -> None:
+    governor = Governor(first=32, ceiling=128, shares_of=128, cap_likely=True)
+    governor.succeeded(32, 1.0)
+    assert governor.cap == 64
+    governor.keep_within(80)
+    assert governor.cap == 64
+    governor.keep_within(48)
+    assert governor.cap == 43, "a third of the window"
+    governor.keep_within(40)
+    assert (governor.settled, governor.cap) == (True, 32), "nothing is left to be tried"

@@ -129,7 +129,8 @@ class Clock:
     [
         (0.0005, 100_000, 8, 0),  # next to nothing an item
         (0.01, 100, 8, 0),  # over before the processes are there
-        (0.01, 10_000, 8, 4),  # 400 a second take four
+        (0.003, 10_000, 8, 5),  # 1,500 a second take five
+        (0.01, 10_000, 8, 6),
         (0.5, 10_000, 8, 6),  # as many as the machine has cores, but for two: one of them feeds the device
         (0.5, 10_000, 4, 3),
         (0.5, 10_000, 64, 16),

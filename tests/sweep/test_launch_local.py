@@ -99,11 +99,53 @@ def test_an_experiment_that_shares_a_card_is_limited_to_what_it_reserved() -> No
 
 def test_a_childs_environment_has_its_card_and_its_share_of_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setenv("BRIM_CORES", "8")
     second = Device(name="cuda:1", slots=4, visible="GPU-5")
-    assert _environment(second, a_job()) == {"CUDA_VISIBLE_DEVICES": "GPU-5", "OMP_NUM_THREADS": "2"}
+    card = {"CUDA_VISIBLE_DEVICES": "GPU-5"}
+    assert _environment(second, a_job(), 4) == {**card, "OMP_NUM_THREADS": "2"}, "what the user has set stays"
+    monkeypatch.delenv("BRIM_CORES")
+    monkeypatch.setattr("brim.sweep.launch_local.own_cores", lambda: 8)
+    assert _environment(second, a_job(), 4) == {**card, "OMP_NUM_THREADS": "2", "BRIM_CORES": "2"}
+    assert _environment(second, a_job(), 12) == {**card, "OMP_NUM_THREADS": "1", "BRIM_CORES": "1"}
+    assert _environment(second, a_job(), 1) == card
     named = Job(id="x", settings={}, folder="f", device="cuda:1")
-    assert "CUDA_VISIBLE_DEVICES" not in _environment(second, named), "it names its card itself"
-    assert _environment(Device(name="cuda:0"), a_job()) == {}
+    assert "CUDA_VISIBLE_DEVICES" not in _environment(second, named, 1), "it names its card itself"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert _environment(second, a_job()) == {"CUDA_VISIBLE_DEVICES": "GPU-5"}
+    assert _environment(second, a_job(), 4) == {**card, "BRIM_CORES": "2"}
+
+
+CORES_CHILD = """
+import json, os, pathlib, sys
+from brim.sweep.experiment import main
+
+def train(job, tell):
+    (pathlib.Path(job.folder) / "told.json").write_text(json.dumps(os.environ.get("BRIM_CORES")))
+    return {"best": {"top1": 0.5}, "final": {}}, [], "as asked"
+
+sys.exit(main(train))
+"""
+
+
+@pytest.mark.parametrize(
+    ("models", "gib", "cores"),
+    [
+        (8, 4, "2"),  # eight on two cards
+        (8, 30, "4"),  # two on a card, by memory
+        (3, 4, "5"),  # there are no more
+        (1, 4, None),
+    ],
+)
+def test_experiments_share_the_cores_with_those_that_run_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: int, gib: int, cores: str | None
+) -> None:
+    monkeypatch.setattr("brim.sweep.launch_local.own_cores", lambda: 16)
+    child = tmp_path / "child.py"
+    child.write_text(CORES_CHILD, encoding="utf-8")
+    expansion = sweep_of({"model.type": [f"m{index}" for index in range(models)], "hp.batch_size": [16]}).expand()
+    need = SizeForecast(batch_size=16, device_bytes=gib * GIB, context_bytes=GIB, limit_bytes=76 * GIB, fits=True)
+    devices = [Device(name=f"cuda:{index}", memory_bytes=76 * GIB, slots=4, visible=str(index)) for index in range(2)]
+    launcher = LocalLauncher(devices, command=[sys.executable, str(child)])
+    plan = SweepPlan(expansion=expansion, forecasts={one.id: need for one in expansion})
+    result = run_sweep(plan, SweepRequest(file="g.yaml"), launcher, output=tmp_path / "out", listener=Watcher())
+    told = json.loads((tmp_path / "out" / result.results[0].folder / "told.json").read_text())
+    assert told == cores

@@ -158,6 +158,16 @@ class Governor:
         self.cap = max(min(self.cap, cost) // 2, proven, 1)
         self._wanted = max(min(self._wanted, cost - 1), 1)
 
+    def keep_within(self, cost: int) -> None:
+        """The byte model says by now that no more than this fits: so much is tried instead, if it is worth a look."""
+        within = math.floor(self._share(max(cost, 1)))
+        if self.settled or within >= self.cap:
+            return
+        if self.phase == "comparing" and within <= self._best_cap:
+            self._settle()
+        else:
+            self.cap, self._trials = within, []
+
     def ran_short(self, cost: int) -> None:
         """A batch of this padded cost ran, but the allocator had to give back its cache for it: a little less now.
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import psutil
+
+from brim.monitor.control_groups import OWN_GROUPS, ROOT, binding_groups, read_number, read_text
 
 __all__ = ["CpuMeter", "MemoryMeter", "available_host_bytes", "free_shared_bytes", "process_resident_bytes"]
 
 
-def available_host_bytes(
-    cgroup_root: Path = Path("/sys/fs/cgroup"), process_cgroups: Path = Path("/proc/self/cgroup")
-) -> int:
+def available_host_bytes(cgroup_root: Path = ROOT, process_cgroups: Path = OWN_GROUPS) -> int:
     """The bytes this process can still take before the host, or its control group, runs out."""
     return MemoryMeter(cgroup_root, process_cgroups).available_bytes()
 
@@ -39,9 +39,7 @@ def process_resident_bytes() -> int:
 class MemoryMeter:
     """As `available_host_bytes`, but for many readings: the groups that set a limit are looked for once."""
 
-    def __init__(
-        self, cgroup_root: Path = Path("/sys/fs/cgroup"), process_cgroups: Path = Path("/proc/self/cgroup")
-    ) -> None:
+    def __init__(self, cgroup_root: Path = ROOT, process_cgroups: Path = OWN_GROUPS) -> None:
         groups = _own_groups(cgroup_root, process_cgroups)
         self._limited = [(folder, layout) for folder, layout in groups if _limit(folder, layout) is not None]
 
@@ -78,7 +76,7 @@ class CpuMeter:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Layout:
-    """Where one version of control groups keeps its figures."""
+    """Where one version of control groups keeps its figures of memory."""
 
     controller: str  # in /proc/self/cgroup; version 2 has one hierarchy and names none
     mount: str  # below the root
@@ -102,51 +100,25 @@ _LAYOUTS = (
 
 
 def _own_groups(root: Path, process_cgroups: Path) -> Iterator[tuple[Path, _Layout]]:
-    """Every group whose limit applies: a group is bound by its own and by those of all above it."""
     for layout in _LAYOUTS:
-        mount = root / layout.mount
-        group = _own_group(process_cgroups, layout.controller)
-        # Inside a container the path may be the host's and not exist here; its own group is then the mount itself.
-        for folder in (mount / group, *(mount / parent for parent in group.parents)):
+        for folder in binding_groups(root, process_cgroups, controller=layout.controller, mount=layout.mount):
             yield folder, layout
-
-
-def _own_group(process_cgroups: Path, controller: str) -> PurePosixPath:
-    """This process's group relative to the mount, from lines such as `4:cpu,memory:/jobs/12` or `0::/jobs/12`."""
-    for line in _read(process_cgroups).splitlines():
-        fields = line.split(":", 2)
-        if len(fields) == 3 and controller in fields[1].split(","):
-            group = PurePosixPath(fields[2].lstrip("/"))
-            return PurePosixPath() if ".." in group.parts else group  # outside this namespace: not to be seen here
-    return PurePosixPath()
 
 
 def _limit(folder: Path, layout: _Layout) -> int | None:
     """None for no limit: the word "max", its number in version 1 (the top of 63 bits), or no such control group."""
-    limit = _number(_read(folder / layout.limit))
+    limit = read_number(read_text(folder / layout.limit))
     return limit if limit is not None and limit < _NO_LIMIT else None
 
 
 def _room(folder: Path, layout: _Layout, *, enough_bytes: int) -> int:
     """The room left under a limit; where there is enough without the file cache, what it would give is not read."""
-    limit, usage = _limit(folder, layout), _number(_read(folder / layout.usage))
+    limit, usage = _limit(folder, layout), read_number(read_text(folder / layout.usage))
     if limit is None or usage is None or limit - usage >= enough_bytes:
         return enough_bytes
     reclaimable = 0
-    for line in _read(folder / "memory.stat").splitlines():
+    for line in read_text(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name == layout.reclaimable:
-            reclaimable = _number(value) or 0
+            reclaimable = read_number(value) or 0
     return max(0, limit - max(0, usage - reclaimable))
-
-
-def _number(text: str) -> int | None:
-    text = text.strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
+from brim.monitor.cores import own_cores
 from brim.sweep.scheduler import Device
 
 __all__ = ["local_devices", "mps_is_running"]
@@ -40,7 +41,7 @@ def local_devices(
         cards = [cards[index] for index in device_ids]
     hidden = surroundings.get("CUDA_VISIBLE_DEVICES")
     entries = [entry.strip() for entry in hidden.split(",")] if hidden else None
-    slots = jobs_per_gpu or max(min(MOST_SLOTS, (os.cpu_count() or 1) // len(cards)), 1)
+    slots = jobs_per_gpu or max(min(MOST_SLOTS, own_cores() // len(cards)), 1)
     devices = []
     for card in cards:
         index = int(str(card["name"]).partition(":")[2])

@@ -9,6 +9,7 @@ import selectors
 import time
 from collections.abc import Sequence
 
+from brim.monitor.cores import CORES_VARIABLE, own_cores
 from brim.sweep.child_process import CHILD_COMMAND, GRACE_SECONDS, ChildProcess, timed_out
 from brim.sweep.job import Job
 from brim.sweep.listener import Recorder
@@ -113,12 +114,20 @@ class _Loop:
             need, device = chosen
             place = next(place for place, other in enumerate(needs) if other is need)
             held = self._packing.start(need, device, before=needs[:place])
+            at_once = min(self._at_once(need, held, device), len(self._waiting) + len(self._running))
             job = self._waiting.pop(place)
             self._recorder.started(job, device.name)
-            self._start(_within(job, held, device), device)
+            self._start(_within(job, held, device), device, at_once)
 
-    def _start(self, job: Job, device: Device) -> None:
-        child = ChildProcess(job, environment=_environment(device, job), command=self._command)
+    def _at_once(self, need: Need, held_bytes: int | None, device: Device) -> int:
+        """How many like this one run on this machine at a time, if there are as many."""
+        on_one = 1 if need.alone else device.slots
+        if held_bytes and device.memory_bytes is not None:
+            on_one = min(on_one, max(device.memory_bytes // held_bytes, 1))
+        return on_one * sum(other.kind == device.kind for other in self._packing.devices)
+
+    def _start(self, job: Job, device: Device, at_once: int) -> None:
+        child = ChildProcess(job, environment=_environment(device, job, at_once), command=self._command)
         running = _Running(child=child, device=device)
         self._running.append(running)
         self._selector.register(child, selectors.EVENT_READ, running)
@@ -186,11 +195,12 @@ def _within(job: Job, held_bytes: int | None, device: Device) -> Job:
     return dataclasses.replace(job, changes={**job.changes, "training.memory_limit": str(limit)})
 
 
-def _environment(device: Device, job: Job) -> dict[str, str]:
-    """What is set for one child alone; what the user has set stays, but for the card that is assigned."""
+def _environment(device: Device, job: Job, at_once: int) -> dict[str, str]:
+    """What is set for one child alone, its share of the cores too; what the user has set stays, but for the card."""
     found: dict[str, str] = {}
     if device.visible is not None and not (job.device or "").startswith("cuda:"):
         found["CUDA_VISIBLE_DEVICES"] = device.visible
-    if device.slots > 1 and "OMP_NUM_THREADS" not in os.environ:
-        found["OMP_NUM_THREADS"] = str(max((os.cpu_count() or 1) // device.slots, 1))
+    if at_once > 1:
+        share = str(max(own_cores() // at_once, 1))
+        found |= {name: share for name in ("OMP_NUM_THREADS", CORES_VARIABLE) if name not in os.environ}
     return found

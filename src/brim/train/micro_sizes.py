@@ -149,6 +149,8 @@ class MicroSizes:
             self.governor.cache_given_back()
         if peak is not None and not retried:  # what the limit has cut short says nothing of the rise
             self.governor.took(weight, peak)
+            if (fitting := self._fitting()) < self.governor.cap:
+                self.governor.keep_within(int(fitting))
         if self._warm_cap != self.governor.cap:
             self._warm_cap, self._looks = self.governor.cap, []
             return
