@@ -287,10 +287,6 @@ def _keep_freed_memory() -> None:
 def _cloned(value: Any) -> Any:
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: _cloned(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cloned(part) for part in value)
-    return value
+    from brim.memory.nested import replaced
+
+    return replaced(value, torch.Tensor, torch.clone)

@@ -41,7 +41,6 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.live_bytes = 0
         self.pool = 0  # of the blocks to come: 1 while a CUDA graph would be captured
         self._closed = False
         self._bytes: list[int] = []  # of each block
@@ -60,7 +59,6 @@ class Ledger:
             return None
         number = self._number(nbytes, op)
         self._log.append(number + 1)
-        self.live_bytes += nbytes
         return Block(self, number)
 
     def take_resident(self, nbytes: int, label: Category) -> Block | None:
@@ -70,14 +68,12 @@ class Ledger:
         number = self._number(nbytes, "")
         self._resident.append(number)
         self._labels[number] = label
-        self.live_bytes += nbytes
         return Block(self, number)
 
     def give_back(self, number: int) -> None:
         """The block's last holder is gone."""
         if not self._closed:
             self._log.append(-(number + 1))
-            self.live_bytes -= self._bytes[number]
 
     def bind(self, storage: torch.UntypedStorage, block: Block) -> None:
         """Let a real storage hold a block for as long as it lives."""

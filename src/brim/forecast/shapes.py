@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from brim.forecast.arguments import replaced
 from brim.forecast.untraceable import UntraceableError
 
 __all__ = ["TensorSpec", "convolution_format", "infer", "specify"]
@@ -90,9 +91,7 @@ def _describe(value: Any, parts: list[Any], is_view: bool) -> None:
 
 def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
     metas = [_meta_of(tensor) for tensor in tensors]
-    following = iter(metas)
-    meta_args = tuple(_replaced(value, following) for value in args)
-    meta_kwargs = {name: _replaced(value, following) for name, value in kwargs.items()}
+    meta_args, meta_kwargs = replaced(args, kwargs, metas)
     for name in _FROM_HOST:
         if meta_kwargs.get(name) is not None:
             meta_kwargs[name] = None
@@ -142,9 +141,8 @@ def _ask_fakes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors
     mode = FakeTensorMode(allow_fallback_kernels=False)
     convert: Any = mode.fake_tensor_converter.from_meta_and_device
     fakes = [convert(mode, _meta_of(tensor), tensor.device) for tensor in tensors]
-    following = iter(fakes)
-    fake_args = tuple(_replaced(value, following) for value in args)
-    fake_kwargs = {name: _replaced(value, following) for name, value in kwargs.items() if name not in _FROM_HOST}
+    kept = {name: value for name, value in kwargs.items() if name not in _FROM_HOST}
+    fake_args, fake_kwargs = replaced(args, kept, fakes)
     try:
         with mode:
             return func(*fake_args, **fake_kwargs), fakes
@@ -161,14 +159,6 @@ def _meta_of(tensor: torch.Tensor) -> torch.Tensor:
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     whole = torch.empty(offset + max(last, 0) + 1, dtype=tensor.dtype, device=_META)
     return whole.as_strided(tensor.shape, tensor.stride(), offset)
-
-
-def _replaced(value: Any, following: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return next(following)
-    if isinstance(value, (list, tuple)):
-        return type(value)([_replaced(member, following) for member in value])
-    return value
 
 
 def _specified(result: Any, storages: list[int], made: list[int]) -> Any:

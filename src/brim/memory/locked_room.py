@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Self
 
 import torch
 
+from brim.memory.nested import replaced
 from brim.monitor.host import free_shared_bytes
 
 __all__ = ["LockedRoom", "Packed", "tensor_bytes"]
@@ -108,7 +109,7 @@ class LockedRoom:
             start += _aligned(tensor.nbytes)
             return at
 
-        return Packed(slot, _replaced(value, torch.Tensor, write))
+        return Packed(slot, replaced(value, torch.Tensor, lambda one: write(one) if _lies_flat(one) else one))
 
     def unpack(self, packed: Packed) -> Any:
         """The value again; its tensors are views of the room."""
@@ -116,7 +117,7 @@ class LockedRoom:
         def read(at: _Place) -> torch.Tensor:
             return self._bytes_at(at).view(at.dtype).reshape(at.shape)
 
-        return _replaced(packed.value, _Place, read)
+        return replaced(packed.value, _Place, read)
 
     def free(self, packed: Iterable[Packed]) -> None:
         """Their places may be taken again, as soon as the device has done what it was given so far."""
@@ -159,27 +160,14 @@ def tensor_bytes(value: Any) -> int:
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
-    _replaced(value, torch.Tensor, found.append)
-    return found
+    replaced(value, torch.Tensor, found.append)
+    return [tensor for tensor in found if _lies_flat(tensor)]
 
 
-def _replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
-    """The value with everything of a kind replaced; looks into plain dictionaries, lists and tuples."""
-    if isinstance(value, kind):
-        return by(value) if _lies_flat(value) else value
-    if type(value) is dict:
-        return {key: _replaced(part, kind, by) for key, part in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_replaced(part, kind, by) for part in value)
-    return value
-
-
-def _lies_flat(value: Any) -> bool:
-    """Whether it can be written as bytes: an ordinary tensor on the host. A place always can."""
-    if not isinstance(value, torch.Tensor):
-        return True
-    ordinary = type(value) is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided
-    return ordinary and not value.is_quantized and not value.requires_grad
+def _lies_flat(tensor: torch.Tensor) -> bool:
+    """Whether it can be written as bytes: an ordinary tensor on the host."""
+    ordinary = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return ordinary and not tensor.is_quantized and not tensor.requires_grad
 
 
 def _aligned(nbytes: int) -> int:

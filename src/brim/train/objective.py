@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from brim.errors import RequestError, nearest_names
+from brim.memory.nested import replaced
 from brim.memory.transfer import moved
 
 __all__ = ["Batch", "Classification", "LossSum", "Objective", "OwnLoss", "Regression", "choose_monitor"]
@@ -195,13 +196,7 @@ def _outputs(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
 
 
 def _sent(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    if isinstance(value, dict):
-        return {name: _sent(part, device, dtype) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_sent(part, device, dtype) for part in value)
-    if not isinstance(value, torch.Tensor):
-        return value
-    return moved(value, device, dtype if value.is_floating_point() else None)
+    return replaced(value, torch.Tensor, lambda one: moved(one, device, dtype if one.is_floating_point() else None))
 
 
 def _length(inputs: Any) -> int:
