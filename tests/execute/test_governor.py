@@ -326,8 +326,24 @@ def test_a_trial_that_fails_costs_nothing_of_what_is_known_to_run() -> None:
     assert governor.cap == 55
     governor.ran_out(55)
     assert governor.cap == 30
+    for _ in range(QUIET_BATCHES):
+        governor.succeeded(30, 1.0)
+    assert governor.cap == 42, "half-way to what failed"
+    governor.ran_out(42)
+    assert governor.cap == 30
     governor.ran_out(30)
     assert governor.cap == 15
+
+
+def test_a_size_that_has_run_before_it_fails_is_halved() -> None:
+    governor = Governor(first=64, cap_known=True)
+    governor.ran_out(64)
+    for _ in range(QUIET_BATCHES):
+        governor.succeeded(governor.cap, 1.0)
+    assert governor.cap == 48
+    governor.succeeded(48, 1.0)
+    governor.ran_out(48)
+    assert governor.cap == 24
 
 
 def test_a_size_on_trial_comes_down_to_what_the_bytes_allow_by_now() -> None:

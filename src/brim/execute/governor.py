@@ -83,6 +83,7 @@ class Governor:
         self._larger = self.cap
         self._looks_far = looks_far
         self._steady = steady
+        self._fallback = 0  # the cap before it grew back, until a batch has run at the new one
         self._cached = 0  # the largest padded cost since the allocator gave back its cache
         self._small = 2  # batches to be made small before the first leap
         self._dearest: float = math.inf if not cap_known else 0  # item when it settled; 0: not known yet
@@ -111,6 +112,8 @@ class Governor:
         """
         self._quiet += 1
         self._before_trouble, self._blamed = None, False
+        if cost > self._fallback:
+            self._fallback = 0
         if peak_bytes is not None:
             self.took(cost, peak_bytes)
         if self._recover():
@@ -146,11 +149,12 @@ class Governor:
     def ran_out(self, cost: int) -> None:
         """A batch of this padded cost ran out of memory: half of it from here on, and never straight back.
 
-        If it was on trial, what it was compared with is known to run, and need not be halved as well.
+        If it was on trial, what it was compared with or grew back from is known to run, and is not halved as well.
         """
         if self._before_trouble is None:
             self._before_trouble = (self.cap, self._wanted, self._failed, self.phase)
-        proven = min(self._best_cap, self.cap) if self.phase == "comparing" and self._best_cap < cost else 0
+        known = min(self._best_cap, self.cap) if self.phase == "comparing" else self._fallback
+        proven, self._fallback = known if known < cost else 0, 0
         self.cache_given_back()
         self._failed = min(self._failed, cost)
         self._quiet = 0
@@ -319,5 +323,5 @@ class Governor:
         grown = math.floor(min(self.cap * 2, self._wanted, half_way, self._failed - 1, self._fitting()))
         if grown <= self.cap:
             return False
-        self.cap, self._quiet = grown, 0
+        self._fallback, self.cap, self._quiet = self.cap, grown, 0
         return True
