@@ -26,6 +26,7 @@ from benchmarks.vision_language import save_model, write_questions
 
 from brim.evaluation.listener import EvalListener
 from brim.execute.figures import ExecutionFigures
+from brim.memory.nested import replaced
 
 STEP = 1.3  # between two sizes of the exhaustive side
 BEHIND = 0.93  # of the best rate so far: sizes beyond one that is slower are not tried
@@ -186,11 +187,7 @@ def prepared(request: Any, load: Any) -> dict[Any, Any]:
         ready = dict(zip(first, pool.map(subject.task.prepare, first.values()), strict=True))
     if subject.device.type != "cuda":
         return ready
-
-    def pinned(value: Any) -> Any:
-        return value.pin_memory() if isinstance(value, torch.Tensor) else value
-
-    return {picture: {name: pinned(value) for name, value in one.items()} for picture, one in ready.items()}
+    return {picture: replaced(one, torch.Tensor, torch.Tensor.pin_memory) for picture, one in ready.items()}
 
 
 def picture_of(subject: Any, item: int) -> Any:

@@ -44,8 +44,6 @@ GIVEN = {  # by hand, for no card in particular
     "r3d_18": 128, "mc3_18": 64, "r2plus1d_18": 128, "s3d": 32, "mvit_v1_b": 16, "mvit_v2_s": 16, "swin3d_b": 16,
     "swin3d_s": 16, "swin3d_t": 16,
 }  # fmt: skip
-
-
 QUICK = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d")  # they look at larger sizes, which takes more steps
 LADDER = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 RISES = 1.01  # a doubling that brings less: the rate has stopped rising
@@ -147,14 +145,13 @@ def ladder(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     memory = memory_of("cuda")
     started, rows = time.perf_counter(), []
     for model in arguments.models.split(","):
-        used = {
+        used = {GIVEN[model]} | {
             row["batch_size"]
             for document in documents
             for row in document["rows"]
             if row["model"] == model and row["batch_size"]
         }
         with memory.limited(parse_bytes(limit) if limit is not None else memory.total_bytes()):
-            used.add(GIVEN[model])
             rows.append({"model": model, "rates": ladder_rates(model, sorted({*LADDER, *used}), used)})
         print(json.dumps(rows[-1]), flush=True)
     return {"rows": rows, "seconds": time.perf_counter() - started}

@@ -133,6 +133,19 @@ class Governor:
         if self.settled and dearest is not None:
             self._dearest = dearest
 
+    def fitting(self, share: float = USABLE) -> float:
+        """The largest padded cost that the byte model expects to fit into a share of the memory limit.
+
+        After a first batch that is a line from what is resident, where that is known.
+        """
+        if self._limit_bytes is None:
+            return math.inf
+        room = round(share * self._limit_bytes)
+        within: float | None = self.model.largest_within(room)
+        if within is None and self.model.base_bytes > 0 and len(self.model.points) == 1:
+            within = self.model.proportionally_within(room)
+        return math.inf if within is None else within
+
     def took(self, cost: int, peak_bytes: int) -> None:
         """What a batch of this padded cost took, for the byte model.
 
@@ -258,7 +271,7 @@ class Governor:
 
     def _look_far(self, usual: float) -> bool:
         """Once, compare with the largest size that leaves room in memory; whether there is one worth a look."""
-        far = self._share(min(self.ceiling, self._failed - 1, self._fitting(ROOMY)))
+        far = self._share(min(self.ceiling, self._failed - 1, self.fitting(ROOMY)))
         if not self._looks_far or not FAR * self._larger <= far < math.inf:
             return False
         self._looks_far = False
@@ -273,7 +286,7 @@ class Governor:
 
     def _grow(self, factor: int) -> bool:
         """Raise the cap as far as ceiling, failures and memory allow; whether that is any further."""
-        larger = math.floor(self._share(min(self.cap * factor, self.ceiling, self._failed - 1, self._fitting())))
+        larger = math.floor(self._share(min(self.cap * factor, self.ceiling, self._failed - 1, self.fitting())))
         if larger <= self.cap:
             return False
         self.cap = larger
@@ -296,19 +309,6 @@ class Governor:
             self._dearest = dearest
             self._begin_comparing()
 
-    def _fitting(self, share: float = USABLE) -> float:
-        """The largest padded cost that the byte model expects to fit into a share of the memory limit.
-
-        After a first batch that is a line from what is resident, where that is known.
-        """
-        if self._limit_bytes is None:
-            return math.inf
-        room = round(share * self._limit_bytes)
-        within: float | None = self.model.largest_within(room)
-        if within is None and self.model.base_bytes > 0 and len(self.model.points) == 1:
-            within = self.model.proportionally_within(room)
-        return math.inf if within is None else within
-
     def _recover(self) -> bool:
         """After trouble: a step towards the wanted cap, always below what is known to fail."""
         if self._failed == math.inf:
@@ -320,7 +320,7 @@ class Governor:
             return False
         # Half-way to the failure at most: the failing size is approached, not repeated.
         half_way = (self.cap + self._failed) / 2
-        grown = math.floor(min(self.cap * 2, self._wanted, half_way, self._failed - 1, self._fitting()))
+        grown = math.floor(min(self.cap * 2, self._wanted, half_way, self._failed - 1, self.fitting()))
         if grown <= self.cap:
             return False
         self._fallback, self.cap, self._quiet = self.cap, grown, 0

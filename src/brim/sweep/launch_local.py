@@ -114,17 +114,18 @@ class _Loop:
             need, device = chosen
             place = next(place for place, other in enumerate(needs) if other is need)
             held = self._packing.start(need, device, before=needs[:place])
-            at_once = min(self._at_once(need, held, device), len(self._waiting) + len(self._running))
+            at_once = self._at_once(need, held, device)
             job = self._waiting.pop(place)
             self._recorder.started(job, device.name)
             self._start(_within(job, held, device), device, at_once)
 
     def _at_once(self, need: Need, held_bytes: int | None, device: Device) -> int:
-        """How many like this one run on this machine at a time, if there are as many."""
+        """How many run on this machine at a time, if all are like this one, which is still among those that wait."""
         on_one = 1 if need.alone else device.slots
         if held_bytes and device.memory_bytes is not None:
             on_one = min(on_one, max(device.memory_bytes // held_bytes, 1))
-        return on_one * sum(other.kind == device.kind for other in self._packing.devices)
+        room = on_one * sum(other.kind == device.kind for other in self._packing.devices)
+        return min(room, len(self._waiting) + len(self._running))
 
     def _start(self, job: Job, device: Device, at_once: int) -> None:
         child = ChildProcess(job, environment=_environment(device, job, at_once), command=self._command)

@@ -258,12 +258,12 @@ class MicroSizes:
 
     def _fitting(self) -> float:
         """The largest cap that the byte model expects to fit; without two points, no bound."""
-        if self.request.limit_bytes is None:
+        limit = self.request.limit_bytes
+        if limit is None:
             return math.inf
-        within = self.governor.model.largest_within(round(USABLE * self.request.limit_bytes))
         # A size that ran is no guess: the curve through noisy points may lie below it.
-        proven = max((size for size, peak in self.governor.model.points if peak <= self.request.limit_bytes), default=0)
-        return math.inf if within is None else max(within, proven)
+        proven = max((size for size, peak in self.governor.model.points if peak <= limit), default=0)
+        return max(self.governor.fitting(), proven)
 
     def _remember(self, length: int, cost: int, seconds: float | None, reading: Reading | None) -> None:
         before = self._tried.get(length)
