@@ -75,7 +75,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("files", nargs="*", help="with tables and ladder: what the other parts wrote")
     parser.add_argument("--models", default=",".join(GIVEN))
     parser.add_argument("--memory-limit", default=None)
-    parser.add_argument("--steps", type=int, default=10, help="optimizer steps of a video model; of a quick one twice")
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps of a model; of a quick one thrice")
     parser.add_argument(
         "--samples", type=int, default=1024, help="clips; the effective batch is an eighth, 128 at most"
     )
@@ -101,7 +101,7 @@ def video(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "grid": {
                 "model.type": models,
                 "hp.size": [112 if model.endswith("_18") else 224 for model in models],
-                "hp.max_steps": [arguments.steps * (2 if model in QUICK and planned else 1) for model in models],
+                "hp.max_steps": [arguments.steps * (3 if model in QUICK and planned else 1) for model in models],
                 "hp.batch_size": ["auto"] if planned else [GIVEN[model] for model in models],
             },
             "zip": [["model.type", "hp.size", "hp.max_steps", *([] if planned else ["hp.batch_size"])]],

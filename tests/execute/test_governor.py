@@ -306,6 +306,33 @@ def test_a_steady_rate_that_ends_its_climb_below_the_last_one_stays_there() -> N
     assert (governor.settled, governor.cap) == (True, 16)
 
 
+def test_a_rate_seen_while_the_host_was_busy_refuses_nothing() -> None:
+    """Twice the size looks no faster at first, but by then this size is faster than it was: it is looked at again."""
+    governor = Governor(first=16, ceiling=32, cap_likely=True, steady=True)
+    governor.succeeded(16, 0.30)
+    governor.succeeded(32, 0.60)
+    governor.succeeded(32, 0.60)
+    while not governor.settled and governor.cap == 32:
+        governor.succeeded(32, 0.60)
+    assert (governor.cap, governor.settled) == (16, False)
+    governor.succeeded(16, 0.24)
+    assert governor.cap == 32
+    governor.succeeded(32, 0.45)
+    assert (governor.cap, governor.settled) == (32, True)
+
+
+def test_in_the_first_seconds_a_larger_size_is_looked_at_more_often_before_it_is_refused() -> None:
+    """Pauses of the host fall on any batch: two in a row are no reason to stay small for the whole run."""
+    quick = Governor(first=4, ceiling=16, cap_likely=True, steady=True)
+    for seconds in (0.05, 0.25, 0.25, 0.08):
+        quick.succeeded(quick.cap, seconds)
+    assert quick.kept == 8
+    slow = Governor(first=4, ceiling=16, cap_likely=True, steady=True)
+    for seconds in (5.0, 25.0, 25.0, 5.0):
+        slow.succeeded(slow.cap, seconds)
+    assert (slow.kept, slow.settled) == (4, True)
+
+
 def test_what_a_small_batch_takes_after_a_large_one_is_not_its_own() -> None:
     """The allocator still holds what the large one took: taken for the small one's, it would forbid all growth."""
     governor = Governor(first=32, cap_likely=True, limit_bytes=132)

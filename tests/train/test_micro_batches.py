@@ -273,6 +273,48 @@ def test_a_hiccup_of_the_machine_does_not_settle_the_size() -> None:
     assert sizes.cap >= 512
 
 
+def test_what_is_left_of_a_window_neither_warms_up_nor_counts_as_a_look() -> None:
+    """20 of 32 right after the climb took as long as 32: counted, they would have ended the search at half the rate."""
+    sizes = MicroSizes(SizeRequest(ceiling=None, largest=128))
+    sizes.governor.cap = 32
+    sizes.begin_window()
+    sizes.ran(32, 32, 1.0, None)
+    assert not sizes.new
+    sizes.ran(32, 32, 0.5, None)
+    assert (sizes.governor.cap, sizes.new) == (64, True)
+    sizes.ran(44, 44, 9.0, None)
+    assert sizes.new
+    sizes.end_window()
+    sizes.begin_window()
+    sizes.ran(64, 64, 2.0, None)
+    assert not sizes.new
+    sizes.ran(40, 40, 9.0, None)
+    assert (sizes.governor.cap, sizes.settled) == (64, False)
+
+
+def test_the_size_used_is_that_of_the_windows_after_it_was_found() -> None:
+    sizes = MicroSizes(SizeRequest(ceiling=None, largest=128))
+    for _ in range(6):
+        sizes.begin_window()
+        for _ in range(32):
+            sizes.ran(4, 4, 0.1, None)
+        sizes.end_window()
+    used = sizes.sizes_used()
+    assert used is not None
+    assert used.median == 4
+    sizes.governor.phase = "settled"
+    sizes.begin_window()
+    for _ in range(2):
+        sizes.ran(64, 64, None, None)
+    sizes.end_window()
+    used = sizes.sizes_used()
+    assert used is not None
+    assert (used.smallest, used.median, used.largest) == (4, 64, 64)
+    again = MicroSizes(SizeRequest(ceiling=None, largest=128))
+    again.restore(sizes.to_json())
+    assert again.sizes_used() == used
+
+
 def test_a_micro_batch_that_ran_short_of_memory_does_not_count_as_fitting() -> None:
     from brim.memory.devices import Reading
 

@@ -4,12 +4,14 @@ It climbs: two small batches, then fourfold while a batch's time hardly depends 
 a time. When a step up no longer brings much it compares: batches overlap as they will for the rest of the run, and
 twice the size is tried between two batches of this one (dearest come first, so that the rate drifts by itself); it is
 kept if it brings a few per cent. Items that are all alike (`steady`) have no drift: there a larger size is kept as soon
-as it is seen to bring so much, and the next one tried from there. Where larger batches cost nothing but memory
-(`looks_far`) it then compares once with the largest size that leaves room: doublings that bring little each may bring
-enough together. Then it is settled, until the items have become much cheaper: the best cap for long items is not that
-for short ones. Towards a size that the user gave it rises, as far as memory goes, however fast that is. An out-of-
-memory error halves the cap and marks the size that failed; the cap grows back towards the mark, never straight to it,
-and the mark itself moves up only after a long quiet stretch. Pure: it is told what happened, and asked for a cap.
+as it is seen to bring so much, and the next one tried from there. It is refused with more care: in a run's first
+seconds the host is busy elsewhere, so it is looked at more often then, and again if this size is faster by now than it
+was. Where larger batches cost nothing but memory (`looks_far`) it then compares once with the largest size that leaves
+room: doublings that bring little each may bring enough together. Then it is settled, until the items have become much
+cheaper: the best cap for long items is not that for short ones. Towards a size that the user gave it rises, as far as
+memory goes, however fast that is. An out-of-memory error halves the cap and marks the size that failed; the cap grows
+back towards the mark, never straight to it, and the mark itself moves up only after a long quiet stretch. Pure: it is
+told what happened, and asked for a cap.
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ LEAP = 4  # how far to grow while time hardly rises with size
 LINEAR = 0.75  # of the growth in size: a rate that rises by more than this says that time hardly rises
 CLEARLY = 1.3  # a step up that brings this much is believed at once; with less the climb ends
 TRIALS = 2  # batches at twice the size while comparing; the better one counts, since the first also allocates
+FASTER_NOW = 1.02  # times the rate of a size when it was first seen: what was compared with that is looked at again
+DOUBTS = 2  # how often
+FIRST_SECONDS = 2.0  # of the batches looked at, in a steady run: until then the host may have other work
+MOST_TRIALS = 8  # until then, of a larger size before it is refused
 CHEAPER = 0.6  # of the dearest item when it settled: from here on the comparison is made again
 QUIET_BATCHES = 8  # batches without trouble before the cap may grow again after an OOM
 LESS = 0.9  # of a size that ran short of memory
@@ -80,9 +86,11 @@ class Governor:
         self._best_cap, self._best_rate = self.cap, 0.0  # while climbing
         self._before: float | None = None  # while comparing: the rate at this size, then those at twice the size
         self._trials: list[float] = []
+        self._tried: float | None = None  # the best of them, when they are over and this size is looked at again
         self._larger = self.cap
         self._looks_far = looks_far
-        self._steady = steady
+        self._steady, self._doubts = steady, DOUBTS
+        self._seconds = 0.0  # of all batches so far
         self._fallback = 0  # the cap before it grew back, until a batch has run at the new one
         self._cached = 0  # the largest padded cost since the allocator gave back its cache
         self._small = 2  # batches to be made small before the first leap
@@ -124,6 +132,7 @@ class Governor:
         if not 0.5 * self.cap < cost <= self.cap:
             return
         rate = cost / max(seconds, 1e-9)
+        self._seconds += seconds
         if self.phase == "climbing":
             self._climb(rate)
         elif self.phase == "rising":
@@ -183,7 +192,8 @@ class Governor:
         if self.phase == "comparing" and within <= self._best_cap:
             self._settle()
         else:
-            self.cap, self._trials = within, []
+            self.cap = within
+            self._try_from(self._before)
 
     def ran_short(self, cost: int) -> None:
         """A batch of this padded cost ran, but the allocator had to give back its cache for it: a little less now.
@@ -214,7 +224,7 @@ class Governor:
                 return
         elif self._steady:
             self.phase = "comparing"
-            self._before, self._trials = self._best_rate, []
+            self._try_from(self._best_rate)
             self._compare(rate)
             return
         elif rate < WORTHWHILE * self._best_rate:
@@ -235,34 +245,45 @@ class Governor:
     def _begin_comparing(self) -> None:
         self.phase = "comparing"
         self._best_cap = self.cap
-        self._before, self._trials = None, []
+        self._try_from(None)
+
+    def _try_from(self, before: float | None) -> None:
+        """The next rates are those of a larger size, to be held against this one."""
+        self._before, self._trials, self._tried = before, [], None
 
     def _compare(self, rate: float) -> None:
         """This size, twice the size, this size again: twice is kept if it beats the mean of both, else settle here.
 
-        Where rates are steady, twice the size need only beat this one, and is where the next comparison begins.
+        Where rates are steady, twice the size need only beat this one, and is where the next comparison begins. If it
+        does not, and this size is faster by now than it was, neither figure was the size's own: once more.
         """
         if self._before is None:
             self._before = rate
             if not self._grow(2):
                 self._settle()
-        elif len(self._trials) < TRIALS:
+        elif self._tried is None:
             self._trials.append(rate)
             if self._steady and rate >= WORTHWHILE * self._before:
-                self._best_cap, self._before, self._trials = self.cap, rate, []
+                self._best_cap = self.cap
+                self._try_from(rate)
                 if not self._grow(2):
                     self._settle()
-            elif len(self._trials) == TRIALS:
-                self._larger, self.cap = self.cap, self._best_cap
-                if self._steady:
-                    self._stay(self._before)
+            elif len(self._trials) >= self._enough_trials():
+                self._larger, self.cap, self._tried = self.cap, self._best_cap, max(self._trials)
         else:
-            usual = (self._before + rate) / 2
-            if max(self._trials) < WORTHWHILE * usual:
-                self._stay(usual)
-            else:
+            usual = max(self._before, rate) if self._steady else (self._before + rate) / 2
+            if self._tried >= WORTHWHILE * usual:
                 self.cap = self._larger
                 self._begin_comparing()
+            elif self._steady and self._doubts > 0 and rate >= FASTER_NOW * self._before:
+                self._doubts -= 1
+                self.cap = self._larger
+                self._try_from(rate)
+            else:
+                self._stay(usual)
+
+    def _enough_trials(self) -> int:
+        return MOST_TRIALS if self._steady and self._seconds < FIRST_SECONDS else TRIALS
 
     def _stay(self, usual: float) -> None:
         """Twice the size brings too little: settle, unless there is reason to look far."""
@@ -276,7 +297,7 @@ class Governor:
             return False
         self._looks_far = False
         self.cap = math.floor(far)
-        self._before, self._trials = usual, []
+        self._try_from(usual)
         return True
 
     def _settle(self) -> None:

@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from typing import Any
 
-from brim.execute.governor import USABLE, Governor
+from brim.execute.governor import NEARLY, USABLE, Governor
 from brim.memory.devices import Reading
 from brim.records import BatchSizes, Probe, Unit
 from brim.train.windows import micro_batch_length
@@ -51,7 +51,9 @@ class MicroSizes:
         self.reserved_bytes = 0  # for what does not exist yet
         self.oom_events = 0
         self.lengths: Counter[int] = Counter()  # of every micro-batch of a finished window, in samples
+        self._steady_lengths: Counter[int] = Counter()  # of those windows that began after the size was found
         self._window: list[int] = []  # lengths of this window's
+        self._began_settled = False
         self._tried: dict[int, Probe] = {}  # by length
         self._warm_cap: int | None = None  # the cap that a micro-batch has run at already
         self._looks: list[tuple[int, float]] = []  # weight and seconds of those after it, at the same cap
@@ -119,6 +121,7 @@ class MicroSizes:
     def begin_window(self, dearest: int = 1) -> None:
         """A new window: a fixed size is tried in full again; the first cap in tokens fits two of the dearest."""
         self._split, self._window, self._in_trouble = None, [], False
+        self._began_settled = self.settled
         if self.request.unit == "tokens" and self.request.ceiling is None and not self._tried:
             first = max(FIRST_SAMPLES, self.request.smallest) * dearest
             self.governor.cap = max(self.governor.cap, first)
@@ -151,21 +154,29 @@ class MicroSizes:
             self.governor.took(weight, peak)
             if (fitting := self._fitting()) < self.governor.cap:
                 self.governor.keep_within(int(fitting))
+        if self._is_rest(weight):
+            return
         if self._warm_cap != self.governor.cap:
             self._warm_cap, self._looks = self.governor.cap, []
             return
         assert seconds is not None
-        if not 0.5 * self.governor.cap < weight <= self.governor.cap:
-            return  # what was left of a window
         self._looks.append((weight, seconds))
         if len(self._looks) >= MOST_LOOKS or sum(look for _, look in self._looks) >= LOOK_SECONDS:
             best, taken = max(self._looks, key=lambda look: look[0] / max(look[1], 1e-9))
             self._looks = []
             self.governor.succeeded(best, taken, peak)
 
+    def _is_rest(self, weight: int) -> bool:
+        """Whether it was what was left of a window: neither a warm-up for the cap's size nor a look at it."""
+        cap = self.governor.cap
+        enough = NEARLY if self.by_count and len(self._window) > 1 else 0.5
+        return not enough * cap < weight <= cap
+
     def end_window(self) -> None:
         """The window is done: for the governor so many quiet batches, fewer with every window that had trouble."""
         self.lengths.update(self._window)
+        if self._began_settled:
+            self._steady_lengths.update(self._window)
         if self._settled_cost is not None and not self._in_trouble:
             weight, peak = self._settled_cost
             self._heaviest = weight
@@ -236,12 +247,17 @@ class MicroSizes:
         self.governor = reopened
 
     def sizes_used(self) -> BatchSizes | None:
-        """The lengths of the micro-batches that finished windows were made of; the median counts samples."""
+        """The lengths of the micro-batches that finished windows were made of.
+
+        The median counts samples, and only those after the size was found, if there are any: it is what the run
+        settled at, not what the search has passed.
+        """
         if not self.lengths:
             return None
-        half, seen, median = sum(length * count for length, count in self.lengths.items()) / 2, 0, 0
-        for length in sorted(self.lengths):
-            seen += length * self.lengths[length]
+        counted = self._steady_lengths or self.lengths
+        half, seen, median = sum(length * count for length, count in counted.items()) / 2, 0, 0
+        for length in sorted(counted):
+            seen += length * counted[length]
             if seen >= half:
                 median = length
                 break
@@ -298,6 +314,7 @@ class MicroSizes:
             "oom_events": self.oom_events,
             "troubles": self._troubles,
             "lengths": sorted(self.lengths.items()),
+            "steady_lengths": sorted(self._steady_lengths.items()),
             "probes": [probe.to_json() for probe in self._tried.values()],
         }
 
@@ -312,4 +329,5 @@ class MicroSizes:
         self._warm_cap = data["warm_cap"]
         self.oom_events, self._troubles = data["oom_events"], data["troubles"]
         self.lengths = Counter(dict(data["lengths"]))
+        self._steady_lengths = Counter(dict(data.get("steady_lengths", ())))
         self._tried = {probe["batch_size"]: Probe.from_json(probe) for probe in data["probes"]}
