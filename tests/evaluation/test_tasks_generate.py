@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from PIL import Image
 
 from brim.data.open import DataRequest, open_data
 from brim.errors import RequestError
-from brim.evaluation.tasks.base import TaskSettings
+from brim.evaluation.tasks.base import Task, TaskSettings
 from brim.evaluation.tasks.multimodal import MultimodalInputs, joined
 from brim.evaluation.tasks.prompts import PromptWriter
 from brim.models.load import load_model
@@ -393,3 +394,18 @@ def test_every_make_up_of_a_batch_is_compared_once(reader: LoadedModel, tmp_path
         inputs.batch(items, [prepared[item] for item in items])
     # Compared: the first even batch and the first uneven one, which differs: it and the last are asked for whole.
     assert processor.sizes == [1] * 6 + [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("non_blocking", [True, False])
+def test_tensors_inside_lists_go_to_the_device_too(non_blocking: bool) -> None:
+    """Some processors give a list of pictures of different sizes."""
+    task = SimpleNamespace(
+        model=SimpleNamespace(device=torch.device("meta")), settings=SimpleNamespace(non_blocking=non_blocking)
+    )
+    sent = Task.to_device(
+        task,  # type: ignore[arg-type]  # all that it asks for
+        {"input_ids": torch.zeros(2, 3), "pictures": [torch.zeros(4), {"low": torch.zeros(1)}], "sizes": (2, None)},
+    )
+    assert sent["input_ids"].device.type == "meta"
+    assert [sent["pictures"][0].device.type, sent["pictures"][1]["low"].device.type] == ["meta", "meta"]
+    assert sent["sizes"] == (2, None)

@@ -24,6 +24,7 @@ import torch
 from brim.data.base import Sample, SampleSet
 from brim.decode.settings import GenerationSettings
 from brim.execute.executor import ItemFailure, Pending
+from brim.memory.nested import replaced
 from brim.memory.transfer import moved
 from brim.models.loaded import LoadedModel
 from brim.records import Unit
@@ -131,12 +132,10 @@ class Task(abc.ABC):
         """Tensors on their way to the device; from pinned memory the copy does not hold up the host."""
         device = self.model.device
 
-        def sent(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            return moved(value, device) if self.settings.non_blocking else value.to(device)
+        def sent(tensor: torch.Tensor) -> torch.Tensor:
+            return moved(tensor, device) if self.settings.non_blocking else tensor.to(device)
 
-        return {name: sent(value) for name, value in tensors.items()}
+        return {name: replaced(value, torch.Tensor, sent) for name, value in tensors.items()}
 
     @property
     def joined_on(self) -> torch.device | None:
