@@ -1,37 +1,29 @@
 """The governor: how large the next batch may be, learnt from the batches of the run itself.
 
 It climbs: two small batches, then fourfold while a batch's time hardly depends on its size, else twofold, one batch at
-a time. When a step up no longer brings much it compares: batches overlap as they will for the rest of the run, and
-twice the size is tried between two batches of this one (dearest come first, so that the rate drifts by itself); it is
-kept if it brings a few per cent. Items that are all alike (`steady`) have no drift: there a larger size is kept as soon
-as it is seen to bring so much, and the next one tried from there. It is refused with more care: in a run's first
-seconds the host is busy elsewhere, so it is looked at more often then, and again if this size is faster by now than it
-was. Where larger batches cost nothing but memory (`looks_far`) it then compares once with the largest size that leaves
-room: doublings that bring little each may bring enough together. Then it is settled, until the items have become much
-cheaper: the best cap for long items is not that for short ones. Towards a size that the user gave it rises, as far as
-memory goes, however fast that is. An out-of-memory error halves the cap and marks the size that failed; the cap grows
-back towards the mark, never straight to it, and the mark itself moves up only after a long quiet stretch. Pure: it is
-told what happened, and asked for a cap.
+a time. When a step up no longer brings much it compares (`comparison.py`): batches overlap as they will for the rest of
+the run, and twice the size is tried against this one; it is kept if it brings a few per cent. Where larger batches cost
+nothing but memory (`looks_far`) it then compares once with the largest size that leaves room: doublings that bring
+little each may bring enough together. Then it is settled, until the items have become much cheaper: the best cap for
+long items is not that for short ones. Towards a size that the user gave it rises, as far as memory goes, however fast
+that is. An out-of-memory error halves the cap and marks the size that failed; the cap grows back towards the mark,
+never straight to it, and the mark itself moves up only after a long quiet stretch. Pure: it is told what happened, and
+asked for a cap.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
+from brim.execute.comparison import WORTHWHILE, Drifting, Steady
 from brim.forecast.byte_model import ByteModel
 
 __all__ = ["Governor"]
 
-WORTHWHILE = 1.03  # a doubling that brings less than this is not worth its memory
 LEAP = 4  # how far to grow while time hardly rises with size
 LINEAR = 0.75  # of the growth in size: a rate that rises by more than this says that time hardly rises
 CLEARLY = 1.3  # a step up that brings this much is believed at once; with less the climb ends
-TRIALS = 2  # batches at twice the size while comparing; the better one counts, since the first also allocates
-FASTER_NOW = 1.02  # times the rate of a size when it was first seen: what was compared with that is looked at again
-DOUBTS = 2  # how often
-FIRST_SECONDS = 2.0  # of the batches looked at, in a steady run: until then the host may have other work
-MOST_TRIALS = 8  # until then, of a larger size before it is refused
 CHEAPER = 0.6  # of the dearest item when it settled: from here on the comparison is made again
 QUIET_BATCHES = 8  # batches without trouble before the cap may grow again after an OOM
 LESS = 0.9  # of a size that ran short of memory
@@ -84,13 +76,10 @@ class Governor:
         self._failed: float = math.inf  # the smallest padded cost known to fail
         self._quiet = 0  # batches since the last trouble or growth
         self._best_cap, self._best_rate = self.cap, 0.0  # while climbing
-        self._before: float | None = None  # while comparing: the rate at this size, then those at twice the size
-        self._trials: list[float] = []
-        self._tried: float | None = None  # the best of them, when they are over and this size is looked at again
-        self._larger = self.cap
+        self._comparison = Steady() if steady else Drifting()
+        self._larger = 0  # what this size was last compared with
         self._looks_far = looks_far
-        self._steady, self._doubts = steady, DOUBTS
-        self._seconds = 0.0  # of all batches so far
+        self._steady = steady
         self._fallback = 0  # the cap before it grew back, until a batch has run at the new one
         self._cached = 0  # the largest padded cost since the allocator gave back its cache
         self._small = 2  # batches to be made small before the first leap
@@ -132,7 +121,7 @@ class Governor:
         if not 0.5 * self.cap < cost <= self.cap:
             return
         rate = cost / max(seconds, 1e-9)
-        self._seconds += seconds
+        self._comparison.took(seconds)
         if self.phase == "climbing":
             self._climb(rate)
         elif self.phase == "rising":
@@ -193,7 +182,7 @@ class Governor:
             self._settle()
         else:
             self.cap = within
-            self._try_from(self._before)
+            self._comparison.begin(self._comparison.before)
 
     def ran_short(self, cost: int) -> None:
         """A batch of this padded cost ran, but the allocator had to give back its cache for it: a little less now.
@@ -214,6 +203,21 @@ class Governor:
             self.cap, self._wanted, self._failed, self.phase = self._before_trouble
         self._before_trouble, self._blamed = None, True
 
+    def to_json(self) -> dict[str, Any]:
+        """All that it knows, as a checkpoint keeps it."""
+        own = {name: value for name, value in vars(self).items() if name not in ("model", "_comparison")}
+        held = {name: "inf" if value == math.inf else value for name, value in own.items()}
+        return {**held, "comparison": dict(vars(self._comparison)), "points": self.model.points}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Go on where `to_json` was called."""
+        for name, value in data.items():
+            if name in vars(self):
+                setattr(self, name, math.inf if value == "inf" else value)
+        vars(self._comparison).update(data.get("comparison", {}))
+        for size, peak in data["points"]:
+            self.model.observe(size, peak)
+
     def _climb(self, rate: float) -> None:
         """On to a larger size while that clearly pays; then compare from here."""
         self._small -= 1
@@ -224,7 +228,7 @@ class Governor:
                 return
         elif self._steady:
             self.phase = "comparing"
-            self._try_from(self._best_rate)
+            self._comparison.begin(self._best_rate)
             self._compare(rate)
             return
         elif rate < WORTHWHILE * self._best_rate:
@@ -244,60 +248,39 @@ class Governor:
 
     def _begin_comparing(self) -> None:
         self.phase = "comparing"
-        self._best_cap = self.cap
-        self._try_from(None)
-
-    def _try_from(self, before: float | None) -> None:
-        """The next rates are those of a larger size, to be held against this one."""
-        self._before, self._trials, self._tried = before, [], None
+        self._best_cap, self._larger = self.cap, 0
+        self._comparison.begin()
 
     def _compare(self, rate: float) -> None:
-        """This size, twice the size, this size again: twice is kept if it beats the mean of both, else settle here.
-
-        Where rates are steady, twice the size need only beat this one, and is where the next comparison begins. If it
-        does not, and this size is faster by now than it was, neither figure was the size's own: once more.
-        """
-        if self._before is None:
-            self._before = rate
-            if not self._grow(2):
-                self._settle()
-        elif self._tried is None:
-            self._trials.append(rate)
-            if self._steady and rate >= WORTHWHILE * self._before:
-                self._best_cap = self.cap
-                self._try_from(rate)
-                if not self._grow(2):
-                    self._settle()
-            elif len(self._trials) >= self._enough_trials():
-                self._larger, self.cap, self._tried = self.cap, self._best_cap, max(self._trials)
-        else:
-            usual = max(self._before, rate) if self._steady else (self._before + rate) / 2
-            if self._tried >= WORTHWHILE * usual:
-                self.cap = self._larger
-                self._begin_comparing()
-            elif self._steady and self._doubts > 0 and rate >= FASTER_NOW * self._before:
-                self._doubts -= 1
-                self.cap = self._larger
-                self._try_from(rate)
-            else:
-                self._stay(usual)
-
-    def _enough_trials(self) -> int:
-        return MOST_TRIALS if self._steady and self._seconds < FIRST_SECONDS else TRIALS
-
-    def _stay(self, usual: float) -> None:
-        """Twice the size brings too little: settle, unless there is reason to look far."""
-        if not self._look_far(usual):
+        """On from this size to twice the size while that is worth it; else settle here, unless far away is better."""
+        step = self._comparison.saw(rate)
+        if step == "this":
+            self._larger, self.cap = self.cap, self._best_cap
+        elif step == "larger" and self.cap == self._best_cap:
+            self._try_larger()
+        elif step == "keep":
+            self._best_cap = self.cap = max(self.cap, self._larger)
+            self._larger = 0
+            if self._comparison.before is not None:
+                self._try_larger()
+        elif step == "refuse" and not self._look_far():
             self._settle()
 
-    def _look_far(self, usual: float) -> bool:
+    def _try_larger(self) -> None:
+        """What was tried before, or else twice the size; there may be no such thing."""
+        if self._larger > self.cap:
+            self.cap = self._larger
+        elif not self._grow(2):
+            self._settle()
+
+    def _look_far(self) -> bool:
         """Once, compare with the largest size that leaves room in memory; whether there is one worth a look."""
         far = self._share(min(self.ceiling, self._failed - 1, self.fitting(ROOMY)))
         if not self._looks_far or not FAR * self._larger <= far < math.inf:
             return False
         self._looks_far = False
         self.cap = math.floor(far)
-        self._try_from(usual)
+        self._comparison.begin(self._comparison.usual)
         return True
 
     def _settle(self) -> None:

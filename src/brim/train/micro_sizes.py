@@ -302,14 +302,8 @@ class MicroSizes:
 
     def to_json(self) -> dict[str, Any]:
         """The micro-batch schedule as a checkpoint keeps it."""
-        held = {
-            name: "inf" if value == math.inf else value
-            for name, value in vars(self.governor).items()
-            if name != "model"
-        }
         return {
-            "governor": held,
-            "points": self.governor.model.points,
+            "governor": self.governor.to_json(),
             "warm_cap": self._warm_cap,
             "oom_events": self.oom_events,
             "troubles": self._troubles,
@@ -320,12 +314,7 @@ class MicroSizes:
 
     def restore(self, data: dict[str, Any]) -> None:
         """Go on where `to_json` was called."""
-        now = vars(self.governor)
-        for name, value in data["governor"].items():
-            if name in now:
-                now[name] = math.inf if value == "inf" else value
-        for size, peak in data["points"]:
-            self.governor.model.observe(size, peak)
+        self.governor.restore(data["governor"])
         self._warm_cap = data["warm_cap"]
         self.oom_events, self._troubles = data["oom_events"], data["troubles"]
         self.lengths = Counter(dict(data["lengths"]))

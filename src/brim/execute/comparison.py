@@ -1,0 +1,111 @@
+"""One size against a larger one, by the rates of batches: is the larger one worth its memory?
+
+It is told every rate, and answers what to run next. There are two ways, because rates lie in two ways. Where dearest
+items come first the rate drifts by itself, so twice the size is tried between two batches of this one. Where items are
+all alike there is no drift, but noise only ever makes a batch longer: one good look at the larger size is enough to
+keep it, and refusing it takes more. A size kept wrongly costs memory, one refused wrongly costs the whole run.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Literal
+
+__all__ = ["WORTHWHILE", "Comparison", "Drifting", "Next", "Steady"]
+
+WORTHWHILE = 1.03  # a doubling that brings less than this is not worth its memory
+TRIALS = 2  # batches at the larger size; the better one counts, since the first also allocates
+FIRST_SECONDS = 2.0  # of the batches looked at, where items are alike: until then the host may have other work
+MOST_TRIALS = 8  # until then
+FASTER_NOW = 1.02  # times the rate of a size when it was first seen: what was compared with that is looked at again
+DOUBTS = 2  # how often
+
+Next = Literal["this", "larger", "keep", "refuse"]  # which size to run next, or which one it is to be
+
+
+class Comparison(abc.ABC):
+    """Rates of this size and of a larger one."""
+
+    def __init__(self) -> None:
+        self.before: float | None = None  # the rate of this size
+        self.usual = 0.0  # the rate of this size, when the larger one is refused
+        self._trials: list[float] = []  # rates of the larger size
+        self._again = False  # whether this size is looked at again, the trials being over
+
+    def begin(self, before: float | None = None) -> None:
+        """A comparison anew, with the rate of this size where it is known."""
+        self.before, self._trials, self._again = before, [], False
+
+    def took(self, seconds: float) -> None:  # noqa: B027  # not all keep time
+        """A batch was looked at for so long, while comparing or before."""
+
+    def saw(self, rate: float) -> Next:
+        """The rate of a batch at the size that was asked for."""
+        if self.before is None:
+            self.before = rate
+            return "larger"
+        if self._again:
+            return self._judge(self.before, rate, max(self._trials))
+        self._trials.append(rate)
+        if self._convinced(self.before, rate):
+            self.begin(rate)
+            return "keep"
+        self._again = len(self._trials) >= self._enough()
+        return "this" if self._again else "larger"
+
+    def _convinced(self, before: float, rate: float) -> bool:
+        """Whether one trial is enough to keep the larger size."""
+        del before, rate
+        return False
+
+    def _enough(self) -> int:
+        """Trials until this size is looked at again."""
+        return TRIALS
+
+    @abc.abstractmethod
+    def _judge(self, before: float, again: float, larger: float) -> Next:
+        """With this size seen before and after the trials."""
+
+
+class Drifting(Comparison):
+    """The larger size must beat the mean of this one before and after it."""
+
+    def _judge(self, before: float, again: float, larger: float) -> Next:
+        self.usual = (before + again) / 2
+        if larger < WORTHWHILE * self.usual:
+            return "refuse"
+        self.begin()
+        return "keep"
+
+
+class Steady(Comparison):
+    """The larger size is kept at once if it beats this one, and refused with care.
+
+    In a run's first seconds the host prepares items and loads kernels, all sizes look slow, and twice the size no
+    faster. So it is tried more often then; and where this size, looked at again, is faster than it was, neither rate
+    was the size's own: once more.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._doubts = DOUBTS
+        self._seconds = 0.0  # of all batches looked at
+
+    def took(self, seconds: float) -> None:
+        """It tells a run's first seconds from those after."""
+        self._seconds += seconds
+
+    def _convinced(self, before: float, rate: float) -> bool:
+        return rate >= WORTHWHILE * before
+
+    def _enough(self) -> int:
+        return MOST_TRIALS if self._seconds < FIRST_SECONDS else TRIALS
+
+    def _judge(self, before: float, again: float, larger: float) -> Next:
+        del larger  # no trial was good enough
+        if self._doubts > 0 and again >= FASTER_NOW * before:
+            self._doubts -= 1
+            self.begin(again)
+            return "larger"
+        self.usual = max(before, again)
+        return "refuse"
