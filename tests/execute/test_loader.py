@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -27,8 +28,8 @@ def doubled(item: int) -> dict[str, Any]:
     return {"pixels": torch.full((2,), 2 * item), "name": f"item {item}", "parts": [torch.tensor(item)]}
 
 
-def started(prepare: Any, workers: int, order: list[int] = ORDER) -> Loader:
-    return Loader(prepare, order, LoaderSettings(num_workers=workers, prefetch_factor=2))
+def started(prepare: Any, workers: int, order: list[int] = ORDER, **options: Any) -> Loader:
+    return Loader(prepare, order, LoaderSettings(num_workers=workers, prefetch_factor=2, **options))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -43,10 +44,65 @@ def test_items_come_in_the_order_asked_for_whatever_the_workers(workers: int) ->
     assert again[0]["name"] == "item 4"
     assert rest[1] == NotPrepared("ValueError: cannot read this one")
     assert [one["name"] for one in (rest[0], rest[2], *last)] == ["item 0", "item 2", "item 6", "item 5"]
-    assert not last[0]["pixels"].is_shared()
-    assert not last[0]["parts"][0].is_shared()
     assert loader.notes == []
     assert loader.wait_seconds > 0
+
+
+@pytest.mark.parametrize("room", ["for_device", "never", "always"])
+def test_what_comes_in_the_ordinary_way_is_out_of_shared_memory_at_once(
+    monkeypatch: pytest.MonkeyPatch, room: str
+) -> None:
+    """Its file descriptors are few."""
+    if room == "always":  # a container's
+        monkeypatch.setattr("brim.memory.locked_room.free_shared_bytes", lambda: 1 << 20)
+    with started(doubled, 2, room=room) as loader:
+        (one,) = loader.take([1])
+        assert loader._room is None
+        assert not one["pixels"].is_shared()
+        assert not one["parts"][0].is_shared()
+
+
+def test_small_items_come_through_shared_room_and_every_loader_has_its_own() -> None:
+    with started(doubled, 1, room="always") as first, started(doubled, 1, room="always") as second:
+        one, other = first.take([4]), second.take([4])
+        assert one[0]["pixels"].is_shared()
+        assert len(first._packed) == len(second._packed) == 1
+        one[0]["pixels"].zero_()
+        assert other[0]["pixels"].tolist() == [8, 8]
+        assert not first.holds_room  # that is the locked one
+        first.done([4])
+        assert not first._packed
+
+
+@pytest.mark.parametrize(
+    ("ahead", "shm", "prefetch"), [(0, 1 << 34, 2), (32, 1 << 34, 16), (1000, 1 << 34, 64), (1000, 1 << 20, 2)]
+)
+def test_a_batch_is_prepared_ahead_where_it_takes_little_memory(
+    monkeypatch: pytest.MonkeyPatch, ahead: int, shm: int, prefetch: int
+) -> None:
+    monkeypatch.setattr(loader_module, "free_shared_bytes", lambda: shm)
+    settings = LoaderSettings(num_workers=2, prefetch_factor=2, ahead=ahead, item_bytes=1 << 18)
+    assert Loader(doubled, ORDER, settings)._prefetch(2) == prefetch
+
+
+def pair(item: int) -> tuple[int, Any]:
+    return item, np.full(2, item)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_item_is_what_it_was_prepared_as_wherever_that_was(workers: int) -> None:
+    with started(pair, workers) as loader:
+        ((number, array),) = taken = loader.take([4])
+    assert isinstance(taken[0], tuple)
+    assert isinstance(array, np.ndarray)
+    assert (number, array.tolist()) == (4, [4, 4])
+
+
+def test_starting_processes_draws_nothing_from_the_generator_of_the_run() -> None:
+    before = torch.get_rng_state()
+    with started(doubled, 1) as loader:
+        loader.take([4])
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_what_is_done_is_forgotten() -> None:

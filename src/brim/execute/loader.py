@@ -2,8 +2,8 @@
 
 It hands out single items, not batches: a batch that is split or made smaller after an out-of-memory error is put
 together again from what is here already. What one item's preparation raises is that item's failure. Processes are
-torch's own (`DataLoader`); with no workers an item is prepared when it is asked for. Large items for a GPU come through
-memory that is shared and locked once (`memory/locked_room.py`).
+torch's own (`DataLoader`); with no workers an item is prepared when it is asked for. Items may come through memory that
+is shared once, and locked where a GPU reads from it (`memory/locked_room.py`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import itertools
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from brim.config.sizes import format_bytes
 from brim.errors import BrimError
@@ -26,7 +27,7 @@ from brim.monitor.host import free_shared_bytes
 if TYPE_CHECKING:
     from brim.memory.locked_room import LockedRoom, Packed
 
-__all__ = ["Loader", "LoaderSettings", "NotPrepared", "suggest_workers"]
+__all__ = ["Loader", "LoaderSettings", "NotPrepared", "Order", "suggest_workers"]
 
 CHEAP_SECONDS = 0.002  # an item prepared in less is not worth a process
 MOST_WORKERS = 16
@@ -34,6 +35,8 @@ SHARE_OF_SHM = 0.8  # of what is free
 KEPT_BYTES = 1 << 29  # that a loading process keeps for itself at most
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 MANY_CORES = 4
+AHEAD_BYTES = 1 << 28  # of items that are to be ahead
+MOST_AHEAD = 64  # in one process: each takes a file descriptor or two
 ITEMS_PER_SECOND = 1500.0  # what a fast device may ask for, if the machine has the cores
 
 
@@ -43,8 +46,19 @@ class LoaderSettings:
 
     num_workers: int | None = None
     pin_memory: bool = True
-    prefetch_factor: int = 4
+    prefetch_factor: int = 4  # items that each process prepares ahead
+    ahead: int = 0  # items that all of them prepare ahead, if that is more and they are small
     item_bytes: int | None = None  # of the tensors of a usual item
+    # Where items may lie in room that others are written to once they are done: on the way to a GPU they are copied.
+    room: Literal["for_device", "always", "never"] = "for_device"
+
+
+class Order(Protocol):
+    """Items as they will be asked for; there may be too many for a list."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[int]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +68,7 @@ class NotPrepared:
     message: str
 
 
-def suggest_workers(prepare: Callable[[int], Any], items: Sequence[int], *, cores: int | None = None) -> int:
+def suggest_workers(prepare: Callable[[int], Any], items: Order, *, cores: int | None = None) -> int:
     """Prepare a few items here and say how many processes would keep up: 0 where that takes next to no time."""
     return _try_items(prepare, items, own_cores() if cores is None else cores).workers
 
@@ -67,10 +81,10 @@ class _Trial:
     item_bytes: int
 
 
-def _try_items(prepare: Callable[[int], Any], items: Sequence[int], cores: int) -> _Trial:
+def _try_items(prepare: Callable[[int], Any], items: Order, cores: int) -> _Trial:
     from brim.memory.locked_room import tensor_bytes
 
-    trial = list(items)[:3]
+    trial = _first(items, 3)
     if not trial or cores < 2:
         return _Trial(0, 0)
     largest = 0
@@ -97,10 +111,10 @@ class Loader:
     """
 
     def __init__(
-        self, prepare: Callable[[int], Any], order: Sequence[int], settings: LoaderSettings, *, pin: bool = False
+        self, prepare: Callable[[int], Any], order: Order, settings: LoaderSettings, *, pin: bool = False
     ) -> None:
         self._prepare = prepare
-        self._order = list(order)
+        self._order = order
         self._settings = settings
         self._pin = pin and settings.pin_memory
         self.workers = settings.num_workers
@@ -117,7 +131,7 @@ class Loader:
             trial = _try_items(self._prepare, self._order, own_cores())
             self.workers, self.item_bytes = trial.workers, trial.item_bytes
         self.workers = self._affordable(self.workers)
-        if self.workers > 0 and self._order:
+        if self.workers > 0 and len(self._order) > 0:
             try:
                 self._coming = self._start(self.workers)
             except BaseException:
@@ -133,6 +147,16 @@ class Loader:
         self._packed.clear()
         if self._room is not None:
             self._room.give_back()
+
+    @property
+    def running(self) -> bool:
+        """Whether its processes are at work still."""
+        return self._coming is not None
+
+    @property
+    def holds_room(self) -> bool:
+        """Whether it has the locked room, which is there only once."""
+        return self._room is not None and self._room.is_locked
 
     def take(self, items: Sequence[int]) -> list[Any]:
         """The prepared items; waits for those that are not here yet."""
@@ -179,6 +203,15 @@ class Loader:
         )
         return fewer
 
+    def _prefetch(self, workers: int) -> int:
+        """Items that each process prepares ahead: a batch in all, where that is wanted and takes little memory."""
+        least, each = self._settings.prefetch_factor, max(self.item_bytes or 0, 1)
+        if self.holds_room:
+            return least
+        free = free_shared_bytes()
+        room = AHEAD_BYTES if free is None else min(AHEAD_BYTES, SHARE_OF_SHM * free)
+        return max(least, min(math.ceil(min(self._settings.ahead, room / each) / workers), MOST_AHEAD))
+
     def _unpacked(self, item: int, prepared: Any) -> Any:
         from brim.memory.locked_room import Packed
 
@@ -188,20 +221,23 @@ class Loader:
         return self._room.unpack(prepared)
 
     def _start(self, workers: int) -> Iterator[tuple[int, Any]]:
+        import torch
         from torch.utils.data import DataLoader
 
         from brim.memory.locked_room import LockedRoom
 
-        if self._pin:
-            if self.item_bytes is None:
-                self.item_bytes = _try_items(self._prepare, self._order[:1], cores=2).item_bytes
-            self._room = LockedRoom.lend(self.item_bytes, workers=workers)
+        if self.item_bytes is None:
+            self.item_bytes = _try_items(self._prepare, _first(self._order, 1), cores=2).item_bytes
+        if self._settings.room == "always" or (self._settings.room == "for_device" and self._pin):
+            self._room = LockedRoom.lend(self.item_bytes, workers=workers, lock=self._pin)
         loader: Any = DataLoader(
             _Items(self._prepare, self._room),  # type: ignore[arg-type]  # a map of item numbers, as torch asks for
             batch_size=None,
+            collate_fn=_as_it_is,  # torch would make lists of tuples, which the same item prepared here is not
             sampler=self._order,
+            generator=torch.Generator(),  # not the run's own: a draw from that would change what the run draws
             num_workers=workers,
-            prefetch_factor=self._settings.prefetch_factor,
+            prefetch_factor=self._prefetch(workers),
             pin_memory=self._pin,
             worker_init_fn=_start_worker,
         )
@@ -217,6 +253,14 @@ class Loader:
         for item, prepared in coming:
             # Out of shared memory at once: its file descriptors are few.
             yield item, prepared if self._pin else _cloned(prepared)
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+def _first(items: Iterable[int], count: int) -> list[int]:
+    return list(itertools.islice(items, count))
 
 
 def _watch_no_more(coming: Any) -> None:

@@ -60,7 +60,8 @@ class LockedRoom:
     _kept: torch.Tensor | None = None  # locked by this process, from one loader to the next
     _is_lent = False
 
-    def __init__(self, memory: torch.Tensor, *, workers: int) -> None:
+    def __init__(self, memory: torch.Tensor, *, workers: int, is_locked: bool = False) -> None:
+        self.is_locked = is_locked
         self._memory = memory
         self._part_bytes = memory.numel() // workers // ALIGNED * ALIGNED
         self._taken = torch.zeros(workers * MOST_PLACES, dtype=torch.uint8).share_memory_()
@@ -68,14 +69,20 @@ class LockedRoom:
         self._leaving: list[tuple[Any, list[int]]] = []  # here: slots to be freed once the device has come so far
 
     @classmethod
-    def lend(cls, item_bytes: int, *, workers: int) -> Self | None:
-        """Room for items of this size; give it back with `give_back`. None: send them in the ordinary way."""
-        if item_bytes < WORTHWHILE_BYTES or LockedRoom._is_lent:
+    def lend(cls, item_bytes: int, *, workers: int, lock: bool = True) -> Self | None:
+        """Room for items of this size; give it back with `give_back`. None: send them in the ordinary way.
+
+        Without `lock` it is for this process alone to read, and every loader may have its own.
+        """
+        if item_bytes < (WORTHWHILE_BYTES if lock else 1) or (lock and LockedRoom._is_lent):
             return None
         room = int(SHARE_OF_SHM * (free_shared_bytes() or 0))
         wanted = min(max(ITEMS * item_bytes, LEAST_BYTES), MOST_BYTES, room)
         if wanted < LEAST_BYTES:
             return None
+        if not lock:
+            shared = _shared(wanted)
+            return None if shared is None else cls(shared, workers=workers, is_locked=False)
         kept = LockedRoom._kept
         if kept is None or kept.numel() < wanted // 2:
             LockedRoom._kept = None
@@ -85,13 +92,14 @@ class LockedRoom:
         if kept is None:
             return None
         LockedRoom._is_lent = True
-        return cls(kept, workers=workers)
+        return cls(kept, workers=workers, is_locked=True)
 
     def give_back(self) -> None:
         """The next loader may have it: the processes have ended, and nothing that was unpacked is used again."""
         if self._memory.is_pinned():
             torch.cuda.current_stream().synchronize()
-        LockedRoom._is_lent = False
+        if self.is_locked:
+            LockedRoom._is_lent = False
 
     def pack(self, value: Any, *, worker: int) -> Any:
         """The value with its tensors in this process's part; as it is, where there is no room for them."""
@@ -174,12 +182,18 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNED) * ALIGNED
 
 
-def _locked(nbytes: int) -> torch.Tensor | None:
-    """Shared memory that is locked for the device; None where that is not to be had."""
+def _shared(nbytes: int) -> torch.Tensor | None:
     memory: torch.Tensor | None = None
     with contextlib.suppress(RuntimeError, OSError):
         memory = torch.empty(nbytes, dtype=torch.uint8).share_memory_()
-        if _registered(memory):
+    return memory
+
+
+def _locked(nbytes: int) -> torch.Tensor | None:
+    """Shared memory that is locked for the device; None where that is not to be had."""
+    memory = _shared(nbytes)
+    with contextlib.suppress(RuntimeError, OSError):
+        if memory is not None and _registered(memory):
             return memory
     return None
 

@@ -6,13 +6,16 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from brim.data.base import Sample
 from brim.data.images import load_image
 from brim.data.video import load_video
 from brim.errors import RequestError
+from brim.memory.nested import replaced
 from brim.memory.transfer import stacked
+from brim.train.draws import drawing_from
 from brim.train.objective import Batch
 
 __all__ = ["ImageItems", "Items", "OwnItems", "StackedItems", "TensorItems", "TextItems", "VideoItems", "labels_tensor"]
@@ -23,6 +26,7 @@ class Items(abc.ABC):
 
     loads = True  # whether preparing an item takes long enough to be worth a process
     uniform = True  # whether every item costs the same
+    copied = True  # whether joining items leaves nothing of the tensors that were prepared
 
     def __init__(self, ids: Sequence[str], labels: torch.Tensor | None) -> None:
         self.ids = ids
@@ -39,6 +43,11 @@ class Items(abc.ABC):
     @abc.abstractmethod
     def prepare(self, item: int) -> Any:
         """One item as model input on the host; runs in worker processes."""
+
+    def prepare_in(self, epoch: int, item: int, *, seed: int) -> Any:
+        """The item as an epoch sees it: the same in each, unless preparing it draws."""
+        del epoch, seed
+        return self.prepare(item)
 
     @abc.abstractmethod
     def join(self, prepared: Sequence[Any], device: torch.device | None = None) -> Any:
@@ -105,7 +114,7 @@ class ImageItems(_SampleItems):
 
     def prepare(self, item: int) -> torch.Tensor:
         """The picture as the model sees it, [channels, height, width]."""
-        return self._transform(load_image(self.samples[item].images[0]))
+        return _plain(self._transform(load_image(self.samples[item].images[0])))
 
 
 class VideoItems(_SampleItems):
@@ -128,7 +137,7 @@ class VideoItems(_SampleItems):
         video = self.samples[item].video
         assert video is not None
         frames = load_video(video, frames=self._frames)  # [frames, height, width, 3]
-        return self._transform(torch.from_numpy(frames).permute(0, 3, 1, 2))
+        return _plain(self._transform(torch.from_numpy(frames).permute(0, 3, 1, 2)))
 
 
 class TextItems(Items):
@@ -174,10 +183,17 @@ class OwnItems(Items):
         self._samples = samples
         self._label_dtype = label_dtype  # None: samples have no label
         self._join = join
+        self.copied = join is None
 
     def prepare(self, item: int) -> Any:
-        """The sample, with its label."""
-        return self._samples[item]
+        """The sample, with its label; arrays as tensors, unless the factory joins them itself."""
+        sample = self._samples[item]
+        return sample if self._join is not None else replaced(sample, np.ndarray, _as_tensor)
+
+    def prepare_in(self, epoch: int, item: int, *, seed: int) -> Any:
+        """The sample; what the user's code draws for it is its own."""
+        with drawing_from(seed, epoch, item):
+            return self.prepare(item)
 
     def join(self, prepared: Sequence[Any], device: torch.device | None = None) -> Any:
         """As the factory's `collate` does, else as torch does."""
@@ -216,6 +232,15 @@ class _Numbers(Sequence[str]):
 def labels_tensor(values: Sequence[float | int], *, task: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Classes as whole numbers, values to learn as `dtype`."""
     return torch.tensor(list(values), dtype=torch.int64 if task == "classify" else dtype)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Without what torchvision's transforms know of it, which is in the way of the loader."""
+    return tensor.as_subclass(torch.Tensor)
+
+
+def _as_tensor(array: Any) -> Any:
+    return torch.as_tensor(array) if array.dtype.kind in "biufc" else array
 
 
 def _refuse_without(ids: Sequence[str], what: str) -> None:

@@ -7,18 +7,18 @@ later, so that the device is never waited for; checkpoints are written only when
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from brim.execute.loader import Loader, LoaderSettings
+from brim.execute.loader import LoaderSettings
 from brim.ranks.agreement import Agreement, Outcome
 from brim.ranks.gradients import RankGroup
 from brim.train.adaptive import Adaptive
 from brim.train.bad_loss import refuse_loss
+from brim.train.epoch_loader import EpochLoader
 from brim.train.interrupt import Interrupt
 from brim.train.items import Items
 from brim.train.listener import StepRecord, TrainListener
@@ -82,8 +82,6 @@ class Trainer:
     ) -> None:
         self.settings = settings
         self.progress = progress
-        self.loader_wait_seconds = 0.0
-        self.workers = 0
         self._items = items
         self._micro = micro
         self._stepper = stepper
@@ -93,7 +91,13 @@ class Trainer:
         self._group = group
         self._world = agreement.world
         self._files = files
-        self._loading = loading
+        self.loader: EpochLoader | None = None
+        if items.loads:
+            self.loader = EpochLoader(
+                items, dataclasses.replace(loading, ahead=math.ceil(adaptive.effective_batch / self._world.size)),
+                seed=settings.seed, epochs=settings.epochs, rank=self._world.rank,
+                ranks=self._world.size, pin=micro.device.type == "cuda", tell=listener.note,
+            )  # fmt: skip
         self._listener = listener
         self._interrupt = interrupt
         self._unread: _Unread | None = None
@@ -105,12 +109,16 @@ class Trainer:
         self._listener.started(self._total_samples(), self.progress.samples)
         if self.settings.in_step:
             self._agree_on_sizes(self._agreement.gather(Outcome(value=self._size_vote())))
-        while not self._finished():
-            if self.progress.position < len(self._items):
-                self._run_epoch()
-            self._end_epoch()
-            if self._world.size == 1:
-                self._interrupt.check()
+        try:
+            while not self._finished():
+                if self.progress.position < len(self._items):
+                    self._run_epoch()
+                self._end_epoch()
+                if self._world.size == 1:
+                    self._interrupt.check()
+        finally:
+            if self.loader is not None:
+                self.loader.close()
 
     def _finished(self) -> bool:
         progress, settings = self.progress, self.settings
@@ -126,25 +134,19 @@ class Trainer:
     def _run_epoch(self) -> None:
         """The windows that are left of this epoch."""
         count, progress = len(self._items), self.progress
-        order = epoch_order(count, seed=self.settings.seed, epoch=progress.epoch)
-        rest = Window(start=progress.position, stop=count).share(order, rank=self._world.rank, ranks=self._world.size)
-        with contextlib.ExitStack() as stack:
-            loader = self._open_loader(stack, rest)
-            while progress.position < count and not self._enough_steps():
-                batch = self._adaptive.effective_batch
-                window = next_window(progress.position, count, batch, smallest=self._smallest_window())
-                self._step(window, order, loader)
-                self._maybe_checkpoint()
-            if loader is not None:
-                self.loader_wait_seconds += loader.wait_seconds
-                self.workers = loader.workers or 0
-                # Measured once.
-                self._loading = dataclasses.replace(
-                    self._loading, num_workers=self.workers, item_bytes=loader.item_bytes
-                )
-                for note in loader.notes:
-                    self._listener.note(note)
         started = time.perf_counter()
+        order = epoch_order(count, seed=self.settings.seed, epoch=progress.epoch)
+        if self.loader is not None:
+            self.loader.begin(progress.epoch, progress.position)
+        progress.spent(time.perf_counter() - started)
+        while progress.position < count and not self._enough_steps():
+            batch = self._adaptive.effective_batch
+            window = next_window(progress.position, count, batch, smallest=self._smallest_window())
+            self._step(window, order)
+            self._maybe_checkpoint()
+        started = time.perf_counter()
+        if self.loader is not None:
+            self.loader.end(another=self._validation is not None)
         self._read_last()
         progress.spent(time.perf_counter() - started)
 
@@ -156,13 +158,7 @@ class Trainer:
     def _enough_steps(self) -> bool:
         return self.settings.max_steps is not None and self.progress.step >= self.settings.max_steps
 
-    def _open_loader(self, stack: contextlib.ExitStack, items: Sequence[int]) -> Loader | None:
-        if not self._items.loads:
-            return None
-        pin = self._micro.device.type == "cuda"
-        return stack.enter_context(Loader(self._items.prepare, items, self._loading, pin=pin))
-
-    def _step(self, window: Window, order: Sequence[int], loader: Loader | None) -> None:
+    def _step(self, window: Window, order: Sequence[int]) -> None:
         """One optimizer step, on all ranks or on none."""
         progress, adaptive = self.progress, self._adaptive
         started = time.perf_counter()
@@ -174,14 +170,14 @@ class Trainer:
             self._micro.sizes.repeat(self._lengths_in_step(len(share), window.samples))
         retries = self._micro.peak.alloc_retries
         with self._micro.watched_step():
-            done, votes = self._run_share(self._shares.work(share, window.samples, loader, measure_noise=measure))
+            done, votes = self._run_share(self._shares.work(share, window.samples, self.loader, measure_noise=measure))
             absent = set.intersection(*(set(vote["absent"]) for vote in votes))
             rate = adaptive.rate.apply(progress.step)
             sums = self._stepper.make(done, window.samples, absent=absent, measured=measure)
         retries = self._micro.peak.alloc_retries - retries
         self._micro.stepped(retries)
-        if loader is not None:
-            loader.done(share)
+        if self.loader is not None:
+            self.loader.done(share)
         adaptive.rate.step_done()
         progress.stepped(window)
         self._agree_on_sizes(votes)

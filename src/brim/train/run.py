@@ -234,7 +234,7 @@ class _Run:
             self.listener.note(f"resumed after step {progress.step} (epoch {progress.epoch + 1})")
 
     def _report(self, parts: Assembled, sampler: Sampler) -> RankReport:
-        sizes, peak, validation = parts.sizes, parts.micro.peak, parts.validation
+        sizes, peak, validation, loader = parts.sizes, parts.micro.peak, parts.validation, parts.trainer.loader
         plan = parts.plans.plan(
             sizes,
             peak_bytes=peak.peak_reserved_bytes or None,
@@ -256,8 +256,8 @@ class _Run:
             peak_allocated_bytes=peak.peak_allocated_bytes or None,
             peak_reserved_bytes=peak.peak_reserved_bytes or None,
             alloc_retries=peak.alloc_retries,
-            loader_wait_seconds=parts.trainer.loader_wait_seconds,
-            workers=parts.trainer.workers,
+            loader_wait_seconds=loader.wait_seconds if loader is not None else 0.0,
+            workers=loader.workers if loader is not None else 0,
             skipped_steps=parts.stepper.skipped,
             monitor=sampler.summary(),
             notes=tuple(parts.notes),

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from brim.errors import RequestError
-from brim.execute.loader import Loader, NotPrepared
+from brim.execute.loader import NotPrepared
+from brim.train.epoch_loader import EpochLoader
 from brim.train.items import Items
 from brim.train.micro_batches import WindowWork
 from brim.train.objective import Batch
@@ -24,7 +25,7 @@ class Shares:
         self._costs = None if items.uniform else [items.cost(item) for item in range(len(items))]
 
     def work(
-        self, share: Sequence[int], samples: int, loader: Loader | None, *, measure_noise: bool = False
+        self, share: Sequence[int], samples: int, loader: EpochLoader | None, *, measure_noise: bool = False
     ) -> WindowWork:
         """The work of a share of a window; without a loader items are prepared as they are fetched."""
         items = list(share)

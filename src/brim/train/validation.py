@@ -7,6 +7,7 @@ pays; what it found in one epoch serves the next.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -62,7 +63,9 @@ class Validation:
         self._memory = memory
         self._dtype, self._autocast = dtype, autocast
         self._metered = limit_bytes is not None  # a limit to keep, or peaks that cost nothing to read
-        self._loading = loading or LoaderSettings(num_workers=0)
+        self._loading = dataclasses.replace(
+            loading or LoaderSettings(num_workers=0), room="always" if items.copied else "never"
+        )
         self._tell, self._between = tell, between
         self._rounds_of = rounds_of  # in step with other ranks: samples of the largest share
         self._costs = [items.cost(item) for item in range(len(items))]
@@ -119,7 +122,7 @@ class Validation:
             order = sorted(self.share, key=lambda item: -self._costs[item])
             if self.items.loads:
                 pin = self._memory.device.type == "cuda"
-                loader = stack.enter_context(Loader(self.items.prepare, order, self._loading, pin=pin))
+                loader = stack.enter_context(Loader(self._prepare, order, self._loading, pin=pin))
             executor = Executor(
                 lambda batch: self._launch(model, loader, batch),
                 self._costs,
@@ -134,6 +137,9 @@ class Validation:
             executor.run(order)
         self.oom_events += executor.figures.oom_events
         return found
+
+    def _prepare(self, item: int) -> Any:
+        return self.items.prepare_in(0, item, seed=0)  # the same whenever it is asked for
 
     def _launch(self, model: nn.Module, loader: Loader | None, batch: list[int]) -> Pending:
         prepared = None if loader is None else loader.take(batch)
