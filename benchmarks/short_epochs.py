@@ -27,6 +27,7 @@ from benchmarks.environment import environment
 from PIL import Image
 
 from brim.config.train_settings import train_settings
+from brim.models import python_factory
 from brim.train.listener import TrainListener
 from brim.train.request import TrainRequest
 from brim.train.run import run_training
@@ -67,7 +68,8 @@ def main() -> None:
             "brim train": lambda: _brim(Path(folder), arguments),
         }
         found: dict[str, list[float]] = {name: [] for name in loops}
-        _write_stand_in(Path(folder), arguments.stand_in)
+        if arguments.stand_in is not None:
+            _write_stand_in(Path(folder), arguments.stand_in)
         if arguments.workers is None:
             _brim(Path(folder), arguments)  # to learn what it chooses
         for turn in range(arguments.rounds):
@@ -92,7 +94,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--workers", type=int, default=None, help="of the plain loops; by default what brim chooses")
+    parser.add_argument("--workers", type=int, default=None, help="of the plain loops; else what brim chooses")
     parser.add_argument("--stand-in", type=float, default=None, metavar="MS", help="a model that only takes time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", default=None)
@@ -133,8 +135,8 @@ def _settings(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _write_stand_in(folder: Path, milliseconds: float | None) -> None:
-    (folder / "stand_in.py").write_text(STAND_IN.format(seconds=(milliseconds or 0.0) / 1000, classes=CLASSES))
+def _write_stand_in(folder: Path, milliseconds: float) -> None:
+    (folder / "stand_in.py").write_text(STAND_IN.format(seconds=milliseconds / 1000, classes=CLASSES))
 
 
 def _model_name(folder: Path, arguments: argparse.Namespace) -> str:
@@ -158,7 +160,7 @@ def _brim(folder: Path, arguments: argparse.Namespace) -> list[float]:
     with tempfile.TemporaryDirectory() as run:
         result = run_training(request, output=Path(run) / "run", listener=listener)
     if arguments.workers is None:
-        arguments.workers = int(result.summary["loader"]["num_workers"])
+        arguments.workers = max(int(result.summary["loader"]["num_workers"]), 1)
     return listener.at
 
 
@@ -171,11 +173,11 @@ def _plain(folder: Path, arguments: argparse.Namespace, *, workers: int, persist
         shuffle=True, num_workers=workers, persistent_workers=persistent,
         pin_memory=arguments.device == "cuda",
     )  # fmt: skip
-    model: Any = torchvision.models.resnet18(num_classes=CLASSES)
-    if arguments.stand_in is not None:
-        scope: dict[str, Any] = {}
-        exec((folder / "stand_in.py").read_text(), scope)
-        model = scope["stand_in"]()
+    if arguments.stand_in is None:
+        model: Any = torchvision.models.resnet18(num_classes=CLASSES)
+    else:
+        name = _model_name(folder, arguments).removeprefix("py:")
+        model = python_factory.load_function(name, knobs={}, device=torch.device("cpu"), dtype=None)
     model.to(arguments.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     ends = []

@@ -54,7 +54,7 @@ def test_what_comes_in_the_ordinary_way_is_out_of_shared_memory_at_once(
 ) -> None:
     """Its file descriptors are few."""
     if room == "always":  # a container's
-        monkeypatch.setattr("brim.memory.locked_room.free_shared_bytes", lambda: 1 << 20)
+        monkeypatch.setattr("brim.memory.shared_room.free_shared_bytes", lambda: 1 << 20)
     with started(doubled, 2, room=room) as loader:
         (one,) = loader.take([1])
         assert loader._room is None

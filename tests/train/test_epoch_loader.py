@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training_runs import Watcher, largest_difference, losses, run, settings_of, weights
+from training_runs import StopsAt, largest_difference, losses, run, settings_of, weights
 
 from brim.execute.loader import LoaderSettings
 from brim.train.draws import drawing_from
 from brim.train.epoch_loader import EpochLoader
 from brim.train.items import OwnItems
-from brim.train.listener import StepRecord
 from brim.train.windows import Window, epoch_order
 
 COUNT = 12
@@ -172,19 +171,6 @@ def noisy(count: int = 40):
 def net():
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 2))
 """
-
-
-class StopsAt(Watcher):
-    """Asks to stop once a step's loss is known: as Ctrl-C does."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.at = step
-
-    def step(self, record: StepRecord) -> None:
-        super().step(record)
-        if record.step == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")

@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import Watcher, largest_difference, losses, record_of, run, settings_of, weights, write_features
+from training_runs import (
+    StopsAt,
+    Watcher,
+    largest_difference,
+    losses,
+    record_of,
+    run,
+    settings_of,
+    weights,
+    write_features,
+)
 
 from brim.errors import RequestError
 from brim.train.listener import StepRecord
@@ -26,19 +36,6 @@ DROPOUT: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_features(tmp_path_factory.mktemp("data") / "features.npz")
-
-
-class StopsAt(Watcher):
-    """Asks to stop once a step's loss is known: as Ctrl-C does."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.at = step
-
-    def step(self, record: StepRecord) -> None:
-        super().step(record)
-        if record.step == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize(

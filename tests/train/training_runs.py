@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,19 @@ class Watcher(TrainListener):
 
     def epoch(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
+
+
+class StopsAt(Watcher):
+    """Asks to stop once a step's loss is known: as Ctrl-C does."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.at = step
+
+    def step(self, record: StepRecord) -> None:
+        super().step(record)
+        if record.step == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def write_features(path: Path, *, count: int = 96, width: int = 6, classes: int = 3, seed: int = 0) -> Path:

@@ -9,7 +9,7 @@ keep it, and refusing it takes more. A size kept wrongly costs memory, one refus
 from __future__ import annotations
 
 import abc
-from typing import Literal
+from typing import ClassVar, Literal
 
 __all__ = ["WORTHWHILE", "Comparison", "Drifting", "Next", "Steady"]
 
@@ -25,6 +25,8 @@ Next = Literal["this", "larger", "keep", "refuse"]  # which size to run next, or
 
 class Comparison(abc.ABC):
     """Rates of this size and of a larger one."""
+
+    steady: ClassVar[bool] = False  # whether a rate is the size's own, whenever it was seen
 
     def __init__(self) -> None:
         self.before: float | None = None  # the rate of this size
@@ -85,6 +87,8 @@ class Steady(Comparison):
     faster. So it is tried more often then; and where this size, looked at again, is faster than it was, neither rate
     was the size's own: once more.
     """
+
+    steady = True
 
     def __init__(self) -> None:
         super().__init__()

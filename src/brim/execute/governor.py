@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from brim.execute.comparison import WORTHWHILE, Drifting, Steady
+from brim.execute.comparison import WORTHWHILE, Comparison, Drifting, Steady
 from brim.forecast.byte_model import ByteModel
 
 __all__ = ["Governor"]
@@ -76,10 +76,9 @@ class Governor:
         self._failed: float = math.inf  # the smallest padded cost known to fail
         self._quiet = 0  # batches since the last trouble or growth
         self._best_cap, self._best_rate = self.cap, 0.0  # while climbing
-        self._comparison = Steady() if steady else Drifting()
+        self._comparison: Comparison = Steady() if steady else Drifting()
         self._larger = 0  # what this size was last compared with
         self._looks_far = looks_far
-        self._steady = steady
         self._fallback = 0  # the cap before it grew back, until a batch has run at the new one
         self._cached = 0  # the largest padded cost since the allocator gave back its cache
         self._small = 2  # batches to be made small before the first leap
@@ -226,7 +225,7 @@ class Governor:
             self._best_cap, self._best_rate = self.cap, rate
             if self._grow(LEAP if linear and self._small <= 0 else 2):
                 return
-        elif self._steady:
+        elif self._comparison.steady:
             self.phase = "comparing"
             self._comparison.begin(self._best_rate)
             self._compare(rate)

@@ -3,7 +3,7 @@
 It hands out single items, not batches: a batch that is split or made smaller after an out-of-memory error is put
 together again from what is here already. What one item's preparation raises is that item's failure. Processes are
 torch's own (`DataLoader`); with no workers an item is prepared when it is asked for. Items may come through memory that
-is shared once, and locked where a GPU reads from it (`memory/locked_room.py`).
+is shared once, and locked where a GPU reads from it (`memory/shared_room.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from brim.monitor.cores import own_cores
 from brim.monitor.host import free_shared_bytes
 
 if TYPE_CHECKING:
-    from brim.memory.locked_room import LockedRoom, Packed
+    from brim.memory.shared_room import Packed, SharedRoom
 
 __all__ = ["Loader", "LoaderSettings", "NotPrepared", "Order", "suggest_workers"]
 
@@ -82,7 +82,7 @@ class _Trial:
 
 
 def _try_items(prepare: Callable[[int], Any], items: Order, cores: int) -> _Trial:
-    from brim.memory.locked_room import tensor_bytes
+    from brim.memory.shared_room import tensor_bytes
 
     trial = _first(items, 3)
     if not trial or cores < 2:
@@ -123,7 +123,7 @@ class Loader:
         self.notes: list[str] = []
         self._ready: dict[int, Any] = {}
         self._coming: Iterator[tuple[int, Any]] | None = None
-        self._room: LockedRoom | None = None
+        self._room: SharedRoom | None = None
         self._packed: dict[int, Packed] = {}  # what lies in the room, by item
 
     def __enter__(self) -> Self:
@@ -213,7 +213,7 @@ class Loader:
         return max(least, min(math.ceil(min(self._settings.ahead, room / each) / workers), MOST_AHEAD))
 
     def _unpacked(self, item: int, prepared: Any) -> Any:
-        from brim.memory.locked_room import Packed
+        from brim.memory.shared_room import Packed
 
         if self._room is None or not isinstance(prepared, Packed):
             return prepared
@@ -224,12 +224,13 @@ class Loader:
         import torch
         from torch.utils.data import DataLoader
 
-        from brim.memory.locked_room import LockedRoom
+        from brim.memory.shared_room import SharedRoom
 
-        if self.item_bytes is None:
+        roomy = self._settings.room == "always" or (self._settings.room == "for_device" and self._pin)
+        if self.item_bytes is None and (roomy or self._settings.ahead > 0):
             self.item_bytes = _try_items(self._prepare, _first(self._order, 1), cores=2).item_bytes
-        if self._settings.room == "always" or (self._settings.room == "for_device" and self._pin):
-            self._room = LockedRoom.lend(self.item_bytes, workers=workers, lock=self._pin)
+        if roomy:
+            self._room = SharedRoom.lend(self.item_bytes or 0, workers=workers, lock=self._pin)
         loader: Any = DataLoader(
             _Items(self._prepare, self._room),  # type: ignore[arg-type]  # a map of item numbers, as torch asks for
             batch_size=None,
@@ -279,7 +280,7 @@ def _watch_no_more(coming: Any) -> None:
 class _Items:
     """Items as a DataLoader's dataset: every item gives something, if only the reason why not."""
 
-    def __init__(self, prepare: Callable[[int], Any], room: LockedRoom | None) -> None:
+    def __init__(self, prepare: Callable[[int], Any], room: SharedRoom | None) -> None:
         self._prepare = prepare
         self._room = room
 

@@ -21,7 +21,7 @@ __all__ = ["EpochLoader"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Numbers:
+class _AllEpochs:
     """One number for every sample of a rank in every epoch that is left, in the order of the run."""
 
     items: Items
@@ -33,8 +33,8 @@ class _Numbers:
     epochs: int  # where they end
 
     def __len__(self) -> int:
-        places = [range(self.rank, len(self.items), self.ranks)] * (self.epochs - self.epoch)
-        return sum(map(len, places)) - len(range(self.rank, self.position, self.ranks))
+        an_epoch = len(range(self.rank, len(self.items), self.ranks))
+        return an_epoch * (self.epochs - self.epoch) - len(range(self.rank, self.position, self.ranks))
 
     def __iter__(self) -> Iterator[int]:
         count = len(self.items)
@@ -55,11 +55,13 @@ class _Numbers:
 class EpochLoader:
     """Prepared samples, epoch after epoch.
 
-    loader.begin(epoch, position)
-    ready = loader.take([4, 9])
-    loader.done([4, 9])
-    loader.end(another=True)         # a loader of its own will run before the next epoch: that of validation
-    loader.close()
+        loader.begin(epoch, position)
+        ready = loader.take([4, 9])
+        loader.done([4, 9])
+        loader.end(another=True)         # a loader of its own will run before the next epoch: that of validation
+        loader.close()
+
+    `wait_seconds` is how long `take` had to wait, `workers` how many processes there are.
     """
 
     def __init__(
@@ -76,10 +78,10 @@ class EpochLoader:
     ) -> None:
         self.wait_seconds = 0.0
         self.workers = 0
-        self._settings = dataclasses.replace(settings, room="always" if items.copied else "never")
+        self._settings = items.loading(settings)
         self._pin = pin
         self._tell = tell
-        self._numbers = _Numbers(items=items, seed=seed, rank=rank, ranks=ranks, epoch=0, position=0, epochs=epochs)
+        self._numbers = _AllEpochs(items=items, seed=seed, rank=rank, ranks=ranks, epoch=0, position=0, epochs=epochs)
         self._loader: Loader | None = None
         self._stack = contextlib.ExitStack()
         self._epoch = 0

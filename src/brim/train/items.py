@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from brim.data.base import Sample
 from brim.data.images import load_image
 from brim.data.video import load_video
 from brim.errors import RequestError
+from brim.execute.loader import LoaderSettings
 from brim.memory.nested import replaced
 from brim.memory.transfer import stacked
 from brim.train.draws import drawing_from
@@ -43,6 +45,10 @@ class Items(abc.ABC):
     @abc.abstractmethod
     def prepare(self, item: int) -> Any:
         """One item as model input on the host; runs in worker processes."""
+
+    def loading(self, settings: LoaderSettings) -> LoaderSettings:
+        """The settings with what these items allow."""
+        return dataclasses.replace(settings, room="always" if self.copied else "never")
 
     def prepare_in(self, epoch: int, item: int, *, seed: int) -> Any:
         """The item as an epoch sees it: the same in each, unless preparing it draws."""

@@ -7,7 +7,6 @@ pays; what it found in one epoch serves the next.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -63,9 +62,7 @@ class Validation:
         self._memory = memory
         self._dtype, self._autocast = dtype, autocast
         self._metered = limit_bytes is not None  # a limit to keep, or peaks that cost nothing to read
-        self._loading = dataclasses.replace(
-            loading or LoaderSettings(num_workers=0), room="always" if items.copied else "never"
-        )
+        self._loading = items.loading(loading or LoaderSettings(num_workers=0))
         self._tell, self._between = tell, between
         self._rounds_of = rounds_of  # in step with other ranks: samples of the largest share
         self._costs = [items.cost(item) for item in range(len(items))]

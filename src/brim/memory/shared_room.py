@@ -1,11 +1,12 @@
-"""Room that loading processes write into and the device reads from.
+"""Room that loading processes write into, and the device or this process reads from.
 
-A tensor that a process sends arrives as a file in shared memory: opened, mapped, copied page by page into memory that
-is locked for the device, and thrown away, for every tensor of every item. With pictures of some megabytes that takes
-longer than the model does, and it disturbs the thread that feeds the device. Here one large stretch of memory is
-shared and locked once. Every process has a part of it, writes an item's tensors there, and sends only where they are.
+A tensor that a process sends arrives as a file in shared memory: asked for from that process, opened, mapped, copied
+page by page into memory that is locked for the device, and thrown away, for every tensor of every item. With pictures
+of some megabytes that takes longer than the model does, and it disturbs the thread that feeds the device. Here one
+large stretch of memory is shared once, and locked once where a device reads it. Every process has a part of it, writes
+an item's tensors there, and sends only where they are.
 
-    room = LockedRoom.lend(item_bytes, workers=8)    # None where it is not worth it, or cannot be had
+    room = SharedRoom.lend(item_bytes, workers=8)    # None where it is not worth it, or cannot be had
     packed = room.pack(prepared, worker=3)           # in the process; as it was where there is no room for it
     prepared = room.unpack(packed)                   # here: tensors that lie in the room
     room.free([packed])                              # what the device was told to copy, it may still be copying
@@ -26,7 +27,7 @@ import torch
 from brim.memory.nested import replaced
 from brim.monitor.host import free_shared_bytes
 
-__all__ = ["LockedRoom", "Packed", "tensor_bytes"]
+__all__ = ["Packed", "SharedRoom", "tensor_bytes"]
 
 WORTHWHILE_BYTES = 1 << 18  # of an item: smaller ones cost little in the ordinary way
 ITEMS = 160  # to have room for: what is prepared ahead, and two batches
@@ -54,7 +55,7 @@ class Packed:
     value: Any
 
 
-class LockedRoom:
+class SharedRoom:
     """Shared memory in as many parts as there are processes."""
 
     _kept: torch.Tensor | None = None  # locked by this process, from one loader to the next
@@ -74,7 +75,7 @@ class LockedRoom:
 
         Without `lock` it is for this process alone to read, and every loader may have its own.
         """
-        if item_bytes < (WORTHWHILE_BYTES if lock else 1) or (lock and LockedRoom._is_lent):
+        if item_bytes < (WORTHWHILE_BYTES if lock else 1) or (lock and SharedRoom._is_lent):
             return None
         room = int(SHARE_OF_SHM * (free_shared_bytes() or 0))
         wanted = min(max(ITEMS * item_bytes, LEAST_BYTES), MOST_BYTES, room)
@@ -83,15 +84,15 @@ class LockedRoom:
         if not lock:
             shared = _shared(wanted)
             return None if shared is None else cls(shared, workers=workers, is_locked=False)
-        kept = LockedRoom._kept
+        kept = SharedRoom._kept
         if kept is None or kept.numel() < wanted // 2:
-            LockedRoom._kept = None
+            SharedRoom._kept = None
             if kept is not None:
                 _unlock(kept)
-            LockedRoom._kept = kept = _locked(wanted)
+            SharedRoom._kept = kept = _locked(wanted)
         if kept is None:
             return None
-        LockedRoom._is_lent = True
+        SharedRoom._is_lent = True
         return cls(kept, workers=workers, is_locked=True)
 
     def give_back(self) -> None:
@@ -99,7 +100,7 @@ class LockedRoom:
         if self._memory.is_pinned():
             torch.cuda.current_stream().synchronize()
         if self.is_locked:
-            LockedRoom._is_lent = False
+            SharedRoom._is_lent = False
 
     def pack(self, value: Any, *, worker: int) -> Any:
         """The value with its tensors in this process's part; as it is, where there is no room for them."""

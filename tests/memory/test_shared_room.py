@@ -12,24 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brim.execute.loader import Loader, LoaderSettings, NotPrepared
-from brim.memory import locked_room
-from brim.memory.locked_room import LockedRoom, Packed, tensor_bytes
+from brim.memory import shared_room
+from brim.memory.shared_room import Packed, SharedRoom, tensor_bytes
 
 PART = 1 << 12
 
 
-def room(workers: int = 1, part_bytes: int = PART) -> LockedRoom:
-    return LockedRoom(torch.zeros(workers * part_bytes, dtype=torch.uint8), workers=workers)
+def room(workers: int = 1, part_bytes: int = PART) -> SharedRoom:
+    return SharedRoom(torch.zeros(workers * part_bytes, dtype=torch.uint8), workers=workers)
 
 
 @pytest.fixture
 def lendable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine whose device can lock memory; here it only says so."""
-    monkeypatch.setattr(locked_room, "_registered", lambda memory: True)
-    monkeypatch.setattr(locked_room, "_unlock", lambda memory: None)
-    monkeypatch.setattr(locked_room, "WORTHWHILE_BYTES", 1000)
+    monkeypatch.setattr(shared_room, "_registered", lambda memory: True)
+    monkeypatch.setattr(shared_room, "_unlock", lambda memory: None)
+    monkeypatch.setattr(shared_room, "WORTHWHILE_BYTES", 1000)
     yield
-    LockedRoom._kept, LockedRoom._is_lent = None, False
+    SharedRoom._kept, SharedRoom._is_lent = None, False
 
 
 def test_a_value_comes_out_as_it_went_in() -> None:
@@ -127,15 +127,15 @@ def test_a_loader_hands_out_what_its_processes_wrote_there(lendable: None) -> No
             assert loader.item_bytes == 2000
             assert in_room == 39
             assert not loader._packed
-    assert not LockedRoom._is_lent
+    assert not SharedRoom._is_lent
 
 
 def test_two_loaders_at_once_do_not_share_it_and_the_next_one_has_it_again(lendable: None) -> None:
-    first = LockedRoom.lend(5000, workers=2)
+    first = SharedRoom.lend(5000, workers=2)
     assert first is not None
-    assert LockedRoom.lend(5000, workers=2) is None
+    assert SharedRoom.lend(5000, workers=2) is None
     first.give_back()
-    again = LockedRoom.lend(5000, workers=4)
+    again = SharedRoom.lend(5000, workers=4)
     assert again is not None
     assert again._memory is first._memory
     again.give_back()
@@ -144,10 +144,10 @@ def test_two_loaders_at_once_do_not_share_it_and_the_next_one_has_it_again(lenda
 def test_small_items_a_small_shm_and_a_device_that_cannot_lock_do_without(
     lendable: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert LockedRoom.lend(999, workers=2) is None
-    monkeypatch.setattr(locked_room, "_registered", lambda memory: False)
-    assert LockedRoom.lend(5000, workers=2) is None
-    assert not LockedRoom._is_lent
-    monkeypatch.setattr(locked_room, "_registered", lambda memory: True)
-    monkeypatch.setattr(locked_room, "free_shared_bytes", lambda: 1 << 20)
-    assert LockedRoom.lend(5000, workers=2) is None
+    assert SharedRoom.lend(999, workers=2) is None
+    monkeypatch.setattr(shared_room, "_registered", lambda memory: False)
+    assert SharedRoom.lend(5000, workers=2) is None
+    assert not SharedRoom._is_lent
+    monkeypatch.setattr(shared_room, "_registered", lambda memory: True)
+    monkeypatch.setattr(shared_room, "free_shared_bytes", lambda: 1 << 20)
+    assert SharedRoom.lend(5000, workers=2) is None

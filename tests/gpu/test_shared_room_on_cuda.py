@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from brim.execute.loader import Loader, LoaderSettings
-from brim.memory.locked_room import LockedRoom, Packed
+from brim.memory.shared_room import Packed, SharedRoom
 
 pytestmark = pytest.mark.gpu
 
@@ -17,8 +17,8 @@ ITEM = 1 << 20  # numbers of two bytes
 
 
 @pytest.fixture
-def room() -> Iterator[LockedRoom]:
-    lent = LockedRoom.lend(2 * ITEM, workers=1)
+def room() -> Iterator[SharedRoom]:
+    lent = SharedRoom.lend(2 * ITEM, workers=1)
     assert lent is not None, "the driver does not lock shared memory"
     yield lent
     lent.give_back()
@@ -28,7 +28,7 @@ def prepare(item: int) -> dict[str, Any]:
     return {"pixels": torch.full((ITEM,), item % 100, dtype=torch.bfloat16), "ids": torch.tensor([item])}
 
 
-def test_what_lies_in_the_room_is_pinned_and_copied_without_waiting(room: LockedRoom) -> None:
+def test_what_lies_in_the_room_is_pinned_and_copied_without_waiting(room: SharedRoom) -> None:
     packed = room.pack(prepare(7), worker=0)
     assert isinstance(packed, Packed)
     value = room.unpack(packed)
@@ -37,7 +37,7 @@ def test_what_lies_in_the_room_is_pinned_and_copied_without_waiting(room: Locked
     assert bool((value["pixels"].to("cuda", non_blocking=True) == 7).all())
 
 
-def test_a_place_is_not_taken_again_before_the_device_has_read_it(room: LockedRoom) -> None:
+def test_a_place_is_not_taken_again_before_the_device_has_read_it(room: SharedRoom) -> None:
     packed = room.pack(prepare(1), worker=0)
     torch.cuda._sleep(200_000_000)  # cycles: the copy waits behind it
     on_device = room.unpack(packed)["pixels"].to("cuda", non_blocking=True)
