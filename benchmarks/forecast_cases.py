@@ -227,6 +227,16 @@ CASES: tuple[Case, ...] = (
     _torchvision("forward", "swin_t", "forward", 128),
     _torchvision("forward", "convnext_tiny", "forward", 64, dtype="float32"),
     _torchvision("forward", "r3d_18", "forward", 32, knobs=_VIDEO_112),
+    # Small forwards in half precision, where little is in use and what is cached weighs most.
+    _torchvision("half-forward", "vit_b_16", "forward", 64),
+    _torchvision("half-forward", "vit_b_32", "forward", 256),
+    _torchvision("half-forward", "regnet_y_3_2gf", "forward", 256),
+    _torchvision("half-forward", "resnet18", "forward", 256),
+    _torchvision("half-forward", "swin_b", "forward", 64),
+    _torchvision("half-forward", "efficientnet_b0", "forward", 256),
+    _torchvision("half-forward", "convnext_base", "forward", 64),
+    _torchvision("half-forward", "mobilenet_v3_large", "forward", 256),
+    _torchvision("half-forward", "regnet_x_8gf", "forward", 64),
     # Language models.
     _language("qwen2", "train", 8, tokens=512),
     _language("qwen2", "train", 8, tokens=512, gradient_checkpointing=True),

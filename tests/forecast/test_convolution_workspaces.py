@@ -36,11 +36,15 @@ def workspace(asked: ConvCall, *, trains: bool = False) -> int:
         (call((128, 512, 7, 7), (2048, 512, 1, 1)), 32_112_787),
         (call((128, 256, 56, 56), (512, 256, 1, 1), 2), 308_281_491),
         (call((16, 1024, 1, 1), (64, 1024, 1, 1)), 0),
+        (call((256, 32, 112, 112), (72, 32, 1, 1), 2), 0),  # few channels, no copies
         # First layers that read the input as it is.
         (call((64, 3, 224, 224), (32, 3, 3, 3), 2), 0),
         (call((8, 3, 16, 112, 112), (64, 3, 3, 7, 7), 2), 0),
-        # Groups eight at a time as they are, or all at once where their channels are a power of two.
-        (call((32, 896, 28, 28), (896, 56, 3, 3), 2, groups=16), 28_550_272),
+        # Groups all at once, each padded to a power of two channels; as they are where a tile holds all channels.
+        (call((256, 216, 56, 56), (216, 24, 3, 3), 2, groups=9), 578_193_555),
+        (call((64, 720, 28, 28), (720, 120, 3, 3), 2, groups=6), 98_107_539),
+        (call((64, 1920, 14, 14), (1920, 120, 3, 3), 2, groups=16), 68_944_019),
+        (call((256, 72, 112, 112), (72, 24, 3, 3), 2, groups=3), 578_058_672),
         (call((32, 512, 28, 28), (512, 16, 3, 3), 2, groups=32), 32_260_112),
         # In float32 also of small images, padded to the next one.
         (call((32, 432, 28, 28), (432, 48, 3, 3), 2, groups=9, dtype="float32"), 48_832_640),
@@ -50,6 +54,11 @@ def workspace(asked: ConvCall, *, trains: bool = False) -> int:
 )
 def test_a_forward_workspace_is_as_recorded(asked: ConvCall, recorded: int) -> None:
     assert workspace(asked) == pytest.approx(recorded, abs=512)
+
+
+def test_groups_of_a_forward_in_training_are_convolved_eight_at_a_time() -> None:
+    asked = call((32, 896, 28, 28), (896, 56, 3, 3), 2, groups=16)
+    assert workspace(asked, trains=True) == pytest.approx(28_550_272, abs=512)
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,10 @@ SMALL_WEIGHT = 2**19  # elements
 HALF_BLOCKS, TF32_BLOCKS = 120, 132  # that share the sums of a weight's gradient
 LARGEST_TILE = 4 * 128 * 128  # bytes of sums that a thread block works on
 VIDEO_PARTS = 10  # of the first layer over a video
-NARROW = 32  # input channels
+NARROW = 32  # input channels: up to here a 1×1 kernel with a stride is made without copies
 FEW_PIXELS = 128  # of an image
 GROUPS_AT_ONCE = 8
+TILE_CHANNELS = 128  # that a thread block works on
 SMALL_SIDE = 28  # pixels; of smaller images all groups are convolved at once
 SHORT_SUM = 8192  # pixels of a batch: shorter sums in half precision are not split
 SLICES_SHARE, TF32_SLICES_SHARE = 1.13, 2.7  # parts for each sample are chosen over copies up to so often their bytes
@@ -54,7 +55,7 @@ def _workspace(call: ConvCall, *, lean: bool) -> int:
     if depthwise:
         return 0  # a kernel of torch's own
     if call.groups > 1:
-        return _grouped(call)
+        return _grouped(call, lean=lean)
     if math.prod(call.weight[2:]) == 1:
         return _pointwise(call, lean=lean)
     lean = lean and call.dtype == "float32"
@@ -80,7 +81,9 @@ def _pointwise(call: ConvCall, *, lean: bool) -> int:
     without_output = lean and call.dtype == "float32" and len(call.weight) == 5
     copies = _copies(call, without_output=without_output) + DESCRIPTOR_BYTES
     if max(call.stride, default=1) > 1:
-        return 0 if lean and call.weight[1] <= NARROW else copies + _summed_parts(call)
+        half_forward = call.direction == "forward" and call.dtype != "float32"
+        as_it_is = call.weight[1] <= NARROW and (lean or half_forward)
+        return 0 if as_it_is else copies + _summed_parts(call)
     if call.direction != "wgrad":
         return copies if pixels > 1 and pixels % 2 else 0
     if pixels == 1:
@@ -93,16 +96,22 @@ def _pointwise(call: ConvCall, *, lean: bool) -> int:
     return slices if slices <= share * copies else copies
 
 
-def _grouped(call: ConvCall) -> int:
-    """Copies of all groups, each padded to a power of two channels, or of so many groups at a time as they are."""
+def _grouped(call: ConvCall, *, lean: bool) -> int:
+    """Copies of all groups, each padded to a power of two channels, or of so many groups at a time as they are.
+
+    A forward in half precision takes either, for no visible reason: the recorded trainings took the second, the
+    recorded inferences the first where all channels together are wider than a tile.
+    """
     out, into = call.weight[0] // call.groups, call.weight[1]
     if call.direction == "wgrad" and into <= FEW_CHANNELS:
         return 0
     whole_out, whole_into = _next_power_of_two(out), _next_power_of_two(into)
     whole = (whole_out, whole_into) == (out, into)
-    half_forward = call.direction == "forward" and call.dtype != "float32"
-    small = min(call.input[2:]) < SMALL_SIDE and not half_forward
-    if not (whole or small or call.direction == "wgrad"):
+    if call.direction == "forward" and call.dtype != "float32":
+        all_at_once = not lean and call.weight[0] > TILE_CHANNELS
+    else:
+        all_at_once = call.direction == "wgrad" or min(call.input[2:]) < SMALL_SIDE
+    if not (whole or all_at_once):
         share = min(call.groups, GROUPS_AT_ONCE)
         return (_copies(call) + _weight_bytes(call)) * share // call.groups + DESCRIPTOR_BYTES
     pixels_in, pixels_out = (shape[0] * math.prod(shape[2:]) for shape in (call.input, call.output))
