@@ -44,11 +44,12 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[FakeGraph]:
     """Every graph that was captured, on a device that is said to have them."""
     graphs: list[FakeGraph] = []
 
-    def capture(step: Callable[[], Any], device: torch.device) -> FakeGraph:
+    def capture(step: Callable[[], Any], pool: object) -> FakeGraph:
         graphs.append(FakeGraph(step))
         return graphs[-1]
 
     monkeypatch.setattr("brim.decode.loop.graphs_work_on", lambda device: True)
+    monkeypatch.setattr("brim.decode.loop.shared_pool", lambda device: object())
     monkeypatch.setattr("brim.decode.loop.capture", capture)
     return graphs
 
@@ -56,11 +57,12 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[FakeGraph]:
 def fail_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls = []
 
-    def capture(step: Callable[[], Any], device: torch.device) -> FakeGraph:
+    def capture(step: Callable[[], Any], pool: object) -> FakeGraph:
         calls.append(1)
         raise error
 
     monkeypatch.setattr("brim.decode.loop.graphs_work_on", lambda device: True)
+    monkeypatch.setattr("brim.decode.loop.shared_pool", lambda device: object())
     monkeypatch.setattr("brim.decode.loop.capture", capture)
     return calls
 

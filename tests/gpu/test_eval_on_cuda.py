@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,21 @@ def test_a_kept_graph_is_replayed_on_the_next_batch() -> None:
     assert kept is not None
     assert kept.graph is not None
     assert answers == one_by_one(model, second, 16)
+
+
+def test_the_memory_of_graphs_is_given_back_when_the_loop_is_gone() -> None:
+    def in_graph_pools() -> int:
+        gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        segments = torch.cuda.memory_snapshot()
+        return sum(segment["total_size"] for segment in segments if segment["segment_pool_id"] != (0, 0))
+
+    before = in_graph_pools()
+    loop, _ = answers_of(language_model(), random_prompts(4), GenerationSettings(max_new_tokens=16))
+    assert in_graph_pools() > before
+    del loop
+    assert in_graph_pools() == before
 
 
 def test_half_precision_differs_from_single_samples_only_at_near_ties() -> None:

@@ -7,6 +7,7 @@ step before has just run with the same shapes, and the device is busy with it wh
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +15,8 @@ import torch
 
 from brim.memory.failures import FailureKind, classify
 
-__all__ = ["CaptureFailedError", "capture", "graphs_work_on"]
+__all__ = ["CaptureFailedError", "GraphPool", "capture", "graphs_work_on", "shared_pool"]
 
-# Device index: the memory that its graphs share, and a graph of nothing that keeps it alive when all others are gone.
-_pools: dict[int, tuple[Any, torch.cuda.CUDAGraph]] = {}
 # Device index: the stream that captures. One for all: cuBLAS keeps a workspace (32 MiB on Hopper) for every stream.
 _streams: dict[int, torch.cuda.Stream] = {}
 
@@ -26,21 +25,43 @@ class CaptureFailedError(Exception):
     """The step cannot be captured (a synchronisation inside it, an unsupported call); it can still run eagerly."""
 
 
+class GraphPool:
+    """The memory that the graphs of one device share.
+
+    It exists as long as someone holds this object or a graph captured in it; afterwards `torch.cuda.empty_cache` gives
+    it back to the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.handle = torch.cuda.graph_pool_handle()
+        # A graph of nothing keeps the memory between two captures, when no other graph is left.
+        self._keeper = _record(lambda: torch.zeros(1, device=device), device, self.handle)
+
+
+_pools: weakref.WeakValueDictionary[int, GraphPool] = weakref.WeakValueDictionary()  # by device index
+
+
+def shared_pool(device: torch.device) -> GraphPool:
+    """The pool of the device; whoever captures graphs again and again holds it meanwhile."""
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    pool = _pools.get(index)
+    if pool is None:
+        pool = _pools[index] = GraphPool(device)
+    return pool
+
+
 def graphs_work_on(device: torch.device) -> bool:
     """Whether steps on this device can be captured at all."""
     return device.type == "cuda"
 
 
-def capture(step: Callable[[], Any], device: torch.device) -> torch.cuda.CUDAGraph:
+def capture(step: Callable[[], Any], pool: GraphPool) -> torch.cuda.CUDAGraph:
     """Record `step` without running it; it must have run once with the same shapes.
 
     Out of memory is raised as it is; any other failure is a `CaptureFailedError`.
     """
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    if index not in _pools:
-        handle = torch.cuda.graph_pool_handle()
-        _pools[index] = (handle, _record(lambda: torch.zeros(1, device=device), device, handle))
-    return _record(step, device, _pools[index][0])
+    return _record(step, pool.device, pool.handle)
 
 
 def _record(step: Callable[[], Any], device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:

@@ -19,7 +19,7 @@ import torch
 from brim.decode.answers import Answers
 from brim.decode.cache import grouped_attention
 from brim.decode.choose import PADDING, TokenChooser, generation_config_for, uniforms
-from brim.decode.graphs import CaptureFailedError, capture, graphs_work_on
+from brim.decode.graphs import CaptureFailedError, GraphPool, capture, graphs_work_on, shared_pool
 from brim.decode.settings import GenerationSettings, TokenIds
 from brim.decode.state import DecodeState, round_up
 
@@ -75,6 +75,7 @@ class DecodeLoop:
         self._parameters = set(inspect.signature(model.forward).parameters)
         self._ends = torch.tensor(tokens.ends or (-1,), dtype=torch.long, device=self.device)
         self._captures = settings.graphs and graphs_work_on(self.device)
+        self._pool: GraphPool | None = None  # held from the first capture on
         self._kept: DecodeState | None = None  # of the last batch: the next one of the same shape replays its graph
 
     @torch.inference_mode()
@@ -224,7 +225,9 @@ class DecodeLoop:
                 self._choose(state, chooser, state.logits, None, 0)
 
         try:
-            state.graph = capture(step, self.device)
+            if self._pool is None:
+                self._pool = shared_pool(self.device)
+            state.graph = capture(step, self._pool)
         except CaptureFailedError as error:
             self._captures = False
             self.notes.append(f"decode steps run without CUDA graphs: capturing one failed ({error})")

@@ -32,7 +32,8 @@ class Graph:
 def played_card(monkeypatch: pytest.MonkeyPatch) -> None:
     Graph.replays = 0
     monkeypatch.setattr(epoch_module, "graphs_work_on", lambda device: True)
-    monkeypatch.setattr(epoch_module, "capture", lambda step, device: Graph(step))
+    monkeypatch.setattr(epoch_module, "shared_pool", lambda device: object())
+    monkeypatch.setattr(epoch_module, "capture", lambda step, pool: Graph(step))
 
 
 def train(path: str = "stacked", listener: RunsListener | None = None, **more: Any) -> TrainedRuns:

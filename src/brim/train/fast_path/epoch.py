@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from brim.decode.graphs import CaptureFailedError, capture, graphs_work_on
+from brim.decode.graphs import CaptureFailedError, capture, graphs_work_on, shared_pool
 from brim.train.fast_path.order import Counts, EpochPlan
 from brim.train.fast_path.row_feed import RowFeed
 from brim.train.fast_path.runs import Runs
@@ -103,7 +103,7 @@ class EpochRunner:
         if self._warm[counts] < WARM_UP_STEPS:
             return False
         try:
-            self._graphs[counts] = capture(lambda: self._step(counts, 0), self.runs.device)
+            self._graphs[counts] = capture(lambda: self._step(counts, 0), shared_pool(self.runs.device))
         except CaptureFailedError as error:
             self.stop_replaying(f"it could not be captured: {str(error).splitlines()[0]}")
             return False
