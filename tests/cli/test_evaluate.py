@@ -61,6 +61,11 @@ def lost():
         return [sample.prompt.upper() for sample in samples]
     return answer
 
+def unordered(kind="set"):
+    kinds = {"set": set, "dict": lambda texts: dict.fromkeys(texts, 1), "generator": iter, "text": "".join,
+             "none": lambda texts: None, "number": len}
+    return lambda samples: kinds[kind]([sample.prompt.upper() for sample in samples])
+
 def slow():
     def answer(samples):
         time.sleep(0.05)
@@ -323,6 +328,14 @@ def test_a_failed_sample_ends_with_one_and_is_shown(brim: Brim, case: Case) -> N
     assert "--fail-fast: a sample failed with ValueError: this [one] cannot be answered" in " ".join(
         stopped.err.split()
     )
+
+
+@pytest.mark.parametrize("kind", ["set", "dict", "generator", "text", "none", "number"])
+def test_answers_without_an_order_of_their_own_end_with_two(brim: Brim, case: Case, kind: str) -> None:
+    """Paired by chance, they would score other samples' answers."""
+    result = brim("eval", case.model("unordered"), "-d", case.data, "-o", case.out, "--knob", f"kind={kind}", *SMALL)
+    assert (result.code, result.err.count("Traceback")) == (2, 0)
+    assert "for a batch of 2; return a list with one result for each item" in result.err
 
 
 def test_skipped_records_are_counted_and_told(brim: Brim, case: Case) -> None:

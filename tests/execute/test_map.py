@@ -121,6 +121,35 @@ def test_a_function_that_drops_results_is_told_so() -> None:
         brim.map(lambda batch: batch[:1], range(4))
 
 
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (set, "a set"),
+        (frozenset, "a frozenset"),
+        (lambda batch: dict.fromkeys(batch, 1), "a dict"),
+        (lambda batch: {item: item for item in batch}.values(), "a dict_values"),
+        (lambda batch: (item for item in batch), "a generator"),
+        (lambda batch: None, "nothing"),
+        (len, "an int"),
+        (lambda batch: "x" * len(batch), "a str"),
+        (lambda batch: b"x" * len(batch), "a bytes"),
+    ],
+)
+def test_results_without_an_order_of_their_own_are_refused(answer: Any, kind: str) -> None:
+    with pytest.raises(brim.RequestError, match=f"the function returned {kind}.* for a batch of 2; return a list"):
+        brim.map(answer, [3, 1, 2, 5], batch_size=2)
+
+
+def test_results_in_a_tuple_an_array_or_a_tensor_are_taken_by_their_first_dimension() -> None:
+    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    rows = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+    assert list(brim.map(tuple, rows)) == rows
+    assert [row.tolist() for row in brim.map(numpy.array, rows)] == rows
+    assert [row.tolist() for row in brim.map(torch.tensor, rows)] == rows
+    with pytest.raises(brim.RequestError, match="returned a Tensor for a batch"):
+        brim.map(lambda batch: torch.tensor(1.0), rows)
+
+
 @pytest.mark.parametrize("size", [0, -1, True, "many", 2.5])
 def test_a_batch_size_that_is_none_is_refused(size: Any) -> None:
     with pytest.raises(brim.RequestError, match="whole number"):

@@ -26,6 +26,7 @@ from brim.evaluation.sizing import Sizing, Start
 from brim.evaluation.stage_clock import StageClock
 from brim.evaluation.subject import Subject
 from brim.evaluation.summary import RankFigures
+from brim.execute.answers import one_for_each
 from brim.execute.executor import Done, Executor, ItemFailure, Pending
 from brim.execute.governor import Governor
 from brim.execute.loader import Loader, LoaderSettings, NotPrepared
@@ -224,11 +225,9 @@ class _WithFailures(Pending):
 
     def result(self) -> list[Any]:
         """One answer or failure per sample."""
-        results = list(self._pending.result()) if self._pending is not None else []
         expected = sum(not isinstance(one, NotPrepared) for one in self._prepared)
-        if len(results) != expected:
-            raise RequestError(f"the model gave {len(results)} answers to {expected} samples; it must give one each")
-        answers = iter(results)
+        results = [] if self._pending is None else self._pending.result()
+        answers = iter(one_for_each(results, expected, source="the task"))
         return [
             ItemFailure(reason="error", message=one.message) if isinstance(one, NotPrepared) else next(answers)
             for one in self._prepared

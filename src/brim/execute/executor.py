@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from brim.config.sizes import format_bytes
 from brim.errors import DoesNotFitError, LostError, RequestError
+from brim.execute.answers import one_for_each
 from brim.execute.figures import ExecutionFigures
 from brim.execute.governor import Governor
 from brim.execute.interrupts import InterruptWatch
@@ -217,10 +218,7 @@ class Executor:
             self._after_failure(queue, batch, failure, error)
             return
         assert not isinstance(results, Pending)
-        if len(results) != len(batch):
-            raise RequestError(
-                f"the function returned {len(results)} results for a batch of {len(batch)}; return one for each item"
-            )
+        results = one_for_each(results, len(batch))
         now = time.perf_counter()
         seconds, self._landed_at = now - max(flight.started, self._landed_at), now
         failed = sum(isinstance(result, ItemFailure) for result in results)

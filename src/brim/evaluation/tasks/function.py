@@ -7,6 +7,7 @@ from typing import Any
 
 from brim.data.base import SampleSet
 from brim.evaluation.tasks.base import Answer, ReadyAnswers, Task, TaskSettings
+from brim.execute.answers import one_for_each
 from brim.execute.executor import Pending
 from brim.models.loaded import LoadedModel
 
@@ -39,7 +40,7 @@ class FunctionTask(Task):
     def launch(self, items: Sequence[int], prepared: Sequence[Any]) -> Pending:
         """Call the function."""
         del items
-        results = self.model.module(list(prepared))
+        results = one_for_each(self.model.module(list(prepared)), len(prepared))
         return ReadyAnswers([Answer(prediction=result) for result in results])
 
     def metric_facts(self, item: int) -> Mapping[str, Any]:
