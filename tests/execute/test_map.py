@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -154,6 +155,29 @@ def test_results_in_a_tuple_an_array_or_a_tensor_are_taken_by_their_first_dimens
 def test_a_batch_size_that_is_none_is_refused(size: Any) -> None:
     with pytest.raises(brim.RequestError, match="whole number"):
         brim.map(doubled, range(4), batch_size=size)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"function": 3}, "function=3: give a function"),
+        ({"items": 5}, "items=5: "),
+        ({"cost": 7}, "cost=7: give a function"),
+        ({"on_batch": "loud"}, "on_batch='loud': give a function"),
+        ({"device": "cuda:9"}, "device='cuda:9': there is no such device; here: cpu"),
+        ({"device": "cuda:99"}, "device='cuda:99': there is no such device; here: cpu"),
+        ({"device": "cuda:x"}, "device='cuda:x': give a device such as"),
+        ({"device": "grafics"}, "device='grafics': give a device such as"),
+        ({"device": 1.5}, "device=1.5: give a device such as"),
+        ({"device": "meta"}, "device meta: brim measures memory on"),
+        ({"memory_limit": "1GiB"}, "memory_limit needs device="),
+        ({"device": "cpu", "memory_limit": "lots"}, "memory_limit lots"),
+        ({"device": "cpu", "memory_limit": "900TiB"}, "memory_limit=900"),
+    ],
+)
+def test_an_argument_that_cannot_be_is_named_as_a_caller_writes_it(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(brim.RequestError, match=re.escape(words)):
+        brim.map(**{"function": doubled, "items": range(4), **arguments})
 
 
 def test_costs_cap_batches_in_padded_cost_and_the_padding_is_told() -> None:

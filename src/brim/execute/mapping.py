@@ -89,7 +89,12 @@ def map(
     values) are appended to that file as they come and `resume=True` goes on where a killed run stopped; `key` names
     what the function does, so that a journal is not resumed by another one.
     """
-    items = list(items)
+    _check_callables(function=function, cost=cost, on_batch=on_batch)
+    try:
+        iterator = iter(items)
+    except TypeError as error:
+        raise RequestError(f"items={items!r}: give a list, or anything else that can be iterated over") from error
+    items = list(iterator)
     costs = _costs(items, cost)
     memory, limit_bytes = _memory(device, memory_limit)
     done: dict[int, Done] = {}
@@ -134,6 +139,14 @@ def _governor(batch_size: int | str, costs: Sequence[int], limit_bytes: int | No
     return Governor(first=batch_size, ceiling=batch_size, grows=False, limit_bytes=limit_bytes)
 
 
+def _check_callables(*, function: Any, **optional: Any) -> None:
+    if not callable(function):
+        raise RequestError(f"function={function!r}: give a function that takes a list of items")
+    for name, value in optional.items():
+        if value is not None and not callable(value):
+            raise RequestError(f"{name}={value!r}: give a function, or leave it out")
+
+
 def _costs(items: Sequence[Any], cost: Callable[[Any], int] | None) -> list[int]:
     if cost is None:
         return [1] * len(items)
@@ -150,12 +163,13 @@ def _memory(device: Any, memory_limit: int | str | None) -> tuple[Any, int | Non
         if memory_limit is not None:
             raise RequestError("memory_limit needs device=, the device whose memory it limits")
         return None, None
-    from brim.memory.devices import memory_of
+    from brim.memory.devices import existing_device, memory_of
     from brim.memory.limit import resolve_limit
 
-    memory = memory_of(device)
+    memory = memory_of(existing_device(device, argument="device="))
     asked = None if memory_limit is None else parse_bytes(memory_limit, argument="memory_limit")
-    return memory, resolve_limit(memory, asked_bytes=asked, margin=None).usable_bytes
+    limit = resolve_limit(memory, asked_bytes=asked, margin=None, argument="memory_limit=")
+    return memory, limit.usable_bytes
 
 
 def _digest(items: Sequence[Any]) -> str:

@@ -20,7 +20,16 @@ from brim.memory.storage_meter import StorageMeter
 from brim.monitor.host import available_host_bytes
 from brim.monitor.nvml import device_memory as nvml_device_memory
 
-__all__ = ["CpuMemory", "CudaMemory", "DeviceMemory", "MpsMemory", "Reading", "device_uuid", "memory_of"]
+__all__ = [
+    "CpuMemory",
+    "CudaMemory",
+    "DeviceMemory",
+    "MpsMemory",
+    "Reading",
+    "device_uuid",
+    "existing_device",
+    "memory_of",
+]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -254,6 +263,21 @@ def device_uuid(device: torch.device) -> str | None:
         return None
     uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "") or "")
     return f"GPU-{uuid}" if uuid else None
+
+
+def existing_device(device: Any, *, argument: str) -> torch.device:
+    """The device that a Python caller named by `argument`; one that is not here is a `RequestError`."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise RequestError(f"{argument}{device!r}: give a device such as 'cpu', 'cuda' or 'cuda:0'") from error
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    absent = found.type == "mps" and not torch.backends.mps.is_available()
+    if absent or (found.type == "cuda" and (found.index or 0) >= cards):
+        here = ["cpu", *(f"cuda:{index}" for index in range(cards))]
+        here += ["mps"] if torch.backends.mps.is_available() else []
+        raise RequestError(f"{argument}{str(found)!r}: there is no such device; here: {', '.join(here)}")
+    return found
 
 
 def memory_of(device: torch.device | str) -> DeviceMemory:
