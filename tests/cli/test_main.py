@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from brim import __version__
@@ -100,3 +104,81 @@ def test_brackets_in_a_message_are_shown_as_they_are(brim: Brim, monkeypatch: py
 )
 def test_underscores_become_dashes_in_options_only(given: list[str], meant: list[str]) -> None:
     assert dashed(given) == meant
+
+
+# ------------------------------------------------------------------------------------------------- --json
+
+LOUD = """
+import ctypes
+import os
+import torch
+
+print("loud: import")
+
+def say(where):
+    print(f"loud: {where}")
+    os.system("echo loud: child process")
+    ctypes.CDLL(None).printf(b"loud: C\\n")
+
+def answers():
+    def answer(samples):
+        say("function")
+        return [sample.prompt for sample in samples]
+    return answer
+
+class Net(torch.nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, num_classes)
+
+    def forward(self, rows):
+        say("forward")
+        return self.layer(rows)
+
+def net(num_classes: int = 2):
+    return Net(num_classes)
+
+def rows():
+    def step(batch):
+        say("step")
+        return batch * 2
+    return step, lambda n: torch.ones(n, 256)
+"""
+
+
+@pytest.mark.parametrize("command", ["eval", "profile", "find", "knobs", "train"])
+def test_what_user_code_prints_goes_to_standard_error_with_json(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    """By Python, by a child process, by C code: the document is alone on standard output."""
+    (tmp_path / "loud.py").write_text(LOUD)
+    questions = [{"question": f"q{number}", "answer": "a"} for number in range(4)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
+    rows = numpy.random.default_rng(0).standard_normal((16, 4)).astype("float32")
+    numpy.savez(tmp_path / "rows.npz", features=rows, labels=numpy.arange(16) % 2)
+    loud, run_folder = f"py:{tmp_path / 'loud.py'}", str(tmp_path / "run")
+    small = ("--device", "cpu", "--no-cache")
+    data = ("-d", str(tmp_path / "data.jsonl"), "-o", run_folder, *small)
+    (tmp_path / "train.yaml").write_text(
+        f"model: {{type: '{loud}:net'}}\ndata: {{root: {tmp_path / 'rows.npz'}}}\n"
+        "hp: {epochs: 1, effective_batch: 8, batch_size: 8}\n"
+    )
+    arguments = {
+        "eval": (f"{loud}:answers", *data),
+        "profile": (f"{loud}:answers", "--knob", "dtype=float32", *data),
+        "find": (f"{loud}:rows", "--memory-limit", "64KiB", *small),
+        "knobs": (f"{loud}:net",),
+        "train": (str(tmp_path / "train.yaml"), "-o", run_folder, *small),
+    }[command]
+    before = sys.stdout
+    with pytest.raises(SystemExit) as stop:
+        run([command, *arguments, "--json"])
+    captured = capfd.readouterr()
+    assert stop.value.code in (0, None), captured.err
+    assert "schema" in json.loads(captured.out)
+    assert "loud: import" in captured.err
+    if command != "knobs":  # which builds nothing
+        assert {"loud: C", "loud: child process"} <= set(captured.err.splitlines())
+    assert sys.stdout is before
+    print("as before")
+    assert capfd.readouterr().out == "as before\n"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import typer
 
-from brim.cli.console import output_console
+from brim.cli.console import output_console, print_document
 
 __all__ = ["app"]
 
@@ -25,7 +24,7 @@ def list_plans(json_output: bool = typer.Option(False, "--json", help="One JSON 
     entries = list(cache.entries())
     if json_output:
         document = [{"saved_at": e.saved_at, "identity": dict(e.identity), "plan": e.plan.to_json()} for e in entries]
-        print(json.dumps({"schema": "brim.cache/1", "folder": str(cache.folder), "plans": document}, indent=2))
+        print_document({"schema": "brim.cache/1", "folder": str(cache.folder), "plans": document})
         return
     console = output_console()
     if not entries:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from brim.cli import options
-from brim.cli.console import error_console, output_console
+from brim.cli.console import error_console, output_console, print_document
 from brim.errors import RequestError
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def _show(result: EncodedFile, *, json_output: bool) -> None:
             "failures": result.failures,
             **figures.to_json(),
         }
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print_document(document)
         return
     console = output_console()
     rows = figures.molecules - figures.failed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from brim.cli import options
-from brim.cli.console import error_console, output_console
+from brim.cli.console import error_console, output_console, print_document
 from brim.cli.run_report import leave_report
 from brim.errors import BrimError, RequestError
 
@@ -180,7 +180,7 @@ def _compare(request: EvalRequest, sizes: str, *, json_output: bool) -> None:
         raise RequestError("--compare-batch: sizes are compared on one device; start it without torchrun")
     rows = compare_batch_sizes(request, parse_sizes(sizes))
     if json_output:
-        print(json.dumps({"schema": "brim.compare/1", "rows": rows}, indent=2))
+        print_document({"schema": "brim.compare/1", "rows": rows})
         return
     output_console().print(comparison_table(rows))
 
@@ -194,6 +194,6 @@ def _show(result: EvalResult, *, json_output: bool, verbose: bool) -> None:
     leave_report(result.folder)
     if json_output:
         document = json.loads((result.folder / "run.json").read_text(encoding="utf-8"))
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print_document(document)
         return
     print_result(output_console(), result, examples=3 if verbose else 0)

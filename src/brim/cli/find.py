@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import json
 from typing import TYPE_CHECKING, Any
 
 from brim.cli import options
-from brim.cli.console import error_console, output_console
+from brim.cli.console import error_console, output_console, print_document
 from brim.cli.run_report import leave_report
 from brim.config.search_settings import DEFAULT_MAX_SIZE, SearchSettings
 from brim.config.sizes import parse_bytes
@@ -197,7 +196,7 @@ def _show(plan: Plan, *, json_output: bool) -> None:
     if current_world().rank > 0:
         return
     if json_output:
-        print(json.dumps(plan.to_json(), indent=2, ensure_ascii=False))
+        print_document(plan.to_json())
         return
     console = output_console()
     console.print(plan_line(plan), markup=False, highlight=False)

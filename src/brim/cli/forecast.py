@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from brim.cli import options
-from brim.cli.console import error_console, output_console
+from brim.cli.console import error_console, output_console, print_document
 from brim.cli.find import data_request
 from brim.config.search_settings import DEFAULT_MAX_SIZE
 from brim.errors import BrimError, RequestError
@@ -222,7 +222,7 @@ def _show(documents: list[dict[str, Any]], *, json_output: bool) -> None:
         from brim.records import FORECAST_SCHEMA
 
         whole = documents[0] if len(documents) == 1 else {"schema": FORECAST_SCHEMA, "forecasts": documents}
-        print(json.dumps(whole, indent=2, ensure_ascii=False))
+        print_document(whole)
         return
     from brim.cli.forecast_table import print_forecasts
 
@@ -244,7 +244,7 @@ def _list_gpus(*, json_output: bool) -> None:
 
     if json_output:
         document = {"schema": "brim.gpus/1", "gpus": [_card_document(card) for card in catalogue()]}
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print_document(document)
         return
     print_gpus(output_console(), catalogue())
 
@@ -260,7 +260,7 @@ def _show_batch_table(*, json_output: bool) -> None:
     else:
         result = batch_size_table(_language_model)
     if json_output:
-        print(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
+        print_document(result.to_json())
         return
     print_batch_table(output_console(), result)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING
 
 from brim.cli import options
-from brim.cli.console import output_console
+from brim.cli.console import output_console, print_document
 
 if TYPE_CHECKING:
     from brim.workloads.knobs import Knob
@@ -35,7 +34,7 @@ def knobs(
     if json_output:
         listed = [dataclasses.asdict(knob) for knob in found]
         document = {"schema": "brim.knobs/1", "model": name, "knobs": listed, "any_model": list(ANY_MODEL)}
-        print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+        print_document(document, default=str)
         return
     console = output_console()
     if not found:

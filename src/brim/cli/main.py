@@ -5,6 +5,8 @@ Imports no torch: a command loads what it needs when it runs, so that `--help` a
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ import typer
 
 from brim import __version__
 from brim.cli import cache, demo, encode, evaluate, find, forecast, knobs, profile, report, sweep, train, train_dpo
-from brim.cli.console import error_console
+from brim.cli.console import error_console, stdout_for_document
 from brim.errors import BrimError, RankError
 from brim.storage.run_folder import keep_command_line
 
@@ -66,7 +68,8 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     keep_command_line(["brim", *arguments])
     code: int | str | None
     try:
-        code = app(args=list(arguments), standalone_mode=True)
+        with stdout_for_document() if _asks_for_document(arguments) else contextlib.nullcontext():
+            code = app(args=list(arguments), standalone_mode=True)
     except SystemExit as stop:
         code = stop.code
     except KeyboardInterrupt:
@@ -86,6 +89,10 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     if code == INTERRUPTED:
         error_console().print("brim: interrupted")
     sys.exit(code)
+
+
+def _asks_for_document(arguments: Sequence[str]) -> bool:
+    return "--json" in itertools.takewhile(lambda argument: argument != "--", arguments)
 
 
 def _quiet_rank() -> bool:

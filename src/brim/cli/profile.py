@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from brim.cli import options
-from brim.cli.console import error_console, output_console
+from brim.cli.console import error_console, output_console, print_document
 from brim.cli.run_report import leave_report
 from brim.errors import RequestError
 
@@ -216,7 +215,7 @@ def run_profile(request: ProfileRequest, output: Path | None, *, json_output: bo
         return result
     report = leave_report(result.folder)
     if json_output:
-        print(json.dumps(result.document, indent=2, ensure_ascii=False))
+        print_document(result.document)
     else:
         print_profile(output_console(), result, report)
     if any(entry["state"] == "failed" or entry["num_failed"] for entry in result.entries):
@@ -249,6 +248,6 @@ def _explain(base: EvalRequest, axes: dict[str, tuple[str, ...] | None], *, json
     with ProfileProgress(error_console(), lines=not json_output) as progress:
         rows = explain_speed(dataclasses.replace(base, knobs=knobs), listener=progress)
     if json_output:
-        print(json.dumps({"schema": "brim.explain-speed/1", "rows": [row.to_json() for row in rows]}, indent=2))
+        print_document({"schema": "brim.explain-speed/1", "rows": [row.to_json() for row in rows]})
         return
     output_console().print(speed_table(rows))

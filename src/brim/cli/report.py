@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from brim.cli import options
-from brim.cli.console import error_console, output_console
+from brim.cli.console import error_console, output_console, print_document
 from brim.errors import RequestError
 
 __all__ = ["report"]
@@ -46,7 +45,7 @@ def report(runs: Runs, output: Page = None, json_output: options.JsonOutput = Fa
         path = page or Path(COMPARISON)
         document = write_comparison(runs, path)
     if json_output:
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print_document(document)
     console = error_console() if json_output else output_console()
     console.print(f"report in {path}", markup=False, highlight=False)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from brim.cli import options
-from brim.cli.console import error_console, output_console
+from brim.cli.console import error_console, output_console, print_document
 from brim.errors import RequestError
 
 if TYPE_CHECKING:
@@ -289,7 +288,7 @@ def _show_check(preparation: _Preparation, *, json_output: bool) -> None:
     wrong = has_errors(told)
     if json_output:
         document = {"schema": "brim.check/1", "ok": not wrong, "problems": [problem.to_json() for problem in told]}
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print_document(document)
     else:
         if told:
             output_console().print(render_problems(told), markup=False, highlight=False)
@@ -306,7 +305,7 @@ def _show_preview(plan: SweepPlan, request: SweepRequest, seconds: float | None,
 
     if json_output:
         document = preview_document(plan.expansion, plan.forecasts, file=request.file, seconds=seconds)
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print_document(document)
         return
     width = min(shutil.get_terminal_size().columns, 160)
     output_console().print(render_sweep(plan.expansion, plan.forecasts, width=width), markup=False, highlight=False)
@@ -355,7 +354,7 @@ def _show_result(result: SweepResult, request: SweepRequest, *, json_output: boo
 
     report = leave_report(result.folder)
     if json_output:
-        print(json.dumps(result.document, indent=2, ensure_ascii=False))
+        print_document(result.document)
     else:
         print_sweep(output_console(), result, top_n=request.top_n, report=report)
     if result.failed:

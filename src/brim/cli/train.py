@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from brim.cli import options
-from brim.cli.console import error_console, output_console
+from brim.cli.console import error_console, output_console, print_document
 from brim.cli.run_report import leave_report
 from brim.errors import RequestError
 
@@ -202,7 +202,7 @@ def _compare(request: TrainRequest, sizes: str, *, json_output: bool) -> None:
     with TrainProgress(error_console(), lines=not json_output) as progress:
         rows = compare_effective_batches(request, chosen, listener=progress)
     if json_output:
-        print(json.dumps({"schema": "brim.compare/1", "kind": "train", "rows": rows}, indent=2))
+        print_document({"schema": "brim.compare/1", "kind": "train", "rows": rows})
         return
     print_comparison(output_console(), rows)
 
@@ -216,6 +216,6 @@ def _show(result: TrainResult, *, json_output: bool) -> None:
     leave_report(result.folder)
     if json_output:
         document = json.loads((result.folder / "run.json").read_text(encoding="utf-8"))
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print_document(document)
         return
     print_result(output_console(), result)

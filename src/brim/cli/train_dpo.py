@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from brim.cli import options
-from brim.cli.console import error_console, output_console
+from brim.cli.console import error_console, output_console, print_document
 from brim.cli.run_report import leave_report
 from brim.errors import RequestError
 
@@ -213,7 +213,7 @@ def _run(request: Any, output: Path | None, *, quiet: bool) -> DpoResult:
 def _show(result: DpoResult, *, json_output: bool) -> None:
     if json_output:
         document = json.loads((result.folder / "run.json").read_text(encoding="utf-8"))
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print_document(document)
         return
     from brim.cli.train_dpo_progress import print_result
 
