@@ -42,6 +42,12 @@ def plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items that did not fit alone are tried again at once: nothing here waits for another process."""
+    monkeypatch.setattr("brim.execute.retries.sleep", lambda seconds: None)
+
+
 @pytest.fixture
 def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three steady steps in a probe, for tests in which nothing depends on how fast a step is."""

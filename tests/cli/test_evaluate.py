@@ -66,6 +66,15 @@ def unordered(kind="set"):
              "none": lambda texts: None, "number": len}
     return lambda samples: kinds[kind]([sample.prompt.upper() for sample in samples])
 
+def crowded():
+    calls = []
+    def answer(samples):
+        calls.append(len(samples))
+        if 2 <= len(calls) < 8 or any("giant" in sample.prompt for sample in samples):
+            raise MemoryError
+        return [sample.prompt.upper() for sample in samples]
+    return answer
+
 def slow():
     def answer(samples):
         time.sleep(0.05)
@@ -356,6 +365,20 @@ def test_out_of_memory_is_told_in_one_line_and_survived(brim: Brim, case: Case) 
     told = [line for line in result.err.splitlines() if "a batch of 12 failed" in line]
     assert told == ["note: a batch of 12 failed (host out of memory): its samples run again in smaller ones"]
     assert any(line.split() == ["out", "of", "memory", "2", "times"] for line in result.out.splitlines())
+
+
+def test_a_sample_that_was_short_of_memory_for_a_moment_is_not_given_up(brim: Brim, case: Case) -> None:
+    """Another process took the memory for six batches; only what does not fit in any of its tries has failed."""
+    result = brim("eval", case.model("crowded"), "-d", case.data, "-o", case.out, *SMALL)
+    assert result.code == 0, result.err
+    assert len(case.lines()) == 12
+    assert all(line["error"] is None for line in case.lines())
+    data = case.questions("giant.jsonl", ["giant", *(f"a{number}" for number in range(20))])
+    case.out += "-giant"
+    result = brim("eval", case.model("crowded"), "-d", str(data), "-o", case.out, *SMALL)
+    assert result.code == 1, result.err
+    (giant,) = (line["error"] for line in case.lines() if line["error"] is not None)
+    assert (giant["reason"], giant["attempts"]) == ("out_of_memory", 3)
 
 
 def test_nothing_fits_ends_with_three_and_the_remedies(brim: Brim, case: Case) -> None:

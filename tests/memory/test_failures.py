@@ -486,3 +486,23 @@ def test_other_exits_say_how_the_process_ended(returncode: int, words: str) -> N
     failure = classify_exit(returncode)
     assert failure is not None
     assert words in failure.reason
+
+
+FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of"
+
+
+@pytest.mark.parametrize(
+    ("message", "own"),
+    [
+        ("memory limit of 1048576 bytes: 4096 in use, tried to allocate 4194304 bytes more", True),
+        (
+            f"{FULL} 139.80 GiB of which 100.00 GiB is free. Process 7 has 39.00 GiB memory in use. 24.00 GiB allowed",
+            True,
+        ),
+        (f"{FULL} 139.80 GiB of which 412.00 MiB is free. Process 7 has 139.00 GiB memory in use.", False),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB.", False),
+    ],
+)
+def test_a_limit_of_this_process_alone_is_told_from_a_device_that_is_full(message: str, own: bool) -> None:
+    failure = classify(torch.OutOfMemoryError(message))
+    assert (failure.kind, failure.own_limit) == (FailureKind.OUT_OF_MEMORY, own)

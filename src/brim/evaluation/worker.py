@@ -179,8 +179,14 @@ class Worker:
             stop_if_hopeless=True,
             tell=self._tell,
             last_resort=self._offload.apply,
+            put_aside=self._forget_prepared,
         )
         return executor
+
+    def _forget_prepared(self, items: list[int]) -> None:
+        """Samples that are tried again at the very end are prepared again then: many would fill the host's memory."""
+        assert self._loader is not None
+        self._loader.done(items)
 
     def _launch(self, items: list[int]) -> Pending:
         """Start a batch; what could not be prepared is set aside, and the rest runs without it."""

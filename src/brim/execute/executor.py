@@ -1,8 +1,9 @@
 """The executor: every item once, whatever happens on the way.
 
-An out-of-memory error splits the batch and goes on from the failed part; an error of one item is found by bisection
-and recorded with that item; a fatal error ends the run with what is finished in the journal. No finished batch is
-computed again. Knows nothing of models, data or metrics: it runs a function on lists of item numbers.
+An out-of-memory error splits the batch and goes on from the failed part; an item that runs out of memory alone is put
+aside and tried again (`retries.py`); any other error of one item is found by bisection and recorded with that item; a
+fatal error ends the run with what is finished in the journal. No finished batch is computed again. Knows nothing of
+models, data or metrics: it runs a function on lists of item numbers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from brim.execute.figures import ExecutionFigures
 from brim.execute.governor import Governor
 from brim.execute.interrupts import InterruptWatch
 from brim.execute.queue import WorkQueue, padded_cost
+from brim.execute.retries import Retries, wait
 from brim.memory.failures import Failure, FailureKind, classify
 from brim.records import Probe, Verdict
 
@@ -39,6 +41,7 @@ class ItemFailure:
     reason: FailureReason
     message: str
     needed_bytes: int | None = None  # at least, for an item that does not fit
+    attempts: int = 1  # how often it was tried alone
 
     def to_json(self) -> dict[str, Any]:
         """The failure as plain JSON values."""
@@ -114,9 +117,11 @@ class Executor:
 
     With `by_count` the cap counts items, whatever they cost. With `fixed` it never moves: a batch that does not fit is
     halved until it does, and the next one has the full size again. `tell` is given a line for every step taken to
-    survive. When an item does not fit even alone, `last_resort` may change something and have it tried again. With
-    `stop_if_hopeless` the run ends when the first items do not fit alone and the cheapest does not either; what was not
-    tried is then neither done nor failed.
+    survive. An item that runs out of memory alone is put aside (`put_aside` is told, once it is sure that all others
+    come first) and tried again after the others, and once more after a `pause`. When it does not fit then either,
+    `last_resort` may change something and have it tried again. With `stop_if_hopeless` the run ends when the first
+    items do not fit alone, in all their tries, and the cheapest does not either; what was not tried is then neither
+    done nor failed.
     """
 
     def __init__(
@@ -136,6 +141,8 @@ class Executor:
         stop_if_hopeless: bool = False,
         tell: Callable[[str], None] | None = None,
         last_resort: Callable[[], bool] | None = None,
+        put_aside: Callable[[list[int]], None] | None = None,
+        pause: Callable[[float], None] | None = None,
     ) -> None:
         self.governor = governor
         self.figures = ExecutionFigures()
@@ -152,6 +159,9 @@ class Executor:
         self._fixed = fixed
         self._tell = tell if tell is not None else _say_nothing
         self._last_resort = last_resort
+        self._put_aside = put_aside
+        self._pause = pause if pause is not None else wait
+        self._retries = Retries()
         self._stop_if_hopeless = stop_if_hopeless
         self._lonely_failures = 0  # items that did not fit alone, while nothing has fitted
         self._landed_at = 0.0
@@ -162,13 +172,18 @@ class Executor:
         queue = WorkQueue(self._costs, items, by_count=self._by_count)
         with InterruptWatch() as interrupts:
             self._empty(queue, interrupts)
+            while self._retries:
+                self._try_again(queue, interrupts)
+                self._empty(queue, interrupts)
+        if queue:
+            self._tell("not even the cheapest sample fits alone: the others are not tried")
 
     def _empty(self, queue: WorkQueue, interrupts: InterruptWatch) -> None:
         """Batch by batch, one of them under way while the next is started."""
         flight: _Flight | None = None
         while (queue or flight is not None) and not self._hopeless():
             interrupts.check()
-            following = self._take_off(queue) if queue else None
+            following = self._take_off(queue, queue.take(self.governor.cap)) if queue else None
             if flight is not None:
                 self._land(queue, flight)
             flight = following
@@ -177,9 +192,21 @@ class Executor:
                 self._land(queue, flight)
                 flight = None
 
-    def _take_off(self, queue: WorkQueue) -> _Flight | None:
-        """Start the next batch; None if it failed, which is dealt with here."""
-        batch = queue.take(self.governor.cap)
+    def _try_again(self, queue: WorkQueue, interrupts: InterruptWatch) -> None:
+        """What was put aside, one by one: now that all others are done, and once more after a pause."""
+        for last in (False, True):
+            seconds = self._retries.next_pause() if last and self._retries else 0.0
+            if seconds > 0:
+                who = "1 sample does" if len(self._retries) == 1 else f"{len(self._retries)} samples do"
+                self._tell(f"{who} not fit alone: tried once more in {seconds:g} s")
+                self._pause(seconds)
+            for item in self._retries.items:
+                interrupts.check()
+                if item in self._retries and (flight := self._take_off(queue, [item])) is not None:
+                    self._land(queue, flight)
+
+    def _take_off(self, queue: WorkQueue, batch: list[int]) -> _Flight | None:
+        """Start a batch; None if it failed, which is dealt with here."""
         flight: _Flight | None = None
         failure, error = None, ""
         started = time.perf_counter()
@@ -249,7 +276,9 @@ class Executor:
             self.figures.oom_events += failure.kind is FailureKind.OUT_OF_MEMORY
             if self._fail_on_oom and failure.kind is not FailureKind.AMBIGUOUS:
                 raise DoesNotFitError(f"a batch of {len(batch)} does not fit: {failure.reason} (fail on OOM was asked)")
-            if self._by_count and len(batch) == 1:
+            if batch[0] in self._retries:
+                pass  # it is tried again, alone: the governor knows already
+            elif self._by_count and len(batch) == 1:
                 self.governor.blame_item()
             elif not self._fixed:
                 self.governor.ran_out(cost)
@@ -258,20 +287,34 @@ class Executor:
         elif len(batch) > 1:
             self._suspects.append(_Suspect(batch=batch, cost=cost, left=set(batch), error=error))
         if len(batch) == 1:
-            if failure.kind is FailureKind.OUT_OF_MEMORY and self._last_resort is not None and self._last_resort():
-                queue.put_back(batch)
-                return
-            self._give_up_on(batch[0], failure, error)
-            self._lonely_failures += failure.kind is FailureKind.OUT_OF_MEMORY and self.figures.batches == 0
-            if self._stop_if_hopeless and self._lonely_failures == HOPELESS_AFTER and queue:
-                queue.bring_cheapest()
+            self._failed_alone(queue, batch[0], failure, error)
         elif failure.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT) and not self._fixed:
             queue.put_back(batch)
         else:
             queue.split(batch)
 
+    def _failed_alone(self, queue: WorkQueue, item: int, failure: Failure, error: str) -> None:
+        """Put the item aside for another try; after the last one, the last resort, or its failure is recorded."""
+        out_of_memory = failure.kind is FailureKind.OUT_OF_MEMORY
+        first = item not in self._retries
+        if self._retries.failed(item, failure, by_others=not failure.own_limit):
+            if first and self._put_aside is not None and self.figures.batches > 0:
+                self._put_aside([item])
+        elif out_of_memory and self._last_resort is not None and self._last_resort():
+            self._lonely_failures = 0
+            queue.add([item, *self._retries.release()])
+            return
+        else:
+            self._give_up_on(item, failure, error)
+        if first:
+            self._lonely_failures += out_of_memory and self.figures.batches == 0
+            if self._stop_if_hopeless and self._lonely_failures == HOPELESS_AFTER and queue:
+                queue.bring_cheapest()
+
     def _clear(self, batch: list[int]) -> None:
         """These items ran. Where all of a suspect's have, in smaller batches, its size was to blame: stay below it."""
+        for item in batch:
+            self._retries.ran(item)
         for suspect in self._suspects:
             suspect.left.difference_update(batch)
         proven = [suspect for suspect in self._suspects if not suspect.left]
@@ -288,10 +331,7 @@ class Executor:
 
     def _hopeless(self) -> bool:
         """Whether the dearest and then the cheapest did not fit: nothing will."""
-        hopeless = self._stop_if_hopeless and self._lonely_failures > HOPELESS_AFTER and self.figures.batches == 0
-        if hopeless:
-            self._tell("not even the cheapest sample fits alone: the others are not tried")
-        return hopeless
+        return self._stop_if_hopeless and self._lonely_failures > HOPELESS_AFTER and self.figures.batches == 0
 
     def _give_up_on(self, item: int, failure: Failure, error: str) -> None:
         self._suspects = [suspect for suspect in self._suspects if item not in suspect.left]  # the item was to blame
@@ -305,10 +345,9 @@ class Executor:
             reason, message = "size_limit", f"a size limit, not memory: {failure.reason}"
         self.figures.failed += 1
         self.figures.items += 1
-        self._record([
-            Done(item=item, result=None, batch_size=1,
-                 failure=ItemFailure(reason=reason, message=message, needed_bytes=needed))
-        ])  # fmt: skip
+        attempts = self._retries.attempts(item)
+        given_up = ItemFailure(reason=reason, message=message, needed_bytes=needed, attempts=attempts)
+        self._record([Done(item=item, result=None, failure=given_up, batch_size=1)])
 
     def _count(self, flight: _Flight, seconds: float, *, failed: int) -> None:
         figures, batch, reading = self.figures, flight.batch, flight.reading

@@ -80,7 +80,8 @@ def map(
 
     As `[f(x) for x in items]`, but in batches that are found as it runs: dearest items first, larger batches while
     they pay, split on out-of-memory errors and grown back afterwards. An item that fails alone is recorded with its
-    error and does not stop the rest (`fail_fast` stops instead).
+    error and does not stop the rest (`fail_fast` stops instead); one that runs out of memory alone is first tried again
+    after the others, and once more after a pause.
 
         embeddings = brim.map(lambda texts: model.encode(texts), texts, cost=len, device="cuda")
 

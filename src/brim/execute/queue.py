@@ -42,6 +42,10 @@ class WorkQueue:
         """Return a batch that was not done; its items are next, in the same order, under whatever cap holds then."""
         self._waiting.extendleft(reversed(batch))
 
+    def add(self, items: Iterable[int]) -> None:
+        """More items, each in its place among those that wait."""
+        self._waiting = deque(sorted([*items, *self._waiting], key=lambda item: -self._costs[item]))
+
     def bring_cheapest(self) -> None:
         """Have the cheapest item run next, alone."""
         if self._waiting:

@@ -45,6 +45,7 @@ class Failure:
     device_lost: bool = False  # the device itself is gone: a fresh process would not get it back either
     communicator_dead: bool = False  # the collective library failed: its process group must be made again
     requested_bytes: int | None = None  # the allocation that failed, when the message tells
+    own_limit: bool = False  # this process's own limit refused it: other processes had no part in it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,6 +207,10 @@ _REQUESTED = re.compile(
     re.IGNORECASE,
 )
 
+# The CPU's meter, and an allocator that refuses what the device has free: its own fraction is used up.
+_OWN_METER = re.compile(r"^memory limit of \d+ bytes: ")
+_FREE = re.compile(r"of which (?P<number>\d+(?:\.\d+)?)\s*(?P<unit>bytes?|[KMGTPE]i?B) is free", re.IGNORECASE)
+
 _LAST_SIGNAL = 64
 _SIGNALS = {
     6: (FailureKind.FATAL, "the process aborted (signal 6)"),
@@ -274,7 +279,10 @@ def _classify_link(error: BaseException) -> Failure | None:
         # The rule gives the wording only; a message it does not know is still out of memory.
         rule = next((r for r in _RULES if r.kind is _OOM and r.pattern.search(message)), None)
         return Failure(
-            kind=_OOM, reason=rule.reason if rule else "device out of memory", requested_bytes=requested_bytes
+            kind=_OOM,
+            reason=rule.reason if rule else "device out of memory",
+            requested_bytes=requested_bytes,
+            own_limit=_is_own_limit(message, requested_bytes),
         )
     if isinstance(error, MemoryError) or _is_enomem(error):
         return Failure(kind=_OOM, reason=_HOST_OOM, requested_bytes=requested_bytes)
@@ -327,10 +335,18 @@ def _own_message(text: str) -> str:
     return text[raised[-1].start("name") :]
 
 
+def _is_own_limit(text: str, requested_bytes: int | None) -> bool:
+    free = _FREE.search(text)
+    refused_what_is_free = free is not None and requested_bytes is not None and requested_bytes <= _size(free)
+    return refused_what_is_free or _OWN_METER.match(text) is not None
+
+
 def _requested_bytes(text: str) -> int | None:
     found = _REQUESTED.search(text)
-    if found is None:
-        return None
+    return None if found is None else _size(found)
+
+
+def _size(found: re.Match[str]) -> int:
     unit = found["unit"].upper()
     power = 0 if unit.startswith("BYTE") else "BKMGTPE".index(unit[0])  # torch divides by 1024 even for "GB"
     return int(Decimal(found["number"]) * 1024**power)

@@ -20,6 +20,7 @@ from brim.evaluation.model_memory import ModelMemory
 from brim.execute.executor import Done, Executor, Pending
 from brim.execute.governor import Governor
 from brim.execute.loader import Loader, LoaderSettings, NotPrepared
+from brim.execute.retries import wait
 from brim.memory.devices import DeviceMemory
 from brim.train.items import Items
 from brim.train.listener import say_nothing
@@ -129,6 +130,8 @@ class Validation:
                 metered=self._metered,
                 by_count=self.by_count,
                 stop_if_hopeless=True,
+                put_aside=None if loader is None else loader.done,
+                pause=lambda seconds: wait(seconds, self._between),
                 tell=lambda line: self._tell(f"validation: {line}"),
             )
             executor.run(order)

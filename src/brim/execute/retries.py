@@ -1,0 +1,91 @@
+"""Items that ran out of memory alone: put aside, tried again after the others, and once more after a pause.
+
+A neighbour may have held the card for a moment, and then one failure says nothing about the item. All items wait
+together: one pause, longer the more of them have failed in a row, and short in total, so that a data set of which a
+thousand samples truly do not fit is not held up. Runs nothing: the executor does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from time import sleep
+
+from brim.memory.failures import Failure, FailureKind
+
+__all__ = ["ATTEMPTS", "Retries", "wait"]
+
+ATTEMPTS = 3  # of one item, alone: in its turn, after the others, after a pause
+FIRST_PAUSE_SECONDS = 1.0  # doubled with each further failure in a row
+LONGEST_PAUSE_SECONDS = 10.0
+ALL_PAUSES_SECONDS = 30.0  # of one executor
+SLICE_SECONDS = 0.1  # of a pause, between two looks at whether the run is to stop
+
+
+def wait(seconds: float, between: Callable[[], None] = lambda: None) -> None:
+    """Let time pass; `between` is called all along and may end it by raising, as Ctrl-C does."""
+    left = seconds
+    while left > 0:
+        between()
+        sleep(min(left, SLICE_SECONDS))
+        left -= SLICE_SECONDS
+
+
+class Retries:
+    """Which items are put aside, how often each was tried alone, and how long to wait before the last try."""
+
+    def __init__(self) -> None:
+        self._aside: dict[int, bool] = {}  # by item: whether other processes may have been to blame
+        self._attempts: Counter[int] = Counter()
+        self._in_a_row = 0  # failures since an item has run
+        self._left_seconds = ALL_PAUSES_SECONDS
+
+    def __bool__(self) -> bool:
+        return bool(self._aside)
+
+    def __len__(self) -> int:
+        return len(self._aside)
+
+    def __contains__(self, item: int) -> bool:
+        return item in self._aside
+
+    @property
+    def items(self) -> list[int]:
+        """What is put aside, in the order in which it first failed."""
+        return list(self._aside)
+
+    def attempts(self, item: int) -> int:
+        """How often an item has failed alone."""
+        return self._attempts[item]
+
+    def failed(self, item: int, failure: Failure, *, by_others: bool) -> bool:
+        """An item failed alone, perhaps because of other processes; whether it is put aside, to be tried again."""
+        self._attempts[item] += 1
+        self._in_a_row += 1
+        may_pass = failure.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.AMBIGUOUS)
+        if may_pass and self._attempts[item] < ATTEMPTS:
+            self._aside[item] = by_others
+            return True
+        self._aside.pop(item, None)
+        return False
+
+    def ran(self, item: int) -> None:
+        """An item has a result."""
+        self._aside.pop(item, None)
+        self._attempts.pop(item, None)
+        self._in_a_row = 0
+
+    def release(self) -> list[int]:
+        """Something has changed: the items are no longer aside, and may run like all others."""
+        released = self.items
+        self._aside.clear()
+        return released
+
+    def next_pause(self) -> float:
+        """Seconds to wait before the last try; none where no other process can have been to blame."""
+        if not any(self._aside.values()):
+            return 0.0
+        doubled = FIRST_PAUSE_SECONDS * 2.0 ** max(min(self._in_a_row, 16) - 1, 0)
+        seconds = min(doubled, LONGEST_PAUSE_SECONDS, self._left_seconds)
+        self._left_seconds -= seconds
+        return seconds
