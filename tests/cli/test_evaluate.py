@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -131,6 +132,33 @@ def test_a_language_model_prints_no_other_word_on_standard_output(brim: Brim, ca
     result = brim("eval", str(model), "-d", str(data), "-o", case.out, "--max-tokens", "3", "--json", *SMALL)
     assert result.code == 0, result.err
     assert json.loads(result.out)["summary"]["answer_tokens"]["max"] <= 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "words"),
+    [
+        (
+            "w1 w2",
+            ("--max-tokens", "600"),
+            "--max-tokens 600: the shortest prompt has 2 tokens .* 320 positions.* 318 or",
+        ),
+        (
+            "w1 " * 300,
+            (),
+            r"--max-tokens 256 \(the default\): .* 300 tokens .* 320 positions.* --max-tokens 20 or less",
+        ),
+        ("w1 " * 330, ("--max-tokens", "1"), "--data: the shortest prompt has 330 tokens .* 320 positions"),
+    ],
+)
+def test_answers_for_which_no_prompt_leaves_room_are_refused_before_anything_runs(
+    brim: Brim, case: Case, prompt: str, tokens: tuple[str, ...], words: str
+) -> None:
+    model = saved_models.save_language_model(case.root / "lm")
+    data = case.questions("words.jsonl", [prompt, f"{prompt} w3"])
+    result = brim("eval", str(model), "-d", str(data), "-o", case.out, *tokens, *SMALL)
+    assert result.code == 2
+    assert re.search(words, " ".join(result.err.split()))
+    assert not (Path(case.out) / "samples.jsonl").exists()
 
 
 def test_the_result_is_a_table_of_eighty_columns(brim: Brim, case: Case) -> None:

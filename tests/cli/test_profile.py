@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import saved_models
+
 Brim = Callable[..., Any]
 
 MODELS = """
@@ -160,3 +162,31 @@ def test_the_demo_profiles_the_shipped_model(brim: Brim, tmp_path: Path) -> None
     assert {"profile.json", "profile.csv", "report.html", "run.json", "boards", "values"} <= {
         path.name for path in (tmp_path / "demo").iterdir()
     }
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    path = tmp_path / "words.jsonl"
+    path.write_text('{"question": "w1 w2", "answer": "w3"}\n')
+    return path
+
+
+@pytest.mark.parametrize(("tokens", "most"), [("600", "320"), ("319", "--max-tokens 318 or less")])
+def test_answers_longer_than_the_model_has_positions_for_are_refused_at_every_point(
+    brim: Brim, words: Path, tmp_path: Path, tokens: str, most: str
+) -> None:
+    model = saved_models.save_language_model(tmp_path / "lm")
+    result = brim("profile", str(model), "-d", str(words), "--knob", "layers=1,2", "--max-tokens", tokens,
+                  "--device", "cpu", "--no-cache", "-o", str(tmp_path / "run"))  # fmt: skip
+    assert result.code == 2
+    assert f"--max-tokens {tokens}" in result.err
+    assert "320 positions" in " ".join(result.err.split())
+    assert most in " ".join(result.err.split())
+
+
+def test_layers_that_an_earlier_point_cut_off_come_back_at_a_later_one(brim: Brim, words: Path, tmp_path: Path) -> None:
+    model = saved_models.save_language_model(tmp_path / "lm")
+    result = brim("profile", str(model), "-d", str(words), "--knob", "layers=1,2", "--max-tokens", "2", "--json",
+                  "--device", "cpu", "--no-cache", "--latency-samples", "0", "-o", str(tmp_path / "run"))  # fmt: skip
+    assert result.code == 0, result.err
+    assert [entry["state"] for entry in json.loads(result.out)["summary"]] == ["done", "done"]

@@ -27,3 +27,9 @@ def test_only_points_that_differ_in_this_knob_alone_are_compared() -> None:
 def test_models_without_pictures_never_saturate() -> None:
     entries = [{"reach": 2, "saturated": False}, {"reach": 4, "saturated": False}]
     assert mark_saturation(entries, ["reach"]) == []
+
+
+def test_knobs_that_change_no_picture_never_saturate() -> None:
+    entries = [entry(4, 4.0, max_new_tokens=1), entry(4, 4.0, max_new_tokens=2)]
+    assert mark_saturation(entries, ["max_new_tokens"]) == []
+    assert not any(one["saturated"] for one in entries)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from brim.models.hf_models import Kind
 
 __all__ = [
-    "TABLE", "ChosenKnobs", "Entry", "KnobParts", "choose_knobs", "effective_option", "list_knobs", "may_turn_again",
-    "turn_knobs",
+    "NOT_OF_PICTURES", "TABLE", "ChosenKnobs", "Entry", "KnobParts", "choose_knobs", "effective_option", "list_knobs",
+    "may_turn_again", "turn_knobs",
 ]  # fmt: skip
 
 _EXPERTS_CHOSEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
@@ -121,8 +121,8 @@ def turn_knobs(values: Mapping[str, Any], parts: KnobParts) -> None:
 
 
 def may_turn_again(before: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """Whether a model under the knobs `before` can be had under these without loading it anew."""
-    changed = {name for name in {*before, *values} if before.get(name) != values.get(name)}
+    """Whether a model under the knobs `before` can be had under these, parsed or not, without loading it anew."""
+    changed = {name for name in {*before, *values} if str(before.get(name)) != str(values.get(name))}
     turned = {entry.name: entry for entry in TABLE if entry.turn is not None}
     return all(turned[name].again and name in values for name in changed if name in turned)
 
@@ -394,3 +394,5 @@ TABLE: tuple[Entry, ...] = (
         turn=_turn_layers,
     ),
 )
+
+NOT_OF_PICTURES = frozenset(entry.name for entry in TABLE if not entry.of)  # knobs that leave a model's input as it is

@@ -74,6 +74,8 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
 
 def with_knobs(loaded: LoadedModel, knobs: Mapping[str, Any]) -> LoadedModel | None:
     """A loaded model under other knobs; None where that takes loading it anew, since what is cut off stays off."""
+    if not hf_knobs.may_turn_again(loaded.identity.get("knobs", {}), knobs):
+        return None  # asked first: the ranges below are those of the model as it is now, without what was cut off
     kind = next(kind for kind, named in _KINDS.items() if named == loaded.kind)
     parts = KnobParts(
         config=loaded.module.config,
@@ -83,8 +85,6 @@ def with_knobs(loaded: LoadedModel, knobs: Mapping[str, Any]) -> LoadedModel | N
         module=loaded.module,
     )
     chosen = hf_knobs.choose_knobs(knobs, parts, owner=loaded.name)
-    if not hf_knobs.may_turn_again(loaded.identity.get("knobs", {}), chosen.values):
-        return None
     hf_knobs.turn_knobs(chosen.values, parts)
     identity = {name: value for name, value in loaded.identity.items() if name != "knobs"}
     return dataclasses.replace(
@@ -125,7 +125,7 @@ def _load_part(auto_class: str, name: str, trust_remote_code: bool) -> Any:
     transformers = hf_models.transformers_library()
     try:
         part = getattr(transformers, auto_class).from_pretrained(place, trust_remote_code=trust_remote_code, **options)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except Exception as error:  # files that are missing or broken, a library that is not there, the part's own code
         reason = first_line(error)
         held = ""
         if Path(place).is_dir():

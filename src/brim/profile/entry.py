@@ -9,6 +9,7 @@ from typing import Any
 
 from brim.evaluation.run import EvalResult
 from brim.evaluation.stage_clock import StageTimes
+from brim.models import hf_knobs
 from brim.profile.latency import latency_figures
 from brim.records import Probe
 
@@ -95,6 +96,8 @@ def mark_saturation(entries: Sequence[dict[str, Any]], knobs: Sequence[str]) -> 
     """Mark the points where a larger value of a knob no longer changes what the model sees; says so in lines."""
     lines: list[str] = []
     for knob in knobs:
+        if knob == "dtype" or knob in hf_knobs.NOT_OF_PICTURES:
+            continue  # what the model sees does not depend on it, at any value
         marked = []
         for entry in entries:
             below = _next_below(entry, entries, knob, knobs)

@@ -24,6 +24,7 @@ MOST_POINTS = 10_000
 
 def plan_points(request: ProfileRequest) -> list[Point]:
     """Every point in the order of the run; whatever the model does not take is a `RequestError` now."""
+    _check_new_tokens(request)
     lists = {name: _values(request, name, values) for name, values in request.axes.items()}
     if request.start_from is not None:
         (name,) = lists
@@ -103,6 +104,20 @@ def _values(request: ProfileRequest, name: str, values: Sequence[Any] | None) ->
         base.model, [{**fixed, name: value} for value in values], trust_remote_code=base.trust_remote_code
     )
     return tuple(one[name] for one in parsed)
+
+
+def _check_new_tokens(request: ProfileRequest) -> None:
+    """`--max-tokens` holds at every point, so more than the model has positions for is refused before the first."""
+    base = request.base
+    if base.max_new_tokens is None or "max_new_tokens" in request.axes:
+        return
+    known = model_knobs(base.model, trust_remote_code=base.trust_remote_code)
+    knob = next((knob for knob in known if knob.name == "max_new_tokens"), None)
+    if knob is not None and knob.maximum is not None and base.max_new_tokens > knob.maximum:
+        raise RequestError(
+            f"--max-tokens {base.max_new_tokens}: {resolve_model(base.model)} has {knob.maximum} positions; use fewer "
+            f"than {knob.maximum}, less the tokens of a prompt"
+        )
 
 
 def _dtypes(values: Sequence[Any] | None) -> tuple[str, ...]:

@@ -126,6 +126,8 @@ class _Run:
         failed = [entry for entry in self._entries.values() if entry["state"] == "failed"]
         if failed and len(failed) == len(self.points) and all(entry["exit_code"] == 3 for entry in failed):
             raise DoesNotFitError(f"no point fits: {failed[-1]['error']}\nThe record is in {self.folder}")
+        if failed and len(failed) == len(self.points) and all(entry["exit_code"] == 2 for entry in failed):
+            raise RequestError(f"no point can run: {failed[-1]['error']}\nThe record is in {self.folder}")
 
     def _visit(self, point: Point) -> dict[str, Any]:
         """Evaluate one point; an error of its own becomes its entry, a lost device or rank ends the profile."""

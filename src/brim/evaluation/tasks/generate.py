@@ -69,8 +69,27 @@ class GenerateTask(Task):
             texts = [self._writer.text(sample.prompt or "") for sample in self.samples]
             self._ids = self._writer.token_ids(texts)
             self._lengths = [len(ids) for ids in self._ids]
+        self._refuse_without_room()
         if self._writer.chat:
             self.notes.append("prompts are put into the model's chat template (--no-chat leaves them as they are)")
+
+    def _refuse_without_room(self) -> None:
+        """If not a single prompt and its answer fit the model's positions, the request is wrong, not the samples."""
+        new, room, shortest = self.generation.max_new_tokens, self.model.positions, min(self._lengths, default=0)
+        apart = self.model.kind == "seq2seq"  # encoder and decoder have positions of their own
+        if room is None or (max(shortest, new) if apart else shortest + new) <= room:
+            return
+        given = f"--max-tokens {new}" + ("" if self.settings.max_new_tokens else " (the default)")
+        largest = room if apart else room - shortest
+        if shortest > room or largest < 1:
+            raise RequestError(
+                f"--data: the shortest prompt has {shortest} tokens and {self.model.name} has {room} positions, so no "
+                "answer has room; use shorter prompts or a model with more positions"
+            )
+        raise RequestError(
+            f"{given}: the shortest prompt has {shortest} tokens and {self.model.name} has {room} positions, so no "
+            f"sample can run; use --max-tokens {largest} or less"
+        )
 
     def cost(self, item: int) -> int:
         """Tokens of the prompt and of the longest answer."""
