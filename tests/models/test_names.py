@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from brim.errors import RequestError
-from brim.models.build import resolve_model
+from brim.models.build import model_knobs, resolve_model
 from brim.models.names import ALIASES, ModelName, choose_name, split_prefix
 
 TORCHVISION = ("r3d_18", "swin3d_t", "swin3d_s", "vit_b_16", "vit_l_16", "resnet50", "resnet18")
@@ -66,6 +67,8 @@ def test_timm_is_not_asked_when_torchvision_knows_the_name() -> None:
         ("swin3d", "could be swin3d_t, swin3d_s"),
         ("resnet5", "did you mean .*resnet50"),  # half a number is a typo, not a beginning
         ("rsnet18", "did you mean .*resnet18"),
+        ("levitt", "did you mean .*levit"),  # a near miss of a beginning
+        ("vit_bse", "did you mean vit_base"),  # and of an alias
         ("quite_different", "no torchvision or timm model of that name$"),
     ],
 )
@@ -80,6 +83,7 @@ def test_two_candidates_or_none_are_refused(text: str, message: str) -> None:
         ("", "MODEL is empty"),
         ("hf:", "nothing after the prefix hf:"),
         ("tv:resnet50", "unknown prefix tv:; the prefixes are torchvision:, timm:, hf:, py:"),
+        ("torchvison:resnet50", "did you mean torchvision:"),
         ("nets.py:net", "write py:nets.py:net"),
         ("org/model", "write hf:org/model"),
     ],
@@ -87,6 +91,19 @@ def test_two_candidates_or_none_are_refused(text: str, message: str) -> None:
 def test_what_is_no_name_is_refused_with_the_way_to_write_it(text: str, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         split_prefix(text)
+
+
+@pytest.mark.parametrize(("text", "near"), [("llamma", "llama"), ("./llamma", "./llama"), ("hf:llamma", "llama")])
+def test_a_folder_of_a_model_nearby_is_proposed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, near: str
+) -> None:
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text("{}")
+    (tmp_path / "llamas").mkdir()  # holds no model
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(RequestError, match=rf"did you mean {re.escape(near)}[,?]"):
+        model_knobs(text)
 
 
 @pytest.mark.parametrize(("alias", "target"), ALIASES.items())

@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from brim.errors import RequestError, nearest_names
 
-__all__ = ["ALIASES", "ModelName", "Source", "choose_name", "split_prefix"]
+__all__ = ["ALIASES", "ModelName", "Source", "choose_name", "model_folders_near", "split_prefix"]
 
 Source = Literal["torchvision", "timm", "hf", "py"]
 
@@ -80,13 +80,26 @@ def split_prefix(text: str) -> ModelName | None:
     if colon and Path(prefix).suffix == ".py":
         raise RequestError(f"MODEL {text!r}: for a factory in a Python file write py:{text}")
     if colon:
-        prefixes = ", ".join(f"{source}:" for source in get_args(Source))
-        raise RequestError(f"MODEL {text!r}: unknown prefix {prefix}:; the prefixes are {prefixes}")
+        prefixes = [f"{source}:" for source in get_args(Source)]
+        near = nearest_names(f"{prefix.lower()}:", prefixes)
+        raise RequestError(f"MODEL {text!r}: unknown prefix {prefix}:; the prefixes are {', '.join(prefixes)}{near}")
     if "/" in text:
+        near = nearest_names(text, model_folders_near(text))
         raise RequestError(
-            f"MODEL {text!r}: there is no such folder; for a model of the Hugging Face hub write hf:{text}"
+            f"MODEL {text!r}: there is no such folder; for a model of the Hugging Face hub write hf:{text}{near}"
         )
     return None
+
+
+def model_folders_near(text: str) -> list[str]:
+    """Folders of transformers models and GGUF files that lie where the text points to, spelled as the text is."""
+    beginning = text[: text.rfind("/") + 1]
+    place = Path(beginning or ".").expanduser()
+    try:
+        entries = sorted(place.iterdir())
+    except OSError:  # not there, or not to be read: nothing to suggest
+        return []
+    return [f"{beginning}{one.name}" for one in entries if one.suffix == ".gguf" or (one / "config.json").is_file()]
 
 
 def choose_name(text: str, *, torchvision: Callable[[], Sequence[str]], timm: Callable[[], Sequence[str]]) -> ModelName:
@@ -107,11 +120,17 @@ def choose_name(text: str, *, torchvision: Callable[[], Sequence[str]], timm: Ca
             return ModelName(source, candidates[0])
         if candidates:
             raise RequestError(f"MODEL {text!r} could be {_listed(candidates)}; give one of them in full")
-    known = dict.fromkeys([*torchvision(), *timm(), *ALIASES])  # each once
     raise RequestError(
         f"MODEL {text!r}: no such folder, and no torchvision or timm model of that name"
-        f"{nearest_names(text.lower(), known)}"
+        f"{_nearest(text, [*torchvision(), *timm()])}"
     )
+
+
+def _nearest(text: str, names: Sequence[str]) -> str:
+    """Whatever may be written for a model and is close: folders here, aliases, names, and how names begin."""
+    beginnings = ("_".join(name.split("_")[:count]) for name in names for count in range(1, name.count("_") + 1))
+    known = [*model_folders_near(text), *ALIASES, *names, *beginnings]
+    return nearest_names(text.lower(), dict.fromkeys(known))  # each once
 
 
 def _same_name(text: str, names: Iterable[str]) -> str | None:
