@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 
+import saved_models
 from brim import __version__
 from brim.cli.main import dashed, run
 from brim.errors import DoesNotFitError, LostError, RankError, RequestError
@@ -182,3 +183,56 @@ def test_what_user_code_prints_goes_to_standard_error_with_json(
     assert sys.stdout is before
     print("as before")
     assert capfd.readouterr().out == "as before\n"
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    ("knobs", "MODEL"),
+    ("find", "MODEL", "--device", "cpu"),
+    ("forecast", "MODEL", "-b", "2"),
+    ("eval", "MODEL", "-d", "DATA", "--device", "cpu"),
+    ("profile", "MODEL", "-d", "DATA", "--knob", "max_new_tokens=2", "--device", "cpu"),
+)
+
+
+def refused_everywhere(brim: Brim, model: Path, words: str) -> None:
+    """Every command that loads a model ends with 2 and one line that names the model."""
+    data = model.parent / "data.jsonl"
+    data.write_text('{"question": "w1", "answer": "w2"}\n')
+    for command in COMMANDS:
+        result = brim(*({"MODEL": str(model), "DATA": str(data)}.get(part, part) for part in command))
+        line = " ".join(result.err.split())
+        assert result.code == 2, (command, result)
+        assert f"MODEL hf:{model}" in line, command
+        assert words in line, command
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("hidden_size", -5, "config.json"),
+        ("hidden_size", 0, "hidden_size is 0"),
+        ("hidden_size", "wide", "Field 'hidden_size' expected int, got str"),
+        ("num_attention_heads", 0, "config.json"),
+        ("vocab_size", None, "Field 'vocab_size' expected int"),
+        ("dtype", "float99", "float99"),
+        ("architectures", 7, "architectures is 7"),
+        ("hidden_act", "nonsense", "nonsense"),
+    ],
+)
+def test_nonsense_in_config_json_is_refused_by_every_command(
+    brim: Brim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: Any, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where a profile whose points all fail leaves its record
+    model = saved_models.save_language_model(tmp_path / "lm")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, field: value}))
+    if field == "hidden_act":  # found only when the model itself is made
+        monkeypatch.setattr(f"{__name__}.COMMANDS", COMMANDS[1:])
+    refused_everywhere(brim, model, words)
+
+
+@pytest.mark.parametrize("header", [b"", b"GGUF", b"not a header" * 9, b"GGUF" + bytes([3, 0, 0, 0]) + b"\xff" * 90])
+def test_a_gguf_file_with_a_broken_header_is_refused_by_every_command(
+    brim: Brim, tmp_path: Path, header: bytes
+) -> None:
+    model = tmp_path / "broken.gguf"
+    model.write_bytes(header)
+    refused_everywhere(brim, model, "broken.gguf")

@@ -190,7 +190,7 @@ def test_identity_follows_the_configuration_and_the_weight_files(folder: Path) -
     [
         ({"model_type": "llava"}, "llava is a vision-language model.*py:FILE:FACTORY"),
         ({"model_type": "whisper", "is_encoder_decoder": True}, "knows no batches for whisper.*py:FILE:FACTORY"),
-        ({"model_type": "no_such_type"}, "cannot be loaded: .*no_such_type"),
+        ({"model_type": "no_such_type"}, r"cannot be loaded \(config.json\): .*no_such_type"),
         ({**VIT, "auto_map": {"AutoConfig": "code.Config"}, "model_type": "mine"}, "--trust-remote-code"),
     ],
 )

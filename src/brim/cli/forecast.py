@@ -146,7 +146,11 @@ def _build(request: WorkloadRequest) -> Workload:
     from brim.models.build import build_workload
 
     with tempfile.TemporaryDirectory() as folder, without_initialisation():
-        workload, notes = build_workload(_without_weights(request, Path(folder)))
+        try:
+            workload, notes = build_workload(_without_weights(request, Path(folder)))
+        except RequestError as error:
+            named = request.model.removeprefix("hf:")
+            raise RequestError(str(error).replace(folder, named)) from error  # not by the folder that stands in for it
     workload.notes = tuple(note for note in notes if not note.startswith("random weights"))
     return workload
 

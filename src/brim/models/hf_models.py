@@ -15,9 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from brim.errors import RequestError, first_line
+from brim.errors import BrimError, RequestError, first_line, nearest_names
 from brim.memory.failures import FailureKind, classify
 from brim.models.hf_knobs import KnobParts, list_knobs, turn_knobs
+from brim.models.names import model_folders_near
 from brim.models.parts import ModelParts, PartsRequest
 from brim.models.token_batches import plain_token_range, special_token_ids, token_batch, token_knobs
 from brim.workloads.base import Mode
@@ -59,6 +60,9 @@ _OFFSET_POSITIONS = (
     "xmod",
     "data2vec-text",
 )
+
+
+_AT_LEAST_ONE = ("hidden_size", "num_attention_heads", "vocab_size")
 
 
 def natural_mode(name: str, *, trust_remote_code: bool = False) -> Mode:
@@ -195,9 +199,29 @@ def load_config(name: str, trust_remote_code: bool) -> Any:
     place, options = where(name)
     try:
         auto = transformers_library().AutoConfig
-        return auto.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise unreadable(name, error) from error
+        config = auto.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
+    except BrimError:
+        raise
+    except Exception as error:  # a file that is cut short, values of another type, the configuration's own code
+        if not Path(place).exists():  # not a folder, and not to be had from the hub either
+            near = nearest_names(name, model_folders_near(name))
+            raise RequestError(f"{unreadable(name, error)}{near}") from error
+        raise unreadable(name, error, what=options.get("gguf_file", "config.json")) from error
+    _check_config(name, config)
+    return config
+
+
+def _check_config(name: str, config: Any) -> None:
+    """Refuse values that transformers takes from config.json and no model can have."""
+    architectures = getattr(config, "architectures", None) or []
+    if not isinstance(architectures, list) or not all(isinstance(one, str) for one in architectures):
+        raise RequestError(
+            f"MODEL hf:{name}: config.json: architectures is {architectures!r}, not a list of class names"
+        )
+    for field in _AT_LEAST_ONE:
+        value = getattr(config.get_text_config(), field, None)
+        if isinstance(value, int) and value < 1:
+            raise RequestError(f"MODEL hf:{name}: config.json: {field} is {value}; it must be at least 1")
 
 
 def load_weights(
@@ -228,12 +252,17 @@ def load_weights(
         raise unreadable(name, error) from error
 
 
-def unreadable(name: str, error: Exception) -> RequestError:
-    """A model that cannot be loaded, with the first line of the reason."""
+def unreadable(name: str, error: Exception, *, what: str | None = None) -> RequestError:
+    """A model that cannot be loaded, or one file of it, and the reason in one line."""
     reason = first_line(error)
+    below = " ".join(str(error).strip().splitlines()[1:]).strip()
+    if reason.endswith(":") and below:  # a validator of transformers, and under it what is wrong with which field
+        reason = below
+    elif not isinstance(error, (OSError, ValueError)) and reason != type(error).__name__:
+        reason = f"{type(error).__name__}: {reason}"  # `integer modulo by zero` alone explains little
     if "trust_remote_code" in str(error):
         reason += " (its code is run only with --trust-remote-code)"
-    return RequestError(f"MODEL hf:{name} cannot be loaded: {reason}")
+    return RequestError(f"MODEL hf:{name} cannot be loaded{f' ({what})' if what else ''}: {reason}")
 
 
 def kind_of(name: str, config: Any) -> Kind:
