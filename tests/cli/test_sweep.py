@@ -60,6 +60,21 @@ def seed(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_weights_that_a_model_cannot_have_are_told_with_their_lines(brim: Brim, scout: None, tmp_path: Path) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(
+        "grid_search:\n  grid:\n    model.type: [r3d_18, mlp]\n    model.weights:\n      - none\n      - auto\n"
+        "      - absent.pt\n"
+    )
+    result = brim("sweep", str(file), "--check")
+    assert result.code == 2
+    assert f"{file}:7" in result.out
+    file.write_text(file.read_text().replace("      - absent.pt\n", ""))
+    result = brim("sweep", str(file), "grid_search.pairing=product", "--check")
+    assert result.code == 2
+    assert f"{file}:6: error: model.weights: auto: mlp has no published weights" in result.out.replace("\n", " ")
+
+
 @pytest.mark.usefixtures("scout")
 def test_the_seeds_file_is_nine_pairs_in_order(brim: Brim, seed: str) -> None:
     result = brim("sweep", seed, "--dry-run", "--json")

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 Brim = Callable[..., Any]
 
@@ -146,6 +148,68 @@ def test_a_mistake_in_the_file_is_told_with_its_line(brim: Brim, config: str) ->
     assert result.code == 2
     assert f"{config}:7" in result.err
     assert "hp.epochs" in result.err
+
+
+FACTORY = """
+from torch import nn
+
+def net(num_classes: int = 2, width: int = 8):
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, num_classes))
+
+def rows():
+    import torch
+    return lambda split: [(torch.ones(4), item % 2) for item in range(12)] if split == "train" else None
+"""
+
+
+@pytest.mark.parametrize("model", ["mlp", "py"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_weights_of_a_file_are_where_training_starts(
+    brim: Brim, config: str, tmp_path: Path, model: str, suffix: str
+) -> None:
+    (tmp_path / "nets.py").write_text(FACTORY)
+    Path(config).write_text(Path(config).read_text().replace("  params: {hidden: [8]}\n", ""))
+    of_factory = [f"model.type=py:{tmp_path}/nets.py:net", f"data.type=py:{tmp_path}/nets.py:rows"]
+    changes = ["hp.epochs=1", *(of_factory if model == "py" else [])]
+    assert brim("train", config, *changes, "-o", str(tmp_path / "first")).code == 0
+    trained = load_file(tmp_path / "first" / "weights-last.safetensors")
+    file = tmp_path / f"start{suffix}"
+    torch.save(trained, file) if suffix == ".pt" else save_file(trained, file)
+    still = [*changes, f"model.weights={file}", "hp.seed=5", "hp.learning_rate=1e-30", "optimizer.name=sgd"]
+    assert brim("train", config, *still, "-o", str(tmp_path / "one")).code == 0
+    assert brim("train", config, *still, "--seeds", "2", "-o", str(tmp_path / "several")).code == 0
+    for folder in (tmp_path / "one", tmp_path / "several" / "seed-5", tmp_path / "several" / "seed-6"):
+        reached = load_file(folder / "weights-last.safetensors")
+        assert all(torch.equal(reached[name], value) for name, value in trained.items())
+        assert reached.keys() == trained.keys()
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ("absent.safetensors", "there is no such file"),
+        ("auto", "no published weights"),
+        ("{folder}/other.safetensors", "2 missing: layers.2.weight, layers.2.bias; 1 unexpected: head.weight"),
+        ("{folder}/broken.pt", "cannot be read as weights"),
+        ("{folder}/list.pt", "holds no tensors by name"),
+    ],
+)
+def test_weights_that_a_model_cannot_have_are_exit_2(
+    brim: Brim, config: str, tmp_path: Path, weights: str, words: str
+) -> None:
+    other = {"mean": 4, "deviation": 4, "layers.0.weight": (8, 4), "layers.0.bias": 8, "head.weight": 2}
+    save_file({name: torch.zeros(shape) for name, shape in other.items()}, tmp_path / "other.safetensors")
+    (tmp_path / "broken.pt").write_bytes(b"no weights")
+    torch.save([torch.zeros(2)], tmp_path / "list.pt")
+    file = Path(config)
+    given = weights.format(folder=tmp_path)
+    file.write_text(file.read_text().replace("type: mlp", f"type: mlp\n  weights: {given}"), encoding="utf-8")
+    result = brim("train", config, "-o", str(tmp_path / "run"))
+    assert result.code == 2
+    assert words in result.err.replace("\n", " ")
+    assert "model.weights" in result.err
+    assert (f"{config}:3" in result.err) == (weights in ("absent.safetensors", "auto"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_features_and_labels_of_different_length_are_exit_2(brim: Brim, config: str, features: Path) -> None:

@@ -88,11 +88,13 @@ class SweepFile:
         return Problem(severity=severity, message=message, fix=fix, file=file, line=line, key=key)
 
     def _settings_at_odds(self, experiments: Sequence[Experiment]) -> list[Problem]:
-        """What is wrong with settings together. One experiment of each set of keys is looked at, not thousands."""
+        """What is wrong with settings together: one experiment of each set of keys and each model is checked."""
         kinds: dict[frozenset[str], Experiment] = {}
         for experiment in experiments:
             given = frozenset(key for key, value in experiment.varied.items() if value is not None)
-            kinds.setdefault(given | {f"group {experiment.group}"}, experiment)
+            model = experiment.settings.get("model") or {}
+            which = (f"group {experiment.group}", f"model {model.get('type')} {model.get('weights')}")
+            kinds.setdefault(given.union(which), experiment)
         found: dict[tuple[str, str], Problem] = {}
         for experiment in kinds.values():
             for wrong in setting_problems(experiment.settings):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from brim.config.easytrain_keys import FOREIGN_SECTIONS, read_foreign
@@ -36,6 +37,7 @@ COMMAND_LINE = "command line"  # where a problem stands that no file has
 SECTIONS = frozenset(  # every key that has keys under it: hp, optimizer, optimizer.params, …
     key[:index] for key in SETTING_KEYS for index in range(len(key)) if key[index] == "."
 )
+_WEIGHTS_KEY = "model.weights"
 _SHORT_FORMS = {"lr": "learning_rate", "bs": "batch_size", "wd": "weight_decay", "workers": "num_workers"}
 _HEADS = sorted({key.partition(".")[0] for key in SETTING_KEYS} | FOREIGN_SECTIONS)
 
@@ -168,6 +170,8 @@ class SettingReader:
             if used not in self._models:
                 self._models[used] = _complaint(self._check_model, used)
             return self._models[used], used
+        if key == _WEIGHTS_KEY and used not in ("none", "auto") and not Path(used).expanduser().is_file():
+            return f"{shown(used)}: there is no such file; give none, auto or a file of weights", used
         return "", used
 
     def _tell_unknown(self, key: str, values: Sequence[Any], place: Place) -> None:

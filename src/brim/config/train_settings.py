@@ -366,6 +366,9 @@ def _conflicts(values: Mapping[str, Any]) -> list[Problem]:
         both("data.percentage", "data.limit", "keep one of them")
     if "optimizer.params.lr" in values:
         found.append(_problem("optimizer.params.lr", "give it as hp.learning_rate"))
+    model = values.get("model.type", "")
+    if values.get("model.weights") == "auto" and (model == "mlp" or model.startswith("py:")):
+        found.append(_problem("model.weights", f"auto: {model} has no published weights; give none or a file"))
     return found
 
 

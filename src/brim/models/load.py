@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from brim.errors import RequestError
+from brim.errors import RequestError, first_line
 from brim.models import hf_loading, python_factory, timm_models, torchvision_models
 from brim.models.build import model_knobs, resolve_model
 from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.names import ModelName
 from brim.workloads.knobs import check_knobs
 
-__all__ = ["KeptModel", "load_model"]
+__all__ = ["KeptModel", "load_model", "put_weights", "read_weights"]
+
+_MOST_NAMED = 5  # entries of a file in one message
 
 
 def load_model(request: LoadRequest) -> LoadedModel:
@@ -76,22 +79,25 @@ def _classifier(name: ModelName, request: LoadRequest) -> LoadedModel:
     loaded = loaders[name.source](name.name, dataclasses.replace(request, knobs=asked))
     loaded = dataclasses.replace(loaded, identity={**loaded.identity, "knobs": asked})
     if request.weights not in ("auto", "none"):
-        state, digest = _read_weights(request.weights)
+        state, digest = read_weights(request.weights)
         classes = _other_classes(state, loaded.module)
         if classes is not None:
             loaded = loaders[name.source](name.name, dataclasses.replace(request, knobs=asked, classes=classes))
-        _put_in(loaded.module, state, request.weights)
+        put_weights(loaded.module, state, request.weights)
         identity = {**loaded.identity, "knobs": asked, "weights": digest}
         loaded = dataclasses.replace(loaded, identity=identity, notes=())
     module = loaded.module.to(device=request.device, dtype=loaded.dtype).eval()
     return dataclasses.replace(loaded, module=module)
 
 
-def _read_weights(path: str) -> tuple[dict[str, torch.Tensor], str]:
-    """Weights from a safetensors file, or a torch file read without running code, and the file's digest."""
+def read_weights(path: str, *, argument: str = "--weights") -> tuple[dict[str, Any], str]:
+    """Weights from a safetensors file, or a torch file read without running code, and the file's digest.
+
+    `argument` is the flag or setting that named the file, for messages.
+    """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise RequestError(f"--weights {path}: there is no such file; give auto, none or a file of weights")
+        raise RequestError(f"{argument} {path}: there is no such file; give auto, none or a file of weights")
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -101,29 +107,53 @@ def _read_weights(path: str) -> tuple[dict[str, torch.Tensor], str]:
             state = torch.load(file, map_location="cpu", weights_only=True)
             state = state.get("state_dict", state) if isinstance(state, dict) else state
     except Exception as error:
-        raise _does_not_fit(path, error) from error
+        raise RequestError(
+            f"{argument} {path}: it cannot be read as weights ({first_line(error)[:300]}); give a .safetensors file, "
+            "or a state_dict that torch.save wrote"
+        ) from error
+    if not isinstance(state, dict) or not any(isinstance(value, torch.Tensor) for value in state.values()):
+        raise RequestError(f"{argument} {path}: it holds no tensors by name; save the model's state_dict()")
     return state, hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _other_classes(state: Any, module: torch.nn.Module) -> int | None:
-    """The number of classes that a file's head has, where that is all in which it differs from the model."""
-    if not isinstance(state, dict):
-        return None
-    own = module.state_dict()
-    other = {name: value for name, value in state.items() if name in own and own[name].shape != value.shape}
-    counts = {int(value.shape[0]) for value in other.values() if value.dim() > 0}
-    heads_only = all(value.shape[1:] == own[name].shape[1:] for name, value in other.items())
-    return counts.pop() if len(counts) == 1 and heads_only else None
-
-
-def _put_in(module: torch.nn.Module, state: Any, path: str) -> None:
+def put_weights(module: torch.nn.Module, state: Mapping[str, Any], path: str, *, argument: str = "--weights") -> None:
+    """Load a state dict whole: a `RequestError` names the entries that are missing, unknown or of another shape."""
     try:
         module.load_state_dict(state)
     except Exception as error:
-        raise _does_not_fit(path, error) from error
+        reason = _differences(module.state_dict(), state) or first_line(error)[:300]
+        raise RequestError(f"{argument} {path}: it does not fit this model ({reason})") from error
 
 
-def _does_not_fit(path: str, error: Exception) -> RequestError:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = " ".join(lines[:2]) or type(error).__name__  # the first line of load_state_dict's says nothing
-    return RequestError(f"--weights {path}: it does not fit this model ({reason[:300]})")
+def _differences(own: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+    """In which entries a file differs from a model, in one line."""
+    tensors = [name for name, value in state.items() if isinstance(value, torch.Tensor)]
+    shapes = [
+        f"{name} {tuple(state[name].shape)} in the file and {tuple(own[name].shape)} in the model"
+        for name in tensors
+        if isinstance(own.get(name), torch.Tensor) and own[name].shape != state[name].shape
+    ]
+    parts = [
+        _listed("missing", [name for name in own if name not in state]),
+        _listed("unexpected", [name for name in state if name not in own]),
+        _listed("of another shape", shapes),
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    """`2 missing: a, b`, at most five names; nothing for none."""
+    if not names:
+        return ""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{len(names)} {what}: {', '.join(names[:_MOST_NAMED])}{more}"
+
+
+def _other_classes(state: Mapping[str, Any], module: torch.nn.Module) -> int | None:
+    """The number of classes that a file's head has, where that is all in which it differs from the model."""
+    own = module.state_dict()
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor) and name in own}
+    other = {name: value for name, value in tensors.items() if own[name].shape != value.shape}
+    counts = {int(value.shape[0]) for value in other.values() if value.dim() > 0}
+    heads_only = all(value.shape[1:] == own[name].shape[1:] for name, value in other.items())
+    return counts.pop() if len(counts) == 1 and heads_only else None

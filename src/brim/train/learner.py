@@ -18,7 +18,7 @@ from brim.config.train_settings import TrainSettings
 from brim.errors import RequestError
 from brim.models import hf_loading, hf_models, python_factory, timm_models, torchvision_models
 from brim.models.build import model_knobs, resolve_model
-from brim.models.load import load_model
+from brim.models.load import load_model, put_weights, read_weights
 from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.names import ModelName
 from brim.train.feature_head import make_feature_head
@@ -78,10 +78,11 @@ def build_learner(settings: TrainSettings, *, outputs: int, rows: torch.Tensor |
         assert rows is not None
         with _seeded(settings.hp.seed):
             model = make_feature_head(rows, outputs, settings.model.params)
-        return Learner(name="mlp", model=model, reads="features", identity={"params": dict(settings.model.params)})
+        head = Learner(name="mlp", model=model, reads="features", identity={"params": dict(settings.model.params)})
+        return _with_weights(head, settings)
     name = resolve_model(settings.model.type)
     if name.source == "py":
-        return _from_factory(name, settings, outputs)
+        return _with_weights(_from_factory(name, settings, outputs), settings)
     if settings.model.params:
         first = next(iter(settings.model.params))
         raise RequestError(f"model.params.{first}: {name} takes none; its settings are model.knobs")
@@ -125,7 +126,10 @@ def _from_library(name: ModelName, settings: TrainSettings, outputs: int) -> Lea
         with _seeded(settings.hp.seed):
             loaded = load(name.name, dataclasses.replace(request, classes=outputs))
     else:
-        loaded = load_model(request)
+        try:
+            loaded = load_model(request)
+        except RequestError as error:
+            raise RequestError(str(error).replace("--weights", "model.weights")) from error
     reads: Reads = "video" if loaded.kind == "video_classifier" else "image"
     return _learner(loaded, reads, {"knobs": checked})
 
@@ -198,6 +202,18 @@ def _from_factory(name: ModelName, settings: TrainSettings, outputs: int) -> Lea
         transform=getattr(made, "transform", None),
         identity={"source": python_factory.factory_source_digest(name.name), "knobs": checked},
     )
+
+
+def _with_weights(learner: Learner, settings: TrainSettings) -> Learner:
+    """The model with the weights of `model.weights`, where that names a file; such a model has no published ones."""
+    weights = settings.model.weights
+    if weights == "none":
+        return learner
+    if weights == "auto":
+        raise RequestError(f"model.weights auto: {learner.name} has no published weights; give none or a file")
+    state, digest = read_weights(weights, argument="model.weights")
+    put_weights(learner.model, state, weights, argument="model.weights")
+    return dataclasses.replace(learner, identity={**learner.identity, "weights": digest})
 
 
 def _learner(loaded: LoadedModel, reads: Reads, more: Mapping[str, Any]) -> Learner:
