@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from training_runs import (
 )
 
 from brim.errors import RequestError
+from brim.execute.governor import Governor
 from brim.train.listener import StepRecord
 
 DROPOUT: dict[str, Any] = {
@@ -84,6 +86,57 @@ def test_an_interrupt_during_validation_is_followed_by_the_validation(features: 
     run(nested, tmp_path / "parts", resume=True)
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert (tmp_path / "parts" / "epochs.csv").read_text().count("\n") == 4
+
+
+def epochs_without_times(folder: Path) -> list[dict[str, str]]:
+    with (folder / "epochs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [{name: value for name, value in row.items() if "second" not in name} for row in rows]
+
+
+@pytest.mark.parametrize("where", ["step", "validation"])
+def test_a_resumed_run_validates_in_the_batches_of_one_that_was_not_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Every batch seems to take one second, so that the sizes found do not depend on the clock."""
+    sizes: list[int] = []
+
+    class OneSecond(Governor):
+        def succeeded(self, cost: int, seconds: float, *rest: Any) -> None:
+            sizes.append(cost)
+            super().succeeded(cost, 1.0, *rest)
+
+    class InFirstValidation(Watcher):
+        def validating(self, epoch: int) -> None:
+            if epoch == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    file = write_features(tmp_path / "features.npz", count=160)
+    nested = settings_of(file, **{**DROPOUT, "training__eval_batch_size": "auto"})
+    monkeypatch.setattr("brim.train.validation.Governor", OneSecond)
+    run(nested, tmp_path / "whole")
+    whole = list(sizes)
+    assert len(set(whole)) > 1  # the first validation finds the size that the others have
+    sizes.clear()
+    with pytest.raises(KeyboardInterrupt):
+        run(nested, tmp_path / "parts", listener=StopsAt(10) if where == "step" else InFirstValidation())
+    if where == "validation":
+        sizes.clear()
+    run(nested, tmp_path / "parts", resume=True)
+    assert sizes == whole
+    assert epochs_without_times(tmp_path / "parts") == epochs_without_times(tmp_path / "whole")
+
+
+def test_a_checkpoint_without_the_sizes_of_validation_can_be_resumed(features: Path, tmp_path: Path) -> None:
+    nested = settings_of(features, **DROPOUT)
+    with pytest.raises(KeyboardInterrupt):
+        run(nested, tmp_path / "run", listener=StopsAt(9))
+    file = next((tmp_path / "run").glob("checkpoint-*/state.json"))
+    state = json.loads(file.read_text())
+    del state["own"][0]["validation"]
+    file.write_text(json.dumps(state))
+    run(nested, tmp_path / "run", resume=True)
+    assert len(epochs_without_times(tmp_path / "run")) == 3
 
 
 def killed_at(nested: dict[str, Any], folder: Path, step: int, **options: Any) -> None:

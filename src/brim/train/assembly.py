@@ -154,7 +154,8 @@ class Assembled:
 
     def own_state(self) -> dict[str, Any]:
         """What a checkpoint keeps of this rank."""
-        return {"sizes": self.sizes.to_json()}
+        validation = None if self.validation is None else self.validation.to_json()
+        return {"sizes": self.sizes.to_json(), "validation": validation}
 
     def resume(self, checkpoint: Path) -> None:
         """Go on from a checkpoint."""
@@ -167,7 +168,10 @@ class Assembled:
         self.adaptive.restore(state["adaptive"])
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
-        self.sizes.restore(state["own"][rank if rank < len(state["own"]) else 0]["sizes"])
+        own = state["own"][rank if rank < len(state["own"]) else 0]
+        self.sizes.restore(own["sizes"])
+        if self.validation is not None and own.get("validation") is not None:  # older checkpoints lack it
+            self.validation.restore(own["validation"])
         self.trainer.progress = Progress.from_json(state["progress"])
 
     def _make_plans(self) -> PlanFile:

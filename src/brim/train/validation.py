@@ -7,9 +7,10 @@ pays; what it found in one epoch serves the next.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,6 +69,25 @@ class Validation:
         self._rounds_of = rounds_of  # in step with other ranks: samples of the largest share
         self._costs = [items.cost(item) for item in range(len(items))]
         self.governor = self._make_governor(batch_size, known, limit_bytes)
+        self._asked = {"batch_size": batch_size, "samples": len(self.share)}
+        self._before: dict[str, Any] | None = None  # the state before a validation that is under way
+
+    def to_json(self) -> dict[str, Any]:
+        """The sizes found, as a checkpoint keeps them; of a validation under way, as they were when it began.
+
+        A run that is resumed does such a validation again, in the batches that it would have had.
+        """
+        return self._before or {
+            "asked": self._asked,
+            "governor": self.governor.to_json(),
+            "oom_events": self.oom_events,
+        }
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Use the sizes of a checkpoint, unless another size is asked for or this rank has other samples now."""
+        if data["asked"] == self._asked:
+            self.governor.restore(data["governor"])
+            self.oom_events = data["oom_events"]
 
     def _make_governor(self, batch_size: int | None, known: int | None, limit_bytes: int | None) -> Governor:
         if batch_size is not None:
@@ -84,7 +104,9 @@ class Validation:
         `in_step_size` is the batch of a sharded model, the same on all ranks, which run as many batches as each other.
         """
         started = time.perf_counter()
+        self._before = copy.deepcopy(self.to_json())
         found = self._run_alone(model) if in_step_size is None else self._run_in_step(model, in_step_size)
+        self._before = None
         self.seconds += time.perf_counter() - started
         columns = len(self.objective.figures) + 1
         return [math.fsum(found[item][column] for item in self.share) for column in range(columns)]
