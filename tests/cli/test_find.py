@@ -121,8 +121,9 @@ def test_an_edited_factory_is_searched_again(brim: Brim, factories: str) -> None
 def test_nothing_fits_ends_with_three_and_the_remedies(brim: Brim, factories: str) -> None:
     result = brim("find", f"py:{factories}:rows", "--memory-limit", "1500", *SMALL)
     assert result.code == 3
-    for words in ("a batch of 1 sample", "at least 2.0 KiB", "What may help", "half precision"):
+    for words in ("a batch of 1 sample", "at least 2.0 KiB", "What may help", "half precision", "--knob (width)"):
         assert words in " ".join(result.err.split())
+    assert "--dtype" not in result.err  # the factory has no such parameter, and the flag would be refused
     assert "Traceback" not in result.err
 
 

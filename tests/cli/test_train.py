@@ -225,6 +225,26 @@ def test_nothing_fits_is_exit_3(brim: Brim, config: str, tmp_path: Path) -> None
     assert "What may help" in result.err
 
 
+@pytest.mark.parametrize(
+    ("changes", "proposed", "not_proposed"),
+    [
+        ([], ["training.dtype=bfloat16", "model.params.hidden"], ["gradient_checkpointing", "--knob"]),
+        (["model.params.hidden=[8,8,8]"], ["training.gradient_checkpointing=true"], []),
+        (["model.params.hidden=[8,8,8]", "--gradient-checkpointing"], [], ["gradient_checkpointing"]),
+        (["--dtype", "bfloat16"], [], ["training.dtype"]),
+    ],
+)
+def test_remedies_are_those_that_the_command_and_the_model_take(
+    brim: Brim, config: str, tmp_path: Path, changes: list[str], proposed: list[str], not_proposed: list[str]
+) -> None:
+    result = brim("train", config, *changes, "--memory-limit", "1000", "-o", str(tmp_path / "run"))
+    assert result.code == 3
+    remedies = result.err.partition("What may help:")[2]
+    assert "another device" in remedies
+    assert all(words in remedies for words in proposed)
+    assert not any(words in remedies for words in not_proposed)
+
+
 def test_a_loss_that_is_no_number_is_exit_1(brim: Brim, config: str, tmp_path: Path) -> None:
     result = brim(
         "train", config, "hp.learning_rate=1e30", "optimizer.name=sgd", "hp.epochs=20", "-o", str(tmp_path / "run")

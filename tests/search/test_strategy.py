@@ -6,7 +6,7 @@ import pytest
 
 from brim.config.search_settings import SearchSettings
 from brim.errors import DoesNotFitError, RequestError
-from brim.memory.remedies import memory_remedies
+from brim.memory.remedies import memory_remedies, memory_savings
 from brim.search.strategy import Found, search_sizes
 from fake_curves import Curve, FakeDevice, scene_of
 
@@ -139,13 +139,13 @@ def test_a_ceiling_that_times_out_is_not_taken() -> None:
 def test_nothing_fits_tells_the_bytes_the_limit_and_the_remedies_in_order(objective: str) -> None:
     device = FakeDevice(Curve(lambda n: 3 * MIB + n * MIB, 2 * MIB, 0))
     with pytest.raises(DoesNotFitError) as caught:
-        search(device, objective=objective)
+        search(device, objective=objective, scene={"savings": ("half precision", "less of this")})
     message = str(caught.value)
     assert caught.value.exit_code == 3
     assert device.asked == [1]
     for part in ("a batch of 1 sample does not fit", "at least 4.0 MiB", "limit is 2.0 MiB on fake"):
         assert part in message
-    expected = ["half precision", "smaller --knob", "--gradient-checkpointing", "another device"]
+    expected = ["half precision", "less of this", "another device"]
     places = [message.index(remedy) for remedy in expected]
     assert places == sorted(places)
     assert "a smaller batch" not in message
@@ -158,21 +158,15 @@ def test_a_smallest_size_that_does_not_run_says_what_happened(verdict: str, word
         search(device)
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [
-        (
-            "train",
-            ["a smaller batch", "half precision", "smaller --knob", "--gradient-checkpointing", "another device"],
-        ),
-        ("generate", ["a smaller batch", "half precision", "fewer new tokens", "another device"]),
-        ("forward", ["a smaller batch", "half precision", "smaller --knob", "another device"]),
-    ],
-)
-def test_remedies_come_in_the_order_of_the_interface(mode: str, expected: list[str]) -> None:
-    remedies = memory_remedies(mode, batch_size=8)
+def test_remedies_come_in_one_order_and_only_those_that_are_possible() -> None:
+    savings = memory_savings(
+        half_precision="--dtype bfloat16", smaller="less", checkpointing="--gradient-checkpointing"
+    )
+    expected = ["a smaller batch (it was 8)", "half precision: --dtype", "less", "--gradient-checkpointing", "another"]
+    remedies = memory_remedies(savings, batch_size=8)
     assert len(remedies) == len(expected)
-    assert all(words in remedy for words, remedy in zip(expected, remedies, strict=True))
+    assert all(remedy.startswith(words) for words, remedy in zip(expected, remedies, strict=True))
+    assert memory_remedies(memory_savings(smaller="less"), more="a larger card") == ["less", "a larger card"]
 
 
 def test_an_allocator_that_strays_is_settled_to_two_percent() -> None:

@@ -8,7 +8,7 @@ import torchvision
 from torch import nn
 
 from brim.errors import RequestError
-from brim.workloads.checkpointing import enable_gradient_checkpointing
+from brim.workloads.checkpointing import can_checkpoint, enable_gradient_checkpointing
 
 
 def gradients(model: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
@@ -130,11 +130,14 @@ def test_a_model_has_its_own_way_used_first() -> None:
     transformers, timm = Transformers(1, 1), Timm(1, 1)
     assert "own (transformers)" in enable_gradient_checkpointing(transformers)
     assert transformers.options == {"use_reentrant": False}
+    assert can_checkpoint(timm)
+    assert not timm.enabled  # asking leaves the model as it is
     assert "own (timm)" in enable_gradient_checkpointing(timm)
     assert timm.enabled
 
 
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU())])
 def test_a_model_without_blocks_is_refused(model: nn.Module) -> None:
+    assert not can_checkpoint(model)
     with pytest.raises(RequestError, match=r"--gradient-checkpointing: .* no repeated blocks"):
         enable_gradient_checkpointing(model)

@@ -179,7 +179,7 @@ def _prober(
         from brim.evaluation.subject import open_subject
         from brim.evaluation.workload import DataWorkload
 
-        on_data = DataWorkload(open_subject(evaluation))
+        on_data = DataWorkload(open_subject(evaluation), evaluation)
         if request.mode is not None and request.mode != on_data.mode:
             raise RequestError(
                 f"--mode {request.mode}: the task {on_data.task.name} is a {on_data.mode}; leave --mode out"

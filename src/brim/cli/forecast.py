@@ -162,7 +162,7 @@ def _build_on_data(evaluation: EvalRequest) -> Workload:
     from brim.forecast.skeleton import without_initialisation
 
     with without_initialisation():
-        return DataWorkload(open_subject(evaluation))
+        return DataWorkload(open_subject(evaluation), evaluation)
 
 
 def _without_weights(request: WorkloadRequest, folder: Path) -> WorkloadRequest:

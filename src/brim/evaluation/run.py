@@ -17,7 +17,7 @@ from brim.evaluation.deal import deal
 from brim.evaluation.journals import Journals
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.request import EvalRequest
-from brim.evaluation.subject import Subject, SubjectFacts, open_subject
+from brim.evaluation.subject import Subject, SubjectFacts, evaluation_savings, open_subject
 from brim.evaluation.summary import RankFigures, merge_plans, plans_to_keep, summarise
 from brim.evaluation.worker import Lines, Worker
 from brim.memory.remedies import memory_remedies
@@ -204,7 +204,8 @@ def write_record(
     )
     reasons = {(entry["error"] or {}).get("reason") for entry in entries}
     if reasons == {"out_of_memory"}:
-        remedies = "\n  - ".join(memory_remedies("generate" if facts.unit == "tokens" else "forward"))
+        savings = evaluation_savings(request, mode="generate" if facts.unit == "tokens" else "forward")
+        remedies = "\n  - ".join(memory_remedies(savings))
         raise DoesNotFitError(
             f"no sample fits, even alone ({entries[0]['error']['message']}).\nWhat may help:\n  - {remedies}\n"
             f"The record is in {folder}"

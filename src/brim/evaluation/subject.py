@@ -18,14 +18,16 @@ from brim.evaluation.tasks.base import Task, TaskSettings
 from brim.evaluation.tasks.registry import make_task
 from brim.metrics.base import Metric
 from brim.metrics.registry import parse_metrics
+from brim.models.build import model_knobs, model_savings, resolve_model
 from brim.models.load import load_model
 from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.placement import resolve_device, resolve_precision
 from brim.records import Unit
 from brim.search.environment import environment_facts
 from brim.storage.fingerprint import combined_fingerprint
+from brim.workloads.base import Mode
 
-__all__ = ["Subject", "SubjectFacts", "open_subject", "read_data"]
+__all__ = ["Subject", "SubjectFacts", "evaluation_savings", "open_subject", "read_data"]
 
 _NOT_THE_MODELS = ("max_new_tokens", "dtype")  # knobs that no model is loaded with
 
@@ -117,6 +119,14 @@ def open_subject(
         metrics=metrics or tuple(parse_metrics(task.default_metrics)),
         costs=costs,
     )
+
+
+def evaluation_savings(request: EvalRequest, *, mode: Mode) -> tuple[str, ...]:
+    """What would take less memory, by the flags of `brim eval` that the model goes along with."""
+    knobs = model_knobs(request.model, trust_remote_code=request.trust_remote_code)
+    own = [knob for knob in knobs if knob.name != "tokens"]  # the data says how long a prompt is
+    dtype = str(request.knobs.get("dtype", request.dtype))
+    return model_savings(resolve_model(request.model), own, mode=mode, dtype=dtype)
 
 
 def read_data(request: EvalRequest) -> SampleSet:

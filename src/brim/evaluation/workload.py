@@ -14,7 +14,7 @@ from torch import nn
 from brim.errors import RequestError
 from brim.evaluation.forecast_start import workload_to_trace
 from brim.evaluation.request import EvalRequest
-from brim.evaluation.subject import Subject, open_subject
+from brim.evaluation.subject import Subject, evaluation_savings, open_subject
 from brim.evaluation.tasks.base import Task
 from brim.evaluation.tasks.generate import GenerateTask
 from brim.execute.executor import Pending
@@ -30,9 +30,9 @@ class _Batch:
 
 
 class DataWorkload(Workload):
-    """Runs a task on batches of the data's dearest sample."""
+    """Runs a task on batches of the data's dearest sample; `request` is what the subject was opened from."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, request: EvalRequest | None = None) -> None:
         self.subject = subject
         self.device = subject.device
         self.mode: Mode = "generate" if isinstance(subject.task, GenerateTask) else "forward"
@@ -45,6 +45,8 @@ class DataWorkload(Workload):
         cost = f"{subject.costs[self._dearest]:,} {self.task.unit}"
         repeated = f"batches repeat the dearest of {len(subject.costs):,} samples ({dearest}, cost {cost})"
         self.notes = (*subject.model.notes, repeated)
+        if request is not None:
+            self.savings = evaluation_savings(request, mode=self.mode)
 
     def make_batch(self, size: int) -> _Batch:
         """The dearest sample, so many times."""
@@ -95,4 +97,5 @@ class DataWorkload(Workload):
 def build_from_json(data: Mapping[str, Any]) -> DataWorkload:
     """The workload of a request's JSON, for a child process."""
     plain = {**data, **{name: tuple(data[name]) for name in ("metrics", "plugins", "stop")}}
-    return DataWorkload(open_subject(EvalRequest(**plain)))
+    request = EvalRequest(**plain)
+    return DataWorkload(open_subject(request), request)

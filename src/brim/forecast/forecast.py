@@ -38,6 +38,8 @@ __all__ = [
     "gpu_of_device",
 ]
 
+_MORE_MEMORY = "a card with more memory (--gpu NAME, --memory SIZE)"
+
 TraceFunction = Callable[[Workload, int, Target | None], Trace]
 _Kind = tuple[tuple[int, int], tuple[int, int] | None]  # of a target: what a trace depends on
 
@@ -213,7 +215,8 @@ class Forecaster:
         """What to say when not even the smallest size fits."""
         least = self.at(self.smallest)
         unit = "sample" if self.smallest == 1 else "samples"
-        remedies = "\n  - ".join(memory_remedies(self._traced.workload.mode, batch_size=self.smallest))
+        found = memory_remedies(self._traced.workload.savings, batch_size=self.smallest, more=_MORE_MEMORY)
+        remedies = "\n  - ".join(found)
         return DoesNotFitError(
             f"a batch of {self.smallest} {unit} does not fit {self.gpu.name}: it would take about "
             f"{format_bytes(least.device_bytes)}, and of its {format_bytes(self.gpu.memory_bytes)} "

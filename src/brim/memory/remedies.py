@@ -1,21 +1,36 @@
-"""What to propose when memory runs out, in one order everywhere."""
+"""What to propose when memory runs out, in one order everywhere.
+
+Who raises the error knows which flags its command has and what the model supports: nothing else is proposed.
+"""
 
 from __future__ import annotations
 
-__all__ = ["memory_remedies"]
+from collections.abc import Sequence
+
+__all__ = ["HALF_PRECISION", "memory_remedies", "memory_savings"]
+
+HALF_PRECISION = "half precision (about half of what is in float32)"
 
 
-def memory_remedies(mode: str, *, batch_size: int = 1) -> list[str]:
-    """Remedies for a workload that does not fit, the gentlest first; `mode` is forward, generate or train."""
-    remedies = []
-    if batch_size > 1:
-        remedies.append(f"a smaller batch (it was {batch_size})")
-    remedies.append("half precision: --dtype bfloat16 (about half of what is in float32)")
-    if mode == "generate":
-        remedies.append("fewer new tokens (--max-tokens) or a smaller --knob")
-    else:
-        remedies.append("a smaller --knob (size, frames, tokens)")
-    if mode == "train":
-        remedies.append("--gradient-checkpointing (trades activations for time)")
-    remedies.append("another device with more memory, or a larger --memory-limit")
-    return remedies
+def memory_savings(*, half_precision: str = "", smaller: str = "", checkpointing: str = "") -> tuple[str, ...]:
+    """What makes a batch of the same size take less, the gentlest first.
+
+    Each argument says how it is asked for, such as `--dtype bfloat16`; an empty one leaves it out.
+    """
+    found = (
+        HALF_PRECISION.replace("half precision", f"half precision: {half_precision}") if half_precision else "",
+        smaller,
+        f"{checkpointing} (trades activations for time)" if checkpointing else "",
+    )
+    return tuple(part for part in found if part)
+
+
+def memory_remedies(
+    savings: Sequence[str],
+    *,
+    batch_size: int = 1,
+    more: str = "another device with more memory, or a larger --memory-limit",
+) -> list[str]:
+    """Remedies for a workload that does not fit: a smaller batch, what `savings` names, more memory."""
+    smaller = [f"a smaller batch (it was {batch_size})"] if batch_size > 1 else []
+    return [*smaller, *savings, more]

@@ -7,18 +7,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from torch import nn
+
 from brim.errors import RequestError, nearest_names
+from brim.memory.remedies import HALF_PRECISION, memory_savings
 from brim.models import hf_loading, hf_models, python_factory, timm_models, torchvision_models
 from brim.models.names import ModelName, choose_name, split_prefix
 from brim.models.parts import ModelParts, PartsRequest, Setup, assemble
 from brim.models.placement import DTYPES, resolve_device, resolve_precision
 from brim.workloads.base import Mode, Workload
+from brim.workloads.checkpointing import can_checkpoint
 from brim.workloads.knobs import Knob, check_knobs
 from brim.workloads.optimizers import optimizer_class
 
-__all__ = ["WorkloadRequest", "build_from_json", "build_workload", "model_knobs", "parse_knobs", "resolve_model"]
+__all__ = [
+    "WorkloadRequest",
+    "build_from_json",
+    "build_workload",
+    "model_knobs",
+    "model_savings",
+    "parse_knobs",
+    "resolve_model",
+]
 
 _DEFAULT_OPTIMIZER = "adamw"
+_HALVES = ("float16", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,6 +96,9 @@ def build_workload(request: WorkloadRequest) -> tuple[Workload, tuple[str, ...]]
     )
     workload, notes = assemble(parts, setup, {"model": str(name), "knobs": knobs})
     workload.notes = notes
+    module = None if request.gradient_checkpointing else parts.model
+    known = _knobs(name, request.trust_remote_code)
+    workload.savings = model_savings(name, known, mode=mode, dtype=request.dtype, module=module)
     return workload, notes
 
 
@@ -108,6 +124,33 @@ def parse_knobs(
         return hf_loading.parse_knobs(name.name, asked, trust_remote_code=trust_remote_code)
     known = _knobs(name, trust_remote_code)
     return [{knob: check_knobs(one, known, owner=str(name))[knob] for knob in one} for one in asked]
+
+
+def model_savings(
+    name: ModelName, knobs: Sequence[Knob], *, mode: Mode, dtype: str, module: nn.Module | None = None
+) -> tuple[str, ...]:
+    """What would take less memory, by the flags of `brim find`, as far as the model goes along with them.
+
+    `module` is the model, where gradient checkpointing may be proposed; a factory is asked by its parameters.
+    """
+    own = name.source == "py"
+    counts = [knob.name for knob in knobs if isinstance(knob.default, int) and not isinstance(knob.default, bool)]
+    sized = ", ".join(knob for knob in counts if knob != "max_new_tokens")
+    smaller = [
+        *(["fewer new tokens (--max-tokens)"] if mode == "generate" else []),
+        *([f"a smaller --knob ({sized})"] if sized else []),
+    ]
+    if own:
+        checkpoints = module is not None and python_factory.takes_argument(name.name, "gradient_checkpointing")
+    else:
+        checkpoints = module is not None and can_checkpoint(module)
+    takes_dtype = not own or python_factory.takes_argument(name.name, "dtype")
+    found = memory_savings(
+        half_precision="--dtype bfloat16" if takes_dtype and dtype not in _HALVES else "",
+        smaller=" or ".join(smaller),
+        checkpointing="--gradient-checkpointing" if mode == "train" and checkpoints else "",
+    )
+    return found if takes_dtype else (HALF_PRECISION, *found)
 
 
 def resolve_model(model: str) -> ModelName:
@@ -177,6 +220,9 @@ def _build_from_factory(name: ModelName, request: WorkloadRequest) -> Workload:
             f"--device {request.device}: {name} made a workload on {workload.device}; let the factory take a "
             "parameter `device` and put everything there"
         )
+    known = python_factory.factory_knobs(name.name)
+    module = None if request.gradient_checkpointing else next(iter(workload.modules()), None)
+    workload.savings = model_savings(name, known, mode=workload.mode, dtype=request.dtype, module=module)
     if workload.identity() is None:
         identity = {
             "model": _factory_text(name),

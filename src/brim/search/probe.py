@@ -69,6 +69,7 @@ class Scene:
     exact: bool  # the same step always reads the same bytes
     used_by_others_bytes: int
     notes: tuple[str, ...] = ()
+    savings: tuple[str, ...] = ()  # what would take less memory
     identity: dict[str, Any] | None  # what the plan is cached under; None: not at all
     environment: dict[str, Any]
 
@@ -125,6 +126,7 @@ class DeviceProber(Prober):
             exact=memory.exact,
             used_by_others_bytes=memory.used_by_others_bytes(),
             notes=tuple(workload.notes),
+            savings=tuple(workload.savings),
             identity=None if identity is None else dict(identity),
             environment=environment_facts(memory.device),
         )

@@ -212,7 +212,7 @@ class _Search:
         unit = "sample" if probe.batch_size == 1 else "samples"
         needed = f"at least {format_bytes(probe.needed_bytes)}" if probe.needed_bytes else "more memory than there is"
         why = {"timeout": "did not finish in time", "fatal": "broke the device"}.get(probe.verdict, f"needs {needed}")
-        remedies = "\n  - ".join(memory_remedies(self.scene.mode, batch_size=probe.batch_size))
+        remedies = "\n  - ".join(memory_remedies(self.scene.savings, batch_size=probe.batch_size))
         return DoesNotFitError(
             f"a batch of {probe.batch_size} {unit} does not fit: it {why}, and the memory limit is "
             f"{format_bytes(self.scene.limit_bytes)} on {self.scene.device} ({probe.verdict}: {probe.detail}).\n"

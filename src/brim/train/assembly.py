@@ -227,6 +227,7 @@ class Assembled:
             metered=self.metered,
             fail_on_oom=self.request.fail_on_oom,
             together=self.ranks if self.around.sharded else 1,
+            remedies=subject.remedies,
             tell=self.tell,
         )
 
@@ -258,6 +259,7 @@ class Assembled:
             autocast=self.subject.autocast,
             limit_bytes=self.limit_bytes if self.metered else None,
             loading=LoaderSettings(num_workers=self.request.settings.data.num_workers),
+            remedies=lambda length: self.subject.remedies(length, training=False),
             tell=self.tell,
             between=self.around.interrupt.check if world.size == 1 else lambda: None,
             rounds_of=math.ceil(len(items) / world.size) if self.around.sharded else None,

@@ -24,7 +24,7 @@ from brim.models.names import ModelName
 from brim.train.feature_head import make_feature_head
 from brim.workloads.knobs import check_knobs
 
-__all__ = ["Learner", "Reads", "build_learner", "model_reads", "smallest_micro_batch"]
+__all__ = ["Learner", "Reads", "build_learner", "model_reads", "smaller_inputs", "smallest_micro_batch"]
 
 Reads = Literal["video", "image", "text", "features", "own"]
 
@@ -70,6 +70,18 @@ def input_shape(settings: TrainSettings) -> dict[str, int]:
     name = resolve_model(settings.model.type)
     found = check_knobs(_asked_knobs(settings), model_knobs(str(name)), owner=str(name))
     return {knob: int(value) for knob, value in found.items() if knob in ("size", "frames")}
+
+
+def smaller_inputs(settings: TrainSettings) -> str:
+    """Which settings make a sample smaller, for those who run out of memory; nothing where there are none."""
+    if settings.model.type == "mlp":
+        return "narrower layers (model.params.hidden)"
+    name = resolve_model(settings.model.type)
+    if name.source in ("torchvision", "timm"):
+        known = {knob.name for knob in model_knobs(str(name))}
+        ways = {"frames": "fewer frames (hp.frames)", "size": "a smaller picture (hp.size)"}
+        return " or ".join(way for knob, way in ways.items() if knob in known)
+    return "shorter texts (hp.tokens)" if model_reads(settings) == "text" else ""
 
 
 def build_learner(settings: TrainSettings, *, outputs: int, rows: torch.Tensor | None = None) -> Learner:

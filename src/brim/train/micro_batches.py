@@ -89,9 +89,11 @@ class MicroBatches:
         metered: bool = True,
         fail_on_oom: bool = False,
         together: int = 1,
+        remedies: Callable[[int], list[str]] = lambda length: memory_remedies((), batch_size=length),
         tell: Callable[[str], None] = say_nothing,
     ) -> None:
         self.model = model
+        self.remedies = remedies  # what to propose where so many samples do not fit
         self.objective = objective
         self.sizes = sizes
         self.rewinder = Rewinder(model)
@@ -264,7 +266,7 @@ class MicroBatches:
         if self.sizes.hopeless(length):
             if self._doubted:
                 raise ran_out.error
-            remedies = "\n  - ".join(memory_remedies("train", batch_size=length))
+            remedies = "\n  - ".join(self.remedies(length))
             raise DoesNotFitError(
                 f"not even a micro-batch of {length} fits ({failure.reason}).\nWhat may help:\n  - {remedies}"
             )

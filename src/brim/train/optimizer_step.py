@@ -12,7 +12,6 @@ from torch import nn
 from brim.errors import DoesNotFitError, LostError
 from brim.memory.devices import DeviceMemory
 from brim.memory.failures import Failure, FailureKind, classify
-from brim.memory.remedies import memory_remedies
 from brim.memory.snapshot import StateSnapshot, required_bytes
 from brim.monitor.host import available_host_bytes
 from brim.ranks.gradients import RankGroup
@@ -156,7 +155,7 @@ class OptimizerStep:
             if "foreach" in group:
                 group["foreach"] = False  # without the temporary copies that updating all weights at once takes
         if self._try_to_apply() is not None:
-            remedies = "\n  - ".join(memory_remedies("train"))
+            remedies = "\n  - ".join(self._micro.remedies(1))
             raise DoesNotFitError(
                 f"gradients and optimizer state do not fit ({failure.reason}).\nWhat may help:\n  - {remedies}"
             )

@@ -12,14 +12,15 @@ from torch import nn
 
 from brim.config.train_settings import TrainSettings
 from brim.errors import RequestError
+from brim.memory.remedies import memory_remedies, memory_savings
 from brim.models.placement import resolve_device, resolve_precision
 from brim.train.data_sets import TrainingData, make_items, read_data
-from brim.train.learner import Learner, build_learner, model_reads, smallest_micro_batch
+from brim.train.learner import Learner, build_learner, model_reads, smaller_inputs, smallest_micro_batch
 from brim.train.listener import TrainFacts
 from brim.train.objective import Classification, Objective, OwnLoss, Regression
 from brim.train.optimizers import optimizer_options
 from brim.train.schedules import scheduler_class
-from brim.workloads.checkpointing import enable_gradient_checkpointing
+from brim.workloads.checkpointing import can_checkpoint, enable_gradient_checkpointing
 
 __all__ = ["Subject", "open_subject"]
 
@@ -64,6 +65,17 @@ class Subject:
             "data": dict(self.data.facts),
             "settings": {**settings, "dtype": str(self.autocast or self.dtype)},
         }
+
+    def remedies(self, samples: int, *, training: bool = True) -> list[str]:
+        """What to propose where so many samples do not fit: settings that this model takes, and no others."""
+        checkpoints = training and not self.settings.training.gradient_checkpointing and can_checkpoint(self.model)
+        savings = memory_savings(
+            half_precision="training.dtype=bfloat16" if self.autocast is None else "",
+            smaller=smaller_inputs(self.settings),
+            checkpointing="training.gradient_checkpointing=true" if checkpoints else "",
+        )
+        more = "another device with more memory (training.device), or a larger training.memory_limit"
+        return memory_remedies(savings, batch_size=samples, more=more)
 
     def facts(self, *, epochs: int, effective_batch: int, learning_rate: float, ranks: int = 1) -> TrainFacts:
         """What is trained, for those who watch."""

@@ -23,6 +23,7 @@ from brim.execute.governor import Governor
 from brim.execute.loader import Loader, LoaderSettings, NotPrepared
 from brim.execute.retries import wait
 from brim.memory.devices import DeviceMemory
+from brim.memory.remedies import memory_remedies
 from brim.train.items import Items
 from brim.train.listener import say_nothing
 from brim.train.objective import Objective
@@ -49,6 +50,7 @@ class Validation:
         autocast: torch.dtype | None = None,
         limit_bytes: int | None = None,
         loading: LoaderSettings | None = None,
+        remedies: Callable[[int], list[str]] = lambda length: memory_remedies((), batch_size=length),
         tell: Callable[[str], None] = say_nothing,
         between: Callable[[], None] = lambda: None,
         rounds_of: int | None = None,
@@ -65,7 +67,7 @@ class Validation:
         self._dtype, self._autocast = dtype, autocast
         self._metered = limit_bytes is not None  # a limit to keep, or peaks that cost nothing to read
         self._loading = items.loading(loading or LoaderSettings(num_workers=0))
-        self._tell, self._between = tell, between
+        self._tell, self._between, self._remedies = tell, between, remedies
         self._rounds_of = rounds_of  # in step with other ranks: samples of the largest share
         self._costs = [items.cost(item) for item in range(len(items))]
         self.governor = self._make_governor(batch_size, known, limit_bytes)
@@ -182,7 +184,8 @@ class Validation:
         what = f"validation sample {self.items.ids[done.item]}: {done.failure.message}"
         if done.failure.reason == "error":
             raise RequestError(what)
-        raise DoesNotFitError(f"{what}; a smaller --knob, half precision or another device may help")
+        remedies = "\n  - ".join(self._remedies(1))
+        raise DoesNotFitError(f"{what}.\nWhat may help:\n  - {remedies}")
 
 
 class _Rows(Pending):

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from brim.errors import RequestError
+from brim.memory.remedies import HALF_PRECISION
 from brim.records import Unit
 
 __all__ = ["Mode", "Workload", "leading_length"]
@@ -37,6 +38,7 @@ class Workload(ABC):
     unit: Unit = "samples"
     device: torch.device = torch.device("cpu")
     notes: Sequence[str] = ()  # what the user should be told: random weights, a smallest size
+    savings: Sequence[str] = (HALF_PRECISION,)  # what would take less memory, proposed where nothing fits
 
     @abstractmethod
     def make_batch(self, size: int) -> Any:

@@ -18,7 +18,17 @@ from torch.utils.checkpoint import checkpoint
 
 from brim.errors import RequestError
 
-__all__ = ["enable_gradient_checkpointing"]
+__all__ = ["can_checkpoint", "enable_gradient_checkpointing"]
+
+
+def can_checkpoint(model: nn.Module) -> bool:
+    """Whether `enable_gradient_checkpointing` finds a way; the model is left as it is."""
+    if hasattr(model, "gradient_checkpointing_enable") and getattr(model, "supports_gradient_checkpointing", True):
+        return True
+    if _timm_way(model):
+        model.set_grad_checkpointing(False)  # type: ignore[operator]
+        return True
+    return any(True for _ in _blocks(model)) or any(_is_long_sequence(module) for module in model.modules())
 
 
 def enable_gradient_checkpointing(model: nn.Module) -> str:

@@ -17,7 +17,7 @@ from brim.config.sizes import format_bytes
 from brim.errors import BrimError, DoesNotFitError, RequestError, first_line
 from brim.memory.devices import DeviceMemory, Reading
 from brim.memory.failures import FailureKind, classify
-from brim.memory.remedies import memory_remedies
+from brim.memory.remedies import memory_remedies, memory_savings
 from brim.train.fast_path.epoch import WARM_UP_STEPS, EpochRunner
 from brim.train.fast_path.plain_run import PlainRun
 from brim.train.fast_path.problem import Problem, RowData, RunSpec, Settings
@@ -211,7 +211,7 @@ class Paths:
                 raise failure
             smaller = choice.smaller(self.rows)
             if smaller is None:
-                raise does_not_fit(self.rows, failure) from failure
+                raise does_not_fit(self.rows, failure, self.settings) from failure
             self._tell(
                 f"a batch of {self.rows} rows does not fit in one pass; on with micro-batches of "
                 f"{smaller.micro_batch_size}"
@@ -283,9 +283,10 @@ def is_memory(error: Exception) -> bool:
     return classify(error).kind in (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT, FailureKind.AMBIGUOUS)
 
 
-def does_not_fit(rows: int, error: Exception) -> DoesNotFitError:
+def does_not_fit(rows: int, error: Exception, settings: Settings) -> DoesNotFitError:
     """Not even single rows fit."""
-    remedies = "\n  - ".join(memory_remedies("train", batch_size=rows))
+    savings = memory_savings(half_precision="--dtype bfloat16" if settings.autocast_dtype is None else "")
+    remedies = "\n  - ".join(memory_remedies(savings, batch_size=rows))
     return DoesNotFitError(f"not even one row at a time fits ({first_line(error)}).\nWhat may help:\n  - {remedies}")
 
 

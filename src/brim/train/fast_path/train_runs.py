@@ -161,7 +161,7 @@ class _Training:
         self.oom_events += 1
         smaller = choice.smaller(self.paths.rows)
         if smaller is None:
-            raise does_not_fit(self.paths.rows, failure) from failure
+            raise does_not_fit(self.paths.rows, failure, self.paths.settings) from failure
         micro = smaller.micro_batch_size
         now = f"micro-batches of {micro}" if micro is not None else f"{smaller.stack} at once"
         self._tell(f"out of memory while training {choice.stack} runs at once; begun again with {now}")
