@@ -1,14 +1,17 @@
 """The frozen records that cross layers, and their JSON.
 
 A record holds plain values only: no tensor, no device object, no open file. `to_json` gives what the
-command line prints and the cache stores; `from_json` reads it back and refuses another schema.
+command line prints and the cache stores; `from_json` reads it back and refuses another schema, and values of a wrong
+type or out of range.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from brim.errors import RequestError
 
@@ -56,8 +59,8 @@ class Probe:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Probe:
-        """Read a probe back; fields of a later version are ignored."""
-        return cls(**_known_fields(cls, data))
+        """Read a probe back; a wrong value is a `RequestError`, fields of a later version are ignored."""
+        return cls(**_checked_fields(cls, data, "probe"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,17 +135,18 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """Read a plan back; another schema is a `RequestError`."""
+        """Read a plan back; another schema or a wrong value is a `RequestError`."""
         schema = data.get("schema") if isinstance(data, Mapping) else None
         if schema != PLAN_SCHEMA:
             raise RequestError(f"not a plan: schema is {schema!r}, expected {PLAN_SCHEMA!r}")
-        fields = _known_fields(cls, data)
-        fields["probes"] = tuple(Probe.from_json(probe) for probe in data["probes"])
-        fields["memory"] = MemoryFigures(**_known_fields(MemoryFigures, data["memory"]))
-        fields["notes"] = tuple(fields.get("notes", ()))
-        if fields.get("batch_sizes_per_rank") is not None:
-            fields["batch_sizes_per_rank"] = tuple(fields["batch_sizes_per_rank"])
-        return cls(**fields)
+        probes, memory = data.get("probes"), data.get("memory")
+        if not isinstance(probes, Sequence) or isinstance(probes, str):
+            raise RequestError(f"not a plan: probes is {probes!r}, expected a list")
+        read = {
+            "probes": tuple(Probe.from_json(probe) for probe in probes),
+            "memory": MemoryFigures(**_checked_fields(MemoryFigures, memory, "plan: memory")),
+        }
+        return cls(**_checked_fields(cls, {**data, **read}, "plan"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,3 +184,41 @@ class Forecast:
 def _known_fields(record: type, data: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(record)}
     return {name: value for name, value in data.items() if name in names}
+
+
+# Numbers start at 0 but for these: sizes start at 1, and a peak above the limit leaves a negative headroom.
+_SMALLEST = {"size": 1, "batch_size": 1, "batch_size_max": 1, "batch_sizes_per_rank": 1, "headroom_bytes": -math.inf}
+
+
+def _checked_fields(record: type, data: Any, what: str) -> dict[str, Any]:
+    """The record's fields out of a JSON object, each of the type that the record declares and within its range."""
+    if not isinstance(data, Mapping):
+        raise RequestError(f"not a {what}: it is {data!r}, expected an object")
+    hints = get_type_hints(record)
+    checked: dict[str, Any] = {}
+    for field in dataclasses.fields(record):
+        if field.name not in data:
+            if field.default is dataclasses.MISSING:
+                raise RequestError(f"not a {what}: {field.name} is missing")
+            continue
+        value = data[field.name]
+        if not _is_of(value, hints[field.name], _SMALLEST.get(field.name, 0)):
+            raise RequestError(f"not a {what}: {field.name} is {value!r}")
+        checked[field.name] = tuple(value) if isinstance(value, list) else value
+    return checked
+
+
+def _is_of(value: Any, hint: Any, smallest: float) -> bool:
+    """Whether a value read from JSON is of an annotated type: a number is finite and no bool, a tuple is a list."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_is_of(value, member, smallest) for member in get_args(hint))
+    if origin is tuple:
+        member = get_args(hint)[0]
+        return isinstance(value, (list, tuple)) and all(_is_of(one, member, smallest) for one in value)
+    if hint in (int, float):
+        kinds = (int,) if hint is int else (int, float)
+        return isinstance(value, kinds) and not isinstance(value, bool) and smallest <= value < math.inf
+    return isinstance(value, hint)

@@ -109,6 +109,24 @@ def test_the_second_time_comes_from_the_cache_unless_told_otherwise(brim: Brim, 
     assert not document(brim(*arguments, "--no-cache"))["cached"]
 
 
+def test_a_cached_plan_beyond_what_was_asked_is_ignored_and_said(
+    brim: Brim, factories: str, own_cache_folder: Path
+) -> None:
+    arguments = ("find", f"py:{factories}:rows", "--objective", "largest", "--memory-limit", "64KiB", *SMALL)
+    assert brim(*arguments).code == 0
+    (file,) = (own_cache_folder / "brim" / "plans").glob("*.json")
+    kept = file.read_text(encoding="utf-8")
+    file.write_text(kept.replace('"size": 32', '"size": 1000000000000').replace('_size": 32', '_size": 1000000000000'))
+    result = brim(*arguments)
+    assert result.code == 0
+    assert "batch size 32: the largest size that fits" in " ".join(result.out.split())
+    assert "note: the cached plan" in result.out
+    file.write_text(kept.replace('"batch_size_max": 32', '"batch_size_max": "x"'))
+    result = brim(*arguments)
+    assert (result.code, result.err) == (0, "")
+    assert "note: the cached plan" in result.out
+
+
 def test_an_edited_factory_is_searched_again(brim: Brim, factories: str) -> None:
     arguments = ("find", f"py:{factories}:rows", "--objective", "largest", "--memory-limit", "64KiB", "--json", *SMALL)
     assert document(brim(*arguments))["batch_size"] == 32

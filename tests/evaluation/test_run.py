@@ -103,7 +103,9 @@ def slow_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brim.execute.executor.time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
 
-def test_a_second_run_starts_where_the_first_one_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_run_starts_where_the_first_one_settled_unless_its_plan_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache_folder: Path
+) -> None:
     slow_start(monkeypatch)
     records = [{"question": "a", "answer": "A"} for _ in range(2000)]
     data, model = write_lines(tmp_path / "data.jsonl", records), shout(tmp_path)
@@ -120,6 +122,15 @@ def test_a_second_run_starts_where_the_first_one_settled(tmp_path: Path, monkeyp
     assert len({line["batch_size"] for line in second.samples}) <= 2, "no size is tried out again"
     assert record_of(second.folder)["plan"]["cached"] is True
     assert predictions(first) == predictions(second) == predictions(without)
+    (file,) = (own_cache_folder / "brim" / "plans").glob("*.json")
+    entry = json.loads(file.read_text(encoding="utf-8"))
+    entry["plan"]["size"] = 10**12
+    file.write_text(json.dumps(entry), encoding="utf-8")
+    damaged = run(model, data, tmp_path / "damaged", use_cache=True)
+    assert damaged.plan is not None
+    assert not damaged.plan.cached
+    assert damaged.plan.size <= 2000
+    assert any(str(file) in note for note in damaged.notes)
 
 
 def test_a_run_too_short_to_settle_leaves_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,7 @@ def test_a_corrupt_file_is_no_entry(steps: Steps, plans: Path, content: str) -> 
     plan = steps.find()
     assert not plan.cached
     assert plan.batch_size == 32
+    assert any("ignored" in note for note in plan.notes)
     assert steps.find().cached
 
 
@@ -197,6 +198,69 @@ def test_an_entry_with_a_damaged_field_breaks_nothing(steps: Steps, plans: Path,
     file.write_text(json.dumps({**json.loads(file.read_text()), **damage}), encoding="utf-8")
     assert steps.find().batch_size == 32
     list(PlanCache().entries())
+
+
+def edit(file: Path, *, probe: dict[str, Any] | None = None, **fields: Any) -> None:
+    """Change fields of the one cached plan, and of its probe at the chosen size."""
+    entry = json.loads(file.read_text(encoding="utf-8"))
+    (chosen,) = (one for one in entry["plan"]["probes"] if one["batch_size"] == entry["plan"]["size"])
+    chosen.update(probe or {})
+    entry["plan"].update(fields)
+    file.write_text(json.dumps(entry), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "size", [10**12, 65, 0, -5, 3.7, True, "32", None, 10**400, float("nan")], ids=lambda size: repr(size)[:16]
+)
+def test_an_edited_size_is_ignored_and_the_plan_notes_it(steps: Steps, plans: Path, size: Any) -> None:
+    steps.find()
+    (file,) = plans.glob("*.json")
+    edit(file, probe={"batch_size": size}, size=size)
+    plan = steps.find()
+    assert (plan.cached, plan.batch_size) == (False, 32)
+    assert any(str(file) in note and "ignored" in note for note in plan.notes)
+    assert steps.find().cached
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"batch_size_max": "x"}, {"batch_size_max": 8}, {"batch_size_max": 10**9}, {"batch_size_max_estimate": "x"},
+        {"unit": "tokens"}, {"unit": []}, {"objective": "fastest"}, {"reason": 3}, {"cached": "no"}, {"memory": "x"},
+        {"memory": {"limit_bytes": "x", "headroom_bytes": 1}}, {"probes": []}, {"probes": "x"}, {"probes": [3]},
+        {"probe": {"peak_reserved_bytes": None}}, {"probe": {"peak_reserved_bytes": -1}}, {"notes": 5},
+        {"probe": {"samples_per_second": "x"}}, {"probe": {"verdict": "oom"}}, {"device": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_any_wrong_field_is_ignored_and_the_plan_notes_it(steps: Steps, plans: Path, fields: dict[str, Any]) -> None:
+    steps.find()
+    (file,) = plans.glob("*.json")
+    edit(file, **fields)
+    plan = steps.find()
+    assert (plan.cached, plan.batch_size) == (False, 32)
+    assert any(str(file) in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("asked", [{"multiple_of": 8}, {"power_of_two": True}])
+def test_a_cached_size_that_the_request_does_not_allow_is_ignored(
+    steps: Steps, plans: Path, asked: dict[str, Any]
+) -> None:
+    steps.find(**asked)
+    (file,) = plans.glob("*.json")
+    edit(file, probe={"batch_size": 31}, size=31)
+    assert steps.find(**asked).batch_size == 32
+
+
+def test_a_plan_filed_under_the_name_of_another_is_ignored(steps: Steps, plans: Path) -> None:
+    steps.find(objective="fastest")
+    (other,) = plans.glob("*.json")
+    content = other.read_text(encoding="utf-8")
+    other.unlink()
+    steps.find()
+    (file,) = plans.glob("*.json")
+    file.write_text(content, encoding="utf-8")
+    assert not steps.find().cached
 
 
 def test_a_plan_whose_probe_has_an_unknown_verdict_is_no_entry(steps: Steps, plans: Path) -> None:
@@ -231,5 +295,5 @@ def test_entries_are_listed_newest_first_and_cleared(steps: Steps, monkeypatch: 
 def test_a_folder_that_does_not_exist_is_empty(tmp_path: Path) -> None:
     cache = PlanCache(tmp_path / "nowhere")
     assert list(cache.entries()) == []
-    assert cache.load({"workload": {"key": "x"}}) is None
+    assert cache.load({"workload": {"key": "x"}}, lambda plan: None) == (None, ())
     assert cache.clear() == 0

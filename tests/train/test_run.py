@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy
@@ -258,7 +259,7 @@ def test_a_plan_of_an_earlier_run_brings_its_sizes_back(features: Path, tmp_path
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
 
 
-def test_a_found_size_is_cached_for_the_next_run(features: Path, tmp_path: Path) -> None:
+def test_a_found_size_is_cached_for_the_next_run(features: Path, tmp_path: Path, own_cache_folder: Path) -> None:
     nested = settings_of(features, hp__epochs=6)
     first = run(nested, tmp_path / "a", use_cache=True)
     again = run(nested, tmp_path / "b", use_cache=True)
@@ -269,6 +270,12 @@ def test_a_found_size_is_cached_for_the_next_run(features: Path, tmp_path: Path)
     assert again.plan.size == first.plan.size
     first_step = json.loads((tmp_path / "b" / "steps.jsonl").read_text().splitlines()[0])
     assert max(first_step["micro_batches"]) == min(first.plan.size, 16)  # no search
+    (file,) = (own_cache_folder / "brim" / "plans").glob("*.json")
+    file.write_text(re.sub(r'"batch_size_max": \d+', '"batch_size_max": "x"', file.read_text()))
+    damaged = run(nested, tmp_path / "c", use_cache=True)
+    assert damaged.plan is not None
+    assert not damaged.plan.cached
+    assert any(str(file) in note for note in damaged.notes)
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_what_is_needed(

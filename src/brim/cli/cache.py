@@ -23,21 +23,31 @@ def list_plans(json_output: bool = typer.Option(False, "--json", help="One JSON 
     cache = PlanCache()
     entries = list(cache.entries())
     if json_output:
-        document = [{"saved_at": e.saved_at, "identity": dict(e.identity), "plan": e.plan.to_json()} for e in entries]
+        document = [
+            {
+                "saved_at": entry.saved_at,
+                "command": entry.command,
+                "model": entry.model,
+                "work": entry.work,
+                "identity": dict(entry.identity),
+                "plan": entry.plan.to_json(),
+            }
+            for entry in entries
+        ]
         print_document({"schema": "brim.cache/1", "folder": str(cache.folder), "plans": document})
         return
     console = output_console()
-    if not entries:
-        console.print(f"no plans in {cache.folder}", markup=False, highlight=False)
-        return
-    table = Table("workload", "mode", "device", "batch size", "saved", box=None)
-    for entry in entries:
-        workload = entry.identity.get("workload", {})
-        name = str(workload.get("model") or workload.get("key") or "?")
-        saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.saved_at))
-        table.add_row(name, str(entry.identity.get("mode", "")), entry.plan.device, str(entry.plan.size), saved)
-    console.print(table)
-    console.print(f"{len(entries)} in {cache.folder}", markup=False, highlight=False)
+    if entries:
+        table = Table("model", "command", "work", "device", "size", "saved", box=None)
+        for entry in entries:
+            saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.saved_at))
+            size = f"{entry.plan.size} {entry.plan.unit}"
+            table.add_row(entry.model, entry.command, entry.work, entry.plan.device, size, saved)
+        console.print(table)
+    console.print(f"{len(entries) or 'no'} plans in {cache.folder}", markup=False, highlight=False)
+    if damaged := len(cache.files()) - len(entries):
+        text = f"{damaged} damaged files are ignored; `brim cache clear` removes them with all plans"
+        console.print(text, markup=False, highlight=False)
 
 
 @app.command("clear", epilog="Example: brim cache clear")

@@ -15,7 +15,7 @@ from brim.execute.governor import Governor
 from brim.memory.devices import DeviceMemory
 from brim.records import MemoryFigures, Plan, Probe
 from brim.search.environment import environment_facts
-from brim.search.plan_cache import PlanCache
+from brim.search.plan_cache import PlanCache, beyond_evidence
 from brim.search.probe import device_name
 from brim.storage.fingerprint import fingerprint
 
@@ -34,6 +34,7 @@ class Start:
     governor: Governor
     cached: Plan | None = None
     forecast: ForecastStart | None = None
+    notes: tuple[str, ...] = ()  # a cached plan that was ignored
 
     @property
     def by_forecast(self) -> bool:
@@ -69,10 +70,10 @@ class Sizing:
         cap = self.request.cost_cap
         if cap is not None:
             return Start(governor=Governor(first=cap, ceiling=cap, grows=False, limit_bytes=self.limit_bytes))
-        plan = self._cached()
+        plan, notes = self._cached()
         if plan is not None:
             return Start(governor=Governor(first=plan.size, cap_known=True, limit_bytes=self.limit_bytes), cached=plan)
-        return self._climb(items)
+        return dataclasses.replace(self._climb(items), notes=notes)
 
     def _climb(self, items: list[int]) -> Start:
         """From a few samples, or as many as a forecast or a similar run says, to where larger batches no longer pay."""
@@ -137,10 +138,11 @@ class Sizing:
         if start.by_forecast:
             reason += ", from a size that a forecast gave"
         headroom = None if peak_reserved_bytes is None else self.limit_bytes - peak_reserved_bytes
+        seen_before = 1 if start.cached is None else start.cached.batch_size_max
         return Plan(
             unit=unit,
             size=max(governor.kept, 1),
-            batch_size_max=max(largest_cost, 1),
+            batch_size_max=max(largest_cost, seen_before),
             batch_size_max_estimate=governor.model.largest_within(self.limit_bytes),
             objective="fastest",
             reason="a cached plan of an earlier run" if cached else reason,
@@ -157,14 +159,20 @@ class Sizing:
         if found and self.request.use_cache and not self.by_count and self.request.cost_cap is None:
             PlanCache().save(plan, self._identity(), environment_facts(self.memory.device))
 
-    def _cached(self) -> Plan | None:
+    def _cached(self) -> tuple[Plan | None, tuple[str, ...]]:
+        """The plan of an earlier run, if it holds here; and a note on one that is damaged."""
         if not self.request.use_cache:
-            return None
-        entry = PlanCache().load(self._identity())
+            return None, ()
+        entry, notes = PlanCache().load(self._identity(), self._problem_of)
         if entry is None or entry.environment != fingerprint(environment_facts(self.memory.device)):
-            return None
+            return None, notes
         made_for = entry.plan.memory.limit_bytes or 0
-        return entry.plan if self.limit_bytes >= SMALLER_LIMIT * made_for else None
+        return (entry.plan if self.limit_bytes >= SMALLER_LIMIT * made_for else None), ()
+
+    def _problem_of(self, plan: Plan) -> str | None:
+        if plan.unit != self.subject.task.unit:
+            return f"it counts {plan.unit}, and this task {self.subject.task.unit}"
+        return beyond_evidence(plan)
 
     def _identity(self) -> dict[str, Any]:
         limit = self.request.memory_limit_bytes

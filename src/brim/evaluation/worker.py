@@ -148,6 +148,8 @@ class Worker:
         """The executor of all calls; what a forecast took counts as part of the run, and as planning."""
         self._start = start
         executor = self._make_executor(start.governor)
+        for note in start.notes:
+            self._tell(note)
         if start.forecast is not None:
             self._seconds += start.forecast.seconds
             executor.figures.lost_seconds += start.forecast.seconds

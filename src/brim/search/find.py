@@ -21,7 +21,7 @@ from brim.records import MemoryFigures, Objective, Plan, Probe, Unit
 from brim.search.forecast_start import start_forecast
 from brim.search.plan_cache import CachedPlan, PlanCache
 from brim.search.probe import DeviceProber, Prober, ProbeSettings, Scene
-from brim.search.strategy import Found, search_sizes
+from brim.search.strategy import Found, search_sizes, size_grid
 from brim.storage.fingerprint import fingerprint
 from brim.workloads.base import Workload
 from brim.workloads.callables import CallableWorkload
@@ -142,7 +142,10 @@ def _find_here(prober: Prober, settings: SearchSettings, listener: SearchListene
         return result
 
     identity = _cache_identity(scene, settings)
-    entry = cache.load(identity) if identity is not None and settings.use_cache else None
+    entry: CachedPlan | None = None
+    ignored: tuple[str, ...] = ()
+    if identity is not None and settings.use_cache:
+        entry, ignored = cache.load(identity, lambda plan: _problem_of(plan, scene, settings))
     if entry is not None:
         plan = _from_cache(entry, scene, settings, probe)
         if plan is not None:
@@ -153,7 +156,7 @@ def _find_here(prober: Prober, settings: SearchSettings, listener: SearchListene
     forecast, notes = _forecast(prober, settings)
     found = search_sizes(scene, settings, probe, forecast)
     plan = _make_plan(found, scene, settings, identity)
-    plan = dataclasses.replace(plan, notes=(*plan.notes, *notes))
+    plan = dataclasses.replace(plan, notes=(*plan.notes, *notes, *ignored))
     if identity is not None and settings.use_cache and found.complete:
         cache.save(plan, identity, scene.environment)
     return plan
@@ -180,6 +183,23 @@ def _cache_identity(scene: Scene, settings: SearchSettings) -> dict[str, Any] | 
         "reserved_bytes": scene.reserved_bytes,
         "settings": asked,
     }
+
+
+def _problem_of(plan: Plan, scene: Scene, settings: SearchSettings) -> str | None:
+    """Why a cached plan cannot be what a search under these settings found; None if it can."""
+    chosen = plan.chosen_probe()
+    if (plan.unit, plan.objective) != (scene.unit, settings.objective):
+        return f"it is for the {plan.objective} size in {plan.unit}"
+    if chosen is None or chosen.peak_reserved_bytes is None:
+        return f"none of its probes has a peak at its batch size {plan.size} and fits"
+    if plan.size > plan.batch_size_max:
+        return f"its batch size {plan.size} is above the largest that was seen to fit ({plan.batch_size_max})"
+    if settings.fixed and plan.size == settings.batch_size:
+        return None
+    grid = size_grid(scene, settings)
+    if plan.size < grid.first or grid.floor(plan.size) != plan.size or plan.batch_size_max > grid.last:
+        return f"its batch size {plan.size} (at most {plan.batch_size_max}) is not among those allowed"
+    return None
 
 
 def _from_cache(

@@ -2,23 +2,28 @@
 
 An entry's name is the fingerprint of workload, knobs, dtype, device and search settings. Inside it keeps the
 environment it was made in (versions, allocator settings, …). The same environment and enough free memory: the
-plan is used as it is. Another environment: it is stale, and one probe decides instead of a search.
+plan is used as it is. Another environment: it is stale, and one probe decides instead of a search. A file that is
+damaged, or that does not answer the request it is filed under, is ignored, and the user is told.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from brim.errors import BrimError
+from brim.errors import BrimError, RequestError
 from brim.records import Plan
 from brim.storage.files import cache_folder, read_json, write_json
 from brim.storage.fingerprint import fingerprint
 
-__all__ = ["CachedPlan", "PlanCache"]
+__all__ = ["CachedPlan", "PlanCache", "beyond_evidence"]
+
+LATEST_TIME = 253_402_300_799.0  # the last second of the year 9999: what a clock can be made of
+FAR_BEYOND = 4  # times the largest batch that ran: a cap found on a run's own batches is never that much
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,16 +35,54 @@ class CachedPlan:
     environment: str
     saved_at: float  # seconds since the epoch
 
+    @property
+    def command(self) -> str:
+        """Which command made it: find, eval or train."""
+        return str(self.identity.get("kind", "find"))
+
+    @property
+    def model(self) -> str:
+        """The model it is for: its name, the key that the user gave, or else all that the user's workload says."""
+        workload = self._workload
+        named = workload.get("model") or workload.get("key")
+        return str(named or ", ".join(f"{name}={value}" for name, value in workload.items()))
+
+    @property
+    def work(self) -> str:
+        """What the model does: the mode of a search or a training run, the task of an evaluation."""
+        task = self.identity.get("task")
+        return str(task.get("task") if isinstance(task, Mapping) else self.identity.get("mode", ""))
+
+    @property
+    def _workload(self) -> Mapping[str, Any]:
+        # A search and a training run file their workload in a part of its own, an evaluation beside the rest.
+        workload = self.identity.get("workload")
+        return workload if isinstance(workload, Mapping) else self.identity
+
 
 class PlanCache:
-    """The folder of plans; a file that cannot be read or understood is no entry."""
+    """The folder of plans."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder if folder is not None else cache_folder() / "plans"
 
-    def load(self, identity: Mapping[str, Any]) -> CachedPlan | None:
-        """The plan filed under this identity, or None."""
-        return _read_entry(self._path(identity))
+    def load(
+        self, identity: Mapping[str, Any], problem_of: Callable[[Plan], str | None]
+    ) -> tuple[CachedPlan | None, tuple[str, ...]]:
+        """The plan filed under this identity, or None; and a note where there is one that cannot be used.
+
+        `problem_of` says why a well-formed plan cannot be an answer to the request, or None if it can.
+        """
+        path = self._path(identity)
+        if not path.exists():
+            return None, ()
+        try:
+            entry = _read_entry(path)
+            if (problem := problem_of(entry.plan)) is not None:
+                raise RequestError(problem)
+        except BrimError as error:
+            return None, (f"the cached plan {path} is ignored: {error}",)
+        return entry, ()
 
     def save(self, plan: Plan, identity: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         """File a plan; an unwritable cache loses the entry, not the run."""
@@ -57,12 +100,19 @@ class PlanCache:
 
     def entries(self) -> Iterator[CachedPlan]:
         """Every readable entry, newest first."""
-        found = (_read_entry(path) for path in self.folder.glob("*.json"))
-        yield from sorted((entry for entry in found if entry), key=lambda entry: -entry.saved_at)
+        found = []
+        for path in self.files():
+            with contextlib.suppress(BrimError):
+                found.append(_read_entry(path))
+        yield from sorted(found, key=lambda entry: -entry.saved_at)
+
+    def files(self) -> list[Path]:
+        """The files of all entries, readable or not."""
+        return [path for path in self.folder.glob("*.json") if path.is_file()]
 
     def clear(self) -> int:
         """Remove every entry; returns how many there were."""
-        paths = list(self.folder.glob("*.json"))
+        paths = self.files()
         for path in paths:
             path.unlink(missing_ok=True)
         return len(paths)
@@ -71,14 +121,26 @@ class PlanCache:
         return self.folder / f"{fingerprint(identity)}.json"
 
 
-def _read_entry(path: Path) -> CachedPlan | None:
-    data: Any = read_json(path)
-    try:
-        return CachedPlan(
-            plan=Plan.from_json(data["plan"]),
-            identity=data["identity"],
-            environment=str(data["environment"]),
-            saved_at=float(data["saved_at"]),
-        )
-    except (BrimError, KeyError, TypeError, ValueError):
+def beyond_evidence(plan: Plan) -> str | None:
+    """Why the cap of a run that sized its own batches cannot be believed: nothing near it ever ran."""
+    seen = max([plan.batch_size_max, *(probe.cost or 0 for probe in plan.probes if probe.fits)])
+    if plan.size <= FAR_BEYOND * seen:
         return None
+    return f"its size {plan.size} is far above the largest batch that it was found by ({seen})"
+
+
+def _read_entry(path: Path) -> CachedPlan:
+    """The entry in a file; a `RequestError` says what is wrong with one that nobody should use."""
+    data: Any = read_json(path)
+    if not isinstance(data, dict):
+        raise RequestError("the file cannot be read as a JSON object")
+    identity, environment, saved_at = (data.get(name) for name in ("identity", "environment", "saved_at"))
+    if not isinstance(identity, dict) or fingerprint(identity) != path.stem:
+        raise RequestError("the file is not named after the request in it")
+    if not isinstance(environment, str):
+        raise RequestError(f"environment is {environment!r}")
+    if not isinstance(saved_at, float | int) or isinstance(saved_at, bool) or not 0 <= saved_at <= LATEST_TIME:
+        raise RequestError(f"saved_at is {saved_at!r}")
+    return CachedPlan(
+        plan=Plan.from_json(data.get("plan", {})), identity=identity, environment=environment, saved_at=float(saved_at)
+    )

@@ -21,7 +21,7 @@ from brim.search.largest import LargestSearch
 from brim.search.probe import Scene
 from brim.search.size_grid import SizeGrid
 
-__all__ = ["Found", "search_sizes"]
+__all__ = ["Found", "search_sizes", "size_grid"]
 
 ALLOCATOR_NOISE = 0.01  # how far reserved bytes stray from a smooth curve on a caching allocator
 ALLOCATOR_RESOLUTION = 0.02  # on such a device a largest size known to 2 % is exact enough
@@ -64,6 +64,21 @@ def search_sizes(
     return search.largest() if settings.objective == "largest" else search.fastest()
 
 
+def size_grid(scene: Scene, settings: SearchSettings) -> SizeGrid:
+    """The sizes that a search of this workload under these settings may try."""
+    return SizeGrid(
+        last=_last_size(scene, settings),
+        smallest=scene.smallest_size,
+        multiple_of=settings.multiple_of,
+        power_of_two=settings.power_of_two,
+    )
+
+
+def _last_size(scene: Scene, settings: SearchSettings) -> int:
+    bounds = [settings.max_size, scene.largest_size, settings.batch_size]
+    return min(bound for bound in bounds if bound is not None)
+
+
 class _Search:
     """One search: its probes, its limits, its byte model."""
 
@@ -84,8 +99,7 @@ class _Search:
         self._forecast = forecast if fastest else None
         prior = None if self._forecast is None else self._forecast.reserved_at
         self.model = ByteModel(base_bytes=scene.base_bytes, noise=noise, prior=prior)
-        bounds = [settings.max_size, scene.largest_size, settings.batch_size]
-        self.last = min(bound for bound in bounds if bound is not None)
+        self.last = _last_size(scene, settings)
 
     def fixed(self) -> Found:
         """Exactly the size asked for; where it does not fit, the largest part it can be split into."""
@@ -162,12 +176,7 @@ class _Search:
         return probe
 
     def _grid(self) -> SizeGrid:
-        return SizeGrid(
-            last=self.last,
-            smallest=self.scene.smallest_size,
-            multiple_of=self.settings.multiple_of,
-            power_of_two=self.settings.power_of_two,
-        )
+        return dataclasses.replace(size_grid(self.scene, self.settings), last=self.last)
 
     def _fitting(self, size: int) -> Probe:
         for probe in reversed(self.probes):

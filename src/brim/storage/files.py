@@ -57,7 +57,7 @@ def read_json(path: Path) -> Any:
     """Read one JSON document; None when it is not there or not JSON (a cache entry that is neither is no entry)."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

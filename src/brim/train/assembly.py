@@ -85,7 +85,7 @@ class Assembled:
         )
         self._state_bytes: int | None = None
         self.plans = self._make_plans()
-        self.plan_known: Plan | None = self.plans.load() if self.earlier is None else None
+        self.plan_known: Plan | None = self.plans.load(self.notes.append) if self.earlier is None else None
         self.micro = self._make_micro()
         self.stepper = OptimizerStep(
             model=subject.model,

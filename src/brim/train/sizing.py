@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from brim.errors import RequestError
 from brim.memory.devices import DeviceMemory
 from brim.records import MemoryFigures, Plan, Unit
 from brim.search.environment import environment_facts
-from brim.search.plan_cache import PlanCache
+from brim.search.plan_cache import PlanCache, beyond_evidence
 from brim.search.probe import device_name
 from brim.storage.files import read_json
 from brim.storage.fingerprint import fingerprint
@@ -103,11 +104,13 @@ class PlanFile:
     limit_bytes: int
     use_cache: bool
 
-    def load(self) -> Plan | None:
-        """The plan of an earlier run under the same circumstances."""
+    def load(self, warn: Callable[[str], None]) -> Plan | None:
+        """The plan of an earlier run under the same circumstances; `warn` is told of one that is damaged."""
         if not self.use_cache:
             return None
-        entry = PlanCache().load(self.identity)
+        entry, notes = PlanCache().load(self.identity, beyond_evidence)
+        for note in notes:
+            warn(note)
         if entry is None or entry.environment != fingerprint(environment_facts(self.memory.device)):
             return None
         made_for = entry.plan.memory.limit_bytes or 0
