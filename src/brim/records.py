@@ -41,6 +41,7 @@ class Probe:
     samples_per_second: float | None = None
     steps: int = 0  # steady steps timed, after the warm-up
     needed_bytes: int | None = None  # of a size that ran out of memory: at least this much
+    growth_bytes_per_step: int = 0  # more in use after every step than before it: something is kept
     cost: int | None = None  # of the whole batch with its padding, where sizes are found by cost
     detail: str = ""  # why it is not `fits`, or what the size was tried for, in one line
 

@@ -69,6 +69,42 @@ def factories(tmp_path: Path) -> str:
                     raise KeyError("labels")
                 return step, lambda n: torch.ones(n, 256)
 
+            def faulty_batch():
+                def make_batch(n):
+                    raise KeyError("pixels")
+                return (lambda batch: batch * 2), make_batch
+
+            def pooled(device):
+                net = torch.nn.Sequential(
+                    torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.BatchNorm2d(4), torch.nn.Flatten()
+                ).to(device).train()
+                optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+                def step(batch):
+                    optimizer.zero_grad()
+                    net(batch).sum().backward()
+                    optimizer.step()
+                return {"step": step, "make_batch": lambda n: torch.ones(n, 3, 8, 8, device=device), "model": net,
+                        "optimizer": optimizer}
+
+            def pairs():
+                def step(batch):
+                    if len(batch) % 2:
+                        raise ValueError("cannot split into pairs")
+                    return batch * 2
+                return step, lambda n: torch.ones(n, 256)
+
+            def leaks():
+                kept = []
+                return (lambda batch: kept.append(batch[:1] * 2)), lambda n: torch.ones(n, 256)
+
+            def segfaults():
+                import ctypes
+                return (lambda batch: ctypes.string_at(0)), lambda n: torch.ones(n, 256)
+
+            def sleeps():
+                import time
+                return (lambda batch: time.sleep(600)), lambda n: torch.ones(n, 256)
+
             def interrupted():
                 def step(batch):
                     raise KeyboardInterrupt

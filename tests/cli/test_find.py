@@ -153,6 +153,57 @@ def test_a_fixed_size_can_be_made_to_fail(brim: Brim, factories: str) -> None:
     assert brim("find", f"py:{factories}:rows", *fixed, "--fail-on-oom", *SMALL).code == 3
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [("--objective", "largest"), ("--objective", "fastest"), ("-b", "40", "--no-auto-batch-size"), ("--isolate",)],
+    ids=lambda asked: " ".join(asked),
+)
+def test_a_model_that_cannot_step_on_one_sample_is_searched_from_two(
+    brim: Brim, factories: str, asked: tuple[str, ...]
+) -> None:
+    limit = ("--memory-limit", "32KiB", "--mode", "train")
+    plan = document(brim("find", f"py:{factories}:pooled", *limit, *asked, "--json", *SMALL))
+    assert 2 <= plan["batch_size"] < 40
+    assert min(probe["batch_size"] for probe in plan["probes"]) == 2
+    assert any("batch size 1 cannot step" in note and "searched from 2" in note for note in plan["notes"])
+
+
+def test_a_model_that_cannot_step_on_one_sample_is_forecast(brim: Brim, factories: str) -> None:
+    forecast = document(brim("forecast", f"py:{factories}:pooled", "--gpu", "h200", "--max-batch-size", "64", "--json"))
+    assert forecast["batch_size_max"] == 64
+
+
+def test_a_step_that_takes_even_sizes_only_is_searched_in_multiples_of_two(brim: Brim, factories: str) -> None:
+    arguments = ("find", f"py:{factories}:pairs", "--objective", "largest", "--memory-limit", "64KiB", *SMALL)
+    refused = brim(*arguments)
+    assert refused.code == 2
+    assert "--multiple-of 2" in " ".join(refused.err.split())
+    assert document(brim(*arguments, "--multiple-of", "2", "--json"))["batch_size"] == 32
+
+
+def test_a_step_that_keeps_ever_more_memory_is_noted(brim: Brim, factories: str) -> None:
+    plan = document(brim("find", f"py:{factories}:leaks", "--memory-limit", "64KiB", "-b", "8", "--json", *SMALL))
+    assert plan["probes"][0]["growth_bytes_per_step"] == 1024
+    assert any("grows by 1.0 KiB with every step" in note for note in plan["notes"])
+    steady = document(brim("find", f"py:{factories}:pooled", "--memory-limit", "64KiB", "-b", "8", "--json", *SMALL))
+    assert steady["probes"][0]["growth_bytes_per_step"] == 0
+    assert steady["notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("factory", "asked", "words"),
+    [("segfaults", (), "segmentation fault"), ("sleeps", ("--probe-timeout", "1"), "no answer within 1 s")],
+)
+def test_a_child_that_is_lost_at_every_size_ends_with_four(
+    brim: Brim, factories: str, factory: str, asked: tuple[str, ...], words: str
+) -> None:
+    result = brim("find", f"py:{factories}:{factory}", "--memory-limit", "64KiB", "--isolate", *asked, *SMALL)
+    message = " ".join(result.err.split())
+    assert result.code == 4
+    assert words in message
+    assert "half precision" not in message
+
+
 WRONG: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("unknown model", ("resnet51",), ("resnet51", "resnet50")),
     ("no such file", ("py:absent.py:net",), ("absent.py", "no file")),
@@ -168,6 +219,8 @@ WRONG: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("factory returns nonsense", ("py:FILE:nothing",), ("returned int", "make_batch")),
     ("batch of the wrong size", ("py:FILE:halves",), ("make_batch(1) returned a batch of 0", "batch_length=")),
     ("step raises", ("py:FILE:faulty_step",), ("the step raised KeyError", "labels")),
+    ("make_batch raises", ("py:FILE:faulty_batch",), ("make_batch raised KeyError", "pixels")),
+    ("even sizes only", ("py:FILE:pairs", "-b", "7"), ("--multiple-of 2", "cannot split into pairs")),
     ("bad batch size", ("py:FILE:rows", "-b", "many"), ("--batch-size many", "auto or a whole number")),
     ("bad objective", ("py:FILE:rows", "--objective", "best"), ("--objective best", "fastest or largest")),
     ("bad mode", ("py:FILE:rows", "--mode", "training"), ("--mode training", "train")),

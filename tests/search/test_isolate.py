@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from isolated_factories import UNMADE
 
 from brim.config.search_settings import SearchSettings
 from brim.errors import RequestError
 from brim.search.find import find_with
 from brim.search.isolate import IsolatedProber
-from brim.search.probe import ProbeSettings
+from brim.search.probe import ProbeSettings, WorkloadError
 
 KIB = 1024
 
@@ -71,9 +72,13 @@ def test_a_child_that_hangs_is_ended_and_counts_as_a_timeout() -> None:
         assert "4 s" in hung.detail
 
 
-def test_an_error_of_the_step_is_a_wrong_request() -> None:
-    with pytest.raises(RequestError, match="the step raised IndexError"), isolated("raises", size=3) as prober:
-        prober.probe(4)
+def test_an_error_of_the_workload_is_a_wrong_request_that_names_its_part_and_the_child_lives_on() -> None:
+    with no_child_left(isolated("raises", size=3)) as prober:
+        with pytest.raises(WorkloadError, match="the step raised IndexError"):
+            prober.probe(4)
+        with pytest.raises(WorkloadError, match="make_batch raised KeyError"):
+            prober.probe(UNMADE)
+        assert prober.probe(3).verdict == "fits"
     assert prober._child is None
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from brim.config.search_settings import SearchSettings
 from brim.errors import DoesNotFitError, RequestError
 from brim.memory.remedies import memory_remedies, memory_savings
+from brim.errors import DoesNotFitError, LostError, RequestError
+from brim.memory.remedies import memory_remedies
+from brim.records import Probe
 from brim.search.strategy import Found, search_sizes
 from fake_curves import Curve, FakeDevice, scene_of
 
@@ -151,11 +156,73 @@ def test_nothing_fits_tells_the_bytes_the_limit_and_the_remedies_in_order(object
     assert "a smaller batch" not in message
 
 
-@pytest.mark.parametrize(("verdict", "words"), [("timeout", "did not finish in time"), ("fatal", "broke the device")])
-def test_a_smallest_size_that_does_not_run_says_what_happened(verdict: str, words: str) -> None:
+@pytest.mark.parametrize(("verdict", "words"), [("timeout", "did not finish"), ("fatal", "broke its process")])
+@pytest.mark.parametrize("asked", [{}, {"objective": "largest"}, {"batch_size": 8, "max_probes": 1}])
+def test_a_step_that_is_lost_at_every_size_is_not_called_too_large(
+    verdict: str, words: str, asked: dict[str, object]
+) -> None:
     device = FakeDevice(thousand().curve, verdicts={1: verdict})
-    with pytest.raises(DoesNotFitError, match=words):
-        search(device)
+    with pytest.raises(LostError, match=words) as caught:
+        search(device, **asked)
+    assert caught.value.exit_code == 4
+    assert f"forced {verdict}" in str(caught.value)
+
+
+class Raising(FakeDevice):
+    """A device on which some sizes raise an error of the step's own."""
+
+    def __init__(self, raises: Callable[[int], bool]) -> None:
+        super().__init__(thousand().curve, step_seconds=thousand().step_seconds)
+        self.raises = raises
+
+    def __call__(self, size: int) -> Probe:
+        if self.raises(size):
+            self.asked.append(size)
+            raise ValueError(f"cannot take {size}")
+        return super().__call__(size)
+
+
+@pytest.mark.parametrize("objective", ["largest", "fastest"])
+@pytest.mark.parametrize(("needed", "smallest"), [(2, 2), (3, 4)])
+def test_an_error_at_the_smallest_size_bounds_the_search_from_below(objective: str, needed: int, smallest: int) -> None:
+    device = Raising(lambda size: size < needed)
+    found = search(device, objective=objective)
+    assert min(probe.batch_size for probe in found.probes) == smallest
+    assert found.chosen.batch_size >= 950
+    assert len(device.asked) == len(set(device.asked)), "no size is tried twice"
+    assert [note for note in found.notes if f"searched from {smallest}" in note and "cannot take 1" in note]
+
+
+def test_the_part_of_a_fixed_size_is_bounded_from_below_and_a_fixed_size_itself_is_not_changed() -> None:
+    assert search(Raising(lambda size: size < 2), batch_size=2_000, fixed=True).chosen.batch_size == 1_000
+    device = Raising(lambda size: size < 2)
+    with pytest.raises(ValueError, match="cannot take 1"):
+        search(device, batch_size=1, fixed=True)
+    assert device.asked == [1]
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"max_size": 1}, {"batch_size": 1}, {"multiple_of": 8}, {"objective": "largest"}]
+)
+def test_an_error_at_every_size_is_raised_as_it_was_at_the_first(asked: dict[str, object]) -> None:
+    device = Raising(lambda size: True)
+    with pytest.raises(ValueError, match=f"cannot take {asked.get('multiple_of', 1)}$"):
+        search(device, **asked)
+    assert len(device.asked) <= 3
+
+
+def test_an_error_above_a_size_is_raised_as_it_is() -> None:
+    with pytest.raises(ValueError, match="cannot take"):
+        search(Raising(lambda size: size > 99), objective="largest")
+
+
+@pytest.mark.parametrize(("number", "asked"), [(2, {"batch_size": 65}), (4, {"batch_size": 66}), (2, {})])
+def test_a_step_that_takes_only_multiples_is_answered_with_the_flag(number: int, asked: dict[str, object]) -> None:
+    device = Raising(lambda size: size % number != 0)
+    with pytest.raises(RequestError, match=f"--multiple-of {number} "):
+        search(device, objective="largest", **asked)
+    found = search(device, objective="largest", multiple_of=number, **asked)
+    assert found.chosen.batch_size % number == 0
 
 
 def test_remedies_come_in_one_order_and_only_those_that_are_possible() -> None:

@@ -150,13 +150,15 @@ def _search(
     console = error_console() if quiet else output_console()
     hidden = current_world().rank > 0 or (quiet and not console.is_terminal)
     table = ProbeTable(console, quiet=hidden)
+    prober: Prober | None = None
     try:
         prober = _prober(request, evaluation, settings, isolate=isolate)
         return find_with(prober, settings, listener=table), prober.scene.environment
     except (BrimError, KeyboardInterrupt):
         raise
     except Exception as error:
-        raise RequestError(f"{request.model}: the step raised {type(error).__name__}: {error}") from error
+        what = "building the workload" if prober is None else prober.stage
+        raise RequestError(f"{request.model}: {what} raised {type(error).__name__}: {error}") from error
     finally:
         table.close()
 

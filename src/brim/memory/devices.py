@@ -70,6 +70,10 @@ class DeviceMemory(ABC):
     def resident_bytes(self, resident: Iterable[torch.Tensor] = ()) -> int:
         """What is in use before a step."""
 
+    @abstractmethod
+    def in_use_bytes(self) -> int:
+        """What tensors take at this moment; call it inside `metered`."""
+
     def used_by_others_bytes(self) -> int:
         """What other processes hold on the same device, 0 where that cannot be seen."""
         return 0
@@ -132,6 +136,9 @@ class CudaMemory(DeviceMemory):
 
     def resident_bytes(self, resident: Iterable[torch.Tensor] = ()) -> int:
         del resident
+        return self.in_use_bytes()
+
+    def in_use_bytes(self) -> int:
         return torch.cuda.memory_allocated(self.device)
 
     def release(self, *, thorough: bool = True) -> None:
@@ -161,6 +168,7 @@ class CpuMemory(DeviceMemory):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._limit_bytes: int | None = None
+        self._meter: StorageMeter | None = None
 
     def total_bytes(self) -> int:
         return available_host_bytes()
@@ -181,6 +189,7 @@ class CpuMemory(DeviceMemory):
         reading = Reading()
         meter = StorageMeter(limit_bytes=self._limit_bytes)
         meter.track(resident)
+        self._meter = meter
         try:
             with meter:
                 yield reading
@@ -192,12 +201,16 @@ class CpuMemory(DeviceMemory):
             # TorchScript passes a refusal on as an error of its own, without our type or words.
             raise torch.OutOfMemoryError(meter.refusal) from error
         finally:
+            self._meter = None
             reading.peak_allocated_bytes = reading.peak_reserved_bytes = meter.peak_bytes
 
     def resident_bytes(self, resident: Iterable[torch.Tensor] = ()) -> int:
         meter = StorageMeter()
         meter.track(resident)
         return meter.current_bytes
+
+    def in_use_bytes(self) -> int:
+        return 0 if self._meter is None else self._meter.current_bytes
 
     def timed(self, function: Callable[[], Any], *, repeats: int) -> float:
         start = time.perf_counter()
@@ -239,6 +252,9 @@ class MpsMemory(DeviceMemory):
 
     def resident_bytes(self, resident: Iterable[torch.Tensor] = ()) -> int:
         del resident
+        return self.in_use_bytes()
+
+    def in_use_bytes(self) -> int:
         return int(torch.mps.current_allocated_memory())
 
     def release(self, *, thorough: bool = True) -> None:

@@ -31,7 +31,7 @@ def main() -> None:
     except BrimError as error:
         _answer(answers, {"error": {"message": str(error), "exit_code": error.exit_code}})
     except Exception as error:
-        message = f"the step raised {type(error).__name__}: {error}"
+        message = f"building the workload raised {type(error).__name__}: {error}"
         _answer(answers, {"error": {"message": message, "exit_code": RequestError.exit_code}})
 
 
@@ -48,6 +48,13 @@ def _serve(request: dict[str, Any], answers: TextIO) -> None:
             except LostError as error:
                 _answer(answers, {"fatal": str(error.__cause__ or error).splitlines()[0]})
                 os._exit(LostError.exit_code)  # the device is unusable: even tearing down could hang
+            except BrimError:
+                raise
+            except Exception as error:  # the workload's own, at this size; another size may run
+                message = f"{prober.stage} raised {type(error).__name__}: {error}"
+                answer = {"message": message, "exit_code": RequestError.exit_code, "by_workload": True}
+                _answer(answers, {"error": answer})
+                continue
             _answer(answers, {"probe": probe.to_json()})
 
 

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Any, Self
 
-from brim.errors import BrimError, LostError, RequestError
+from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
 from brim.memory.failures import FailureKind, classify_exit
 from brim.records import Probe, Verdict
-from brim.search.probe import Prober, ProbeSettings, Scene
+from brim.search.probe import Prober, ProbeSettings, Scene, WorkloadError
 
 __all__ = ["IsolatedProber"]
 
@@ -160,5 +160,7 @@ def _or_raise(answer: dict[str, Any]) -> dict[str, Any]:
     error = answer.get("error")
     if error is None:
         return answer
-    kinds = {RequestError.exit_code: RequestError, LostError.exit_code: LostError}
+    if error.get("by_workload"):
+        raise WorkloadError(error["message"])
+    kinds = {kind.exit_code: kind for kind in (RequestError, DoesNotFitError, LostError)}
     raise kinds.get(error["exit_code"], BrimError)(error["message"])

@@ -31,7 +31,7 @@ from brim.records import Probe, Unit, Verdict
 from brim.search.environment import environment_facts
 from brim.workloads.base import Mode, Workload
 
-__all__ = ["DeviceProber", "ProbeSettings", "Prober", "Scene", "device_name"]
+__all__ = ["DeviceProber", "ProbeSettings", "Prober", "Scene", "WorkloadError", "device_name"]
 
 # A size near the limit that falls this far behind a smaller one is short of memory without saying so: cuDNN took
 # slower algorithms for want of workspace, or the driver moved pages to system memory.
@@ -74,14 +74,19 @@ class Scene:
     environment: dict[str, Any]
 
 
+class WorkloadError(RequestError):
+    """The workload's own code raised in a child process; in this process its exception is raised as it is."""
+
+
 class Prober(ABC):
     """Tries sizes, here or in a child process; used as a context manager."""
 
     scene: Scene
+    stage: str = "the step"  # which part of the workload ran last, for whoever words its error
 
     @abstractmethod
     def probe(self, size: int) -> Probe:
-        """Try one size."""
+        """Try one size; an error of the workload that is not about memory is raised, and other sizes may follow."""
 
     @abstractmethod
     def __enter__(self) -> Self: ...
@@ -104,6 +109,7 @@ class DeviceProber(Prober):
         self._ambiguous_at = math.inf
         self._probing = contextlib.ExitStack()
         self._begun = False
+        self._left_over = False  # whether a step that raised may have left tensors behind
 
     def __enter__(self) -> Self:
         workload, memory, settings = self.workload, self.memory, self.settings
@@ -143,6 +149,9 @@ class DeviceProber(Prober):
         failure: Failure | None = None
         result: Probe | None = None
         self._begin()
+        if self._left_over:
+            self._clean_up(thorough=True)
+        self._left_over = True
         try:
             result = self._attempt(size, reading)
         except RequestError:
@@ -157,12 +166,16 @@ class DeviceProber(Prober):
                     "Search with --isolate, which probes in a child process and goes on"
                 ) from error
         # The except block has ended, so the traceback no longer pins the failed step's tensors.
-        self._drop_leftovers()
-        self.memory.release(thorough=result is None)
+        self._clean_up(thorough=result is None)
         if result is None:
             assert failure is not None
             return self._failed(size, failure, reading)
         return result
+
+    def _clean_up(self, *, thorough: bool) -> None:
+        self._drop_leftovers()
+        self.memory.release(thorough=thorough)
+        self._left_over = False
 
     def _begin(self) -> None:
         """Before the first probe: remember the state, leave the other ranks, set the limit; undone at exit."""
@@ -194,10 +207,17 @@ class DeviceProber(Prober):
         # A meter that is off while steps are timed must see a second step: gradients and optimizer state that the
         # first one leaves are there from then on.
         warmup_steps = self.settings.warmup_steps + (1 if self.memory.meter_slows else 0)
+        in_use: list[tuple[int, int]] = []  # bytes after so many steps
         with self._metered(reading):
+            self.stage = "make_batch"
             batch = self._make_batch(size)
-            for _ in range(warmup_steps):
+            self.stage = "the step"
+            for done in range(1, warmup_steps + 1):
                 self.workload.step(batch)
+                in_use.append((done, self.memory.in_use_bytes()))
+            if self.memory.meter_slows and in_use[-1][1] > in_use[-2][1]:  # once more: does it rise with every step?
+                self.workload.step(batch)
+                in_use.append((warmup_steps + 1, self.memory.in_use_bytes()))
             if not self.memory.meter_slows:
                 self.memory.timed(_nothing, repeats=1)  # drain the queue
             if self._timed_out(started):
@@ -205,12 +225,13 @@ class DeviceProber(Prober):
         steady = Reading()
         with contextlib.nullcontext() if self.memory.meter_slows else self._metered(steady):
             near_limit = reading.peak_reserved_bytes > SAFE_FRACTION * self.scene.limit_bytes
-            step_seconds, steps = self._time_steps(batch, started, near_limit=near_limit)
+            step_seconds, steps = self._time_steps(batch, started, in_use, near_limit=near_limit)
         reading.peak_allocated_bytes = max(reading.peak_allocated_bytes, steady.peak_allocated_bytes)
         reading.peak_reserved_bytes = max(reading.peak_reserved_bytes, steady.peak_reserved_bytes)
         if self._timed_out(started):
             return self._timeout(size, reading)
-        return self._judge(size, batch, step_seconds, steps, reading, steady.alloc_retries)
+        probe = self._judge(size, batch, step_seconds, steps, reading, steady.alloc_retries)
+        return dataclasses.replace(probe, growth_bytes_per_step=_growth_per_step(in_use))
 
     def _judge(self, size: int, batch: Any, step_seconds: float, steps: int, reading: Reading, retries: int) -> Probe:
         """Fits, unless the allocator retried or the rate fell behind a smaller size for want of memory."""
@@ -220,7 +241,7 @@ class DeviceProber(Prober):
         near_limit = reading.peak_reserved_bytes > NEAR_LIMIT * self.scene.limit_bytes
         slow_rate = SLOW_FRACTION * best if near_limit and not self.memory.exact else 0.0
         if size / step_seconds < slow_rate:  # look twice before calling it slow
-            again, _ = self._time_steps(batch, time.perf_counter(), near_limit=True)
+            again, _ = self._time_steps(batch, time.perf_counter(), [], near_limit=True)
             step_seconds = min(step_seconds, again)
         rate = size / step_seconds
         if retries:
@@ -242,8 +263,13 @@ class DeviceProber(Prober):
             detail=detail,
         )
 
-    def _time_steps(self, batch: Any, started: float, *, near_limit: bool) -> tuple[float, int]:
+    def _time_steps(
+        self, batch: Any, started: float, in_use: list[tuple[int, int]], *, near_limit: bool
+    ) -> tuple[float, int]:
         """Seconds of a steady step, and how many were made: as many as fill the time; near the limit always several.
+
+        Where the meter costs no time, `in_use` gets the bytes after the first and after the last; if the first one left
+        more than was there before, a second one is made in any case.
 
         The first one near the limit is not counted where others follow: the allocator may still be putting its cache
         in order, and that is what a size would be blamed for.
@@ -252,9 +278,14 @@ class DeviceProber(Prober):
         seconds = self.memory.timed(lambda: self.workload.step(batch), repeats=1)
         wanted = settings.steady_seconds / max(seconds, 1e-6) - 1
         fewest = settings.min_steps - (2 if seconds >= settings.steady_seconds else 1) if near_limit else 0
+        if in_use and not self.memory.meter_slows:
+            in_use.append((in_use[-1][0] + 1, self.memory.in_use_bytes()))
+            fewest = max(fewest, 1 if in_use[-1][1] > in_use[-2][1] else 0)
         repeats = math.ceil(min(max(wanted, fewest), settings.max_steps - 1))
         if repeats and not self._timed_out(started):
             more = self.memory.timed(lambda: self.workload.step(batch), repeats=repeats)
+            if in_use and not self.memory.meter_slows:
+                in_use.append((in_use[-1][0] + repeats, self.memory.in_use_bytes()))
             return more / repeats if near_limit else (seconds + more) / (1 + repeats), 1 + repeats
         return seconds, 1
 
@@ -338,6 +369,15 @@ class DeviceProber(Prober):
 def device_name(device: torch.device) -> str:
     """The device as people know it: `NVIDIA H200`, `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _growth_per_step(in_use: list[tuple[int, int]]) -> int:
+    """The bytes that every step leaves in use, from those after so many steps; 0 where something was made only once."""
+    if len(in_use) < 3:
+        return 0
+    (done1, bytes1), (done2, bytes2), (done3, bytes3) = in_use[-3:]
+    first, later = (bytes2 - bytes1) / (done2 - done1), (bytes3 - bytes2) / (done3 - done2)
+    return round(later) if 0 < first <= 2 * later else 0
 
 
 def _nothing() -> None:
