@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import saved_models
 from brim.decode.loop import DecodeLoop
 from brim.decode.select import make_decoder, padded_batch
 from brim.decode.settings import GenerationSettings, TokenIds
@@ -161,3 +165,48 @@ def test_an_evaluation_survives_a_limit_that_its_first_sizes_break(tmp_path: Pat
     assert sum(same) >= 0.99 * len(same)  # float32, but other batch shapes take other kernels
     assert free.summary["gpu_utilisation_mean"] is not None
     assert (tmp_path / "free" / "monitor.csv").exists()
+
+
+@pytest.mark.parametrize("command", ["eval", "find"])
+def test_a_card_that_another_process_fills_ends_with_three_and_no_traceback(tmp_path: Path, command: str) -> None:
+    """The weights need 1 GiB, and a neighbour leaves half of that."""
+    neighbour = subprocess.Popen(
+        [sys.executable, "-c", _FILL_CARD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert neighbour.stdout is not None
+        assert neighbour.stdout.readline().strip() == "full"
+        shape = {**SHAPE, "vocab_size": 128 * 1024, "hidden_size": 1024, "num_attention_heads": 8}
+        config = transformers.LlamaConfig(**shape, eos_token_id=7, pad_token_id=0, dtype="float32")
+        config.save_pretrained(tmp_path / "lm")
+        saved_models.tokenizer().save_pretrained(tmp_path / "lm")
+        data = tmp_path / "data.jsonl"
+        data.write_text(json.dumps({"question": "what is 1 plus 1 ?", "answer": "2"}) + "\n")
+        asked = ["-m", str(tmp_path / "lm"), "-d", str(data), "-o", str(tmp_path / "run")]
+        if command == "find":
+            asked = [str(tmp_path / "lm")]
+        done = subprocess.run(
+            [sys.executable, "-m", "brim", command, *asked, "--device", "cuda", "--dtype", "float32", "--no-cache"],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+    finally:
+        neighbour.communicate(input="\n", timeout=60)
+    message = " ".join(done.stderr.split())
+    assert done.returncode == 3, message
+    assert "Traceback" not in message
+    assert re.search(r"not enough memory on cuda\S*: [\d.]+ \w+ needed, [\d.]+ \w+ of [\d.]+ GiB free", message), (
+        message
+    )
+
+
+# Leaves about 900 MiB: room for the CUDA context of another process, not for a GiB of weights beside it.
+_FILL_CARD = """
+import sys, torch
+kept = []
+free, _ = torch.cuda.mem_get_info()
+for part in (2**30, 2**26):
+    while torch.cuda.mem_get_info()[0] > 900 * 2**20 + part:
+        kept.append(torch.empty(part, dtype=torch.uint8, device="cuda"))
+print("full", flush=True)
+sys.stdin.readline()
+"""

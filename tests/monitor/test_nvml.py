@@ -228,3 +228,15 @@ def test_importing_the_file_needs_neither_torch_nor_pynvml() -> None:
 def _imported(nodes: Sequence[ast.AST]) -> set[str]:
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     return names | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+def test_every_process_on_a_card_is_listed_once_with_its_bytes_where_they_are_told(fake: FakeNvml) -> None:
+    own, other = os.getpid(), os.getpid() + 1
+    assert fake.processes is not None
+    fake.processes.append(types.SimpleNamespace(pid=other + 1, usedGpuMemory=NOT_AVAILABLE))
+    fake.processes.append(types.SimpleNamespace(pid=other, usedGpuMemory=2 * GIB))
+    listed = {process.pid: process.used_bytes for process in nvml.processes_on(UUID)}
+    assert listed == {own: 10 * GIB, other: 22 * GIB, other + 1: None}
+    fake.failing = {"processes"}
+    assert nvml.processes_on(UUID) == ()
+    assert fake.open_sessions == 0

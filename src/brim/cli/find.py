@@ -144,6 +144,7 @@ def _search(
     request: WorkloadRequest, evaluation: EvalRequest | None, settings: SearchSettings, *, isolate: bool, quiet: bool
 ) -> tuple[Plan, dict[str, Any]]:
     from brim.cli.probe_table import ProbeTable
+    from brim.memory.weights import load_failure
     from brim.ranks.world import current_world
     from brim.search.find import find_with
 
@@ -158,6 +159,9 @@ def _search(
         raise
     except Exception as error:
         what = "building the workload" if prober is None else prober.stage
+        full = load_failure(error, None, what=f"{request.model}: outside of any batch")
+        if full is not None:
+            raise full from error
         raise RequestError(f"{request.model}: {what} raised {type(error).__name__}: {error}") from error
     finally:
         table.close()

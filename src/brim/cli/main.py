@@ -84,6 +84,12 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # the reader of a pipe has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except Exception as error:
+        full = None if debug else _out_of_memory(error)
+        if full is None:
+            raise
+        error_console().print(f"brim: {full}", markup=False, highlight=False)
+        code = full.exit_code
     finally:
         keep_command_line([])
     if code == INTERRUPTED:
@@ -93,6 +99,17 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _asks_for_document(arguments: Sequence[str]) -> bool:
     return "--json" in itertools.takewhile(lambda argument: argument != "--", arguments)
+
+
+def _out_of_memory(error: Exception) -> BrimError | None:
+    """What to say of memory that ran out where no smaller size could be tried; None for another error."""
+    from brim.memory.failures import FailureKind, classify
+
+    if classify(error).kind is not FailureKind.OUT_OF_MEMORY:
+        return None
+    from brim.memory.weights import load_failure
+
+    return load_failure(error, None, what="outside of any batch")
 
 
 def _quiet_rank() -> bool:

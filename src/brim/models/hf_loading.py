@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from brim.errors import RequestError, first_line
+from brim.memory.weights import place_weights
 from brim.models import hf_knobs, hf_models
 from brim.models.hf_knobs import KnobParts
 from brim.models.hf_models import Kind
@@ -58,7 +59,7 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
     return LoadedModel(
         name=f"hf:{name}",
         kind=_KINDS[kind],
-        module=model.to(request.device).eval(),
+        module=place_weights(model, request.device, name=f"hf:{name}").eval(),
         device=request.device,
         dtype=dtype,
         tokenizer=tokenizer,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from brim.errors import RequestError, first_line
+from brim.memory.weights import place_weights
 from brim.models import hf_loading, python_factory, timm_models, torchvision_models
 from brim.models.build import model_knobs, resolve_model
 from brim.models.loaded import LoadedModel, LoadRequest
@@ -86,8 +87,8 @@ def _classifier(name: ModelName, request: LoadRequest) -> LoadedModel:
         put_weights(loaded.module, state, request.weights)
         identity = {**loaded.identity, "knobs": asked, "weights": digest}
         loaded = dataclasses.replace(loaded, identity=identity, notes=())
-    module = loaded.module.to(device=request.device, dtype=loaded.dtype).eval()
-    return dataclasses.replace(loaded, module=module)
+    module = place_weights(loaded.module, request.device, name=str(name), dtype=loaded.dtype)
+    return dataclasses.replace(loaded, module=module.eval())
 
 
 def read_weights(path: str, *, argument: str = "--weights") -> tuple[dict[str, Any], str]:

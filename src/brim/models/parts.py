@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from brim.errors import RequestError
+from brim.memory.weights import place_weights
 from brim.models.placement import Precision
 from brim.workloads.base import Mode, Workload
 from brim.workloads.checkpointing import enable_gradient_checkpointing
@@ -63,7 +64,7 @@ class Setup:
 
 def assemble(parts: ModelParts, setup: Setup, identity: Mapping[str, Any]) -> tuple[Workload, tuple[str, ...]]:
     """The workload of these parts on the device asked for, and what the user should be told about it."""
-    model = parts.model.to(setup.device)
+    model = place_weights(parts.model, setup.device, name=str(identity.get("model", "the model")))
     identity = {
         **identity,
         **parts.identity,

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from brim.errors import BrimError, RequestError, nearest_names
+from brim.memory.weights import load_failure
 from brim.workloads.base import Workload
 from brim.workloads.callables import CallableWorkload
 from brim.workloads.knobs import Knob
@@ -97,6 +98,9 @@ def _call(name: str, knobs: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
     except BrimError:
         raise
     except Exception as error:
+        full = load_failure(error, taken.get("device"), what=f"py:{name}: the factory raised")
+        if full is not None:
+            raise full from error
         raise RequestError(f"py:{name}: factory raised {_described(error)}") from error
 
 

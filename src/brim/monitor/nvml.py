@@ -13,7 +13,16 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["CardFigures", "DeviceMemory", "OpenCard", "device_memory", "driver_version", "open_card"]
+__all__ = [
+    "CardFigures",
+    "DeviceMemory",
+    "OpenCard",
+    "ProcessMemory",
+    "device_memory",
+    "driver_version",
+    "open_card",
+    "processes_on",
+]
 
 _Answer = TypeVar("_Answer")
 
@@ -39,6 +48,14 @@ class DeviceMemory:
     used_bytes: int  # by processes; the driver's own reserve is left out where the driver tells it apart
     used_by_this_process_bytes: int | None  # with its CUDA context; None: the driver does not say (containers)
     used_by_others_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProcessMemory:
+    """A process that uses a card, by the number that the driver knows it by (in a container, the host's)."""
+
+    pid: int
+    used_bytes: int | None  # None: the driver does not say
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,6 +145,19 @@ def device_memory(
     return _ask(lambda nvml: _read_memory(nvml, _find_device(nvml, device_uuid, index), own_bytes))
 
 
+def processes_on(device_uuid: str | None = None, index: int = 0) -> tuple[ProcessMemory, ...]:
+    """The processes that compute on a card, named as in `device_memory`; none where the driver does not list them."""
+
+    def read(nvml: Any) -> tuple[ProcessMemory, ...]:
+        device = _find_device(nvml, device_uuid, index)
+        total = int(_memory_info(nvml, device).total)
+        listed = _compute_processes(nvml, device)
+        pids = dict.fromkeys(int(process.pid) for process in listed)
+        return tuple(ProcessMemory(pid=pid, used_bytes=_bytes_of(pid, listed, total)) for pid in pids)
+
+    return _ask(read) or ()
+
+
 def driver_version() -> str | None:
     """The version of the NVIDIA driver, such as "570.86.15", or None without one."""
     return _ask(lambda nvml: _text(nvml.nvmlSystemGetDriverVersion()))
@@ -210,8 +240,12 @@ def _compute_processes(nvml: Any, device: Any) -> list[Any]:
 
 def _own_bytes(processes: list[Any], total_bytes: int | None) -> int | None:
     """What this process holds on the card, or None where the driver lists it without a figure or not at all."""
+    return _bytes_of(os.getpid(), processes, total_bytes)
+
+
+def _bytes_of(pid: int, processes: list[Any], total_bytes: int | None) -> int | None:
     most = total_bytes if total_bytes is not None else 2**63 - 1
-    figures = [process.usedGpuMemory for process in processes if process.pid == os.getpid()]
+    figures = [process.usedGpuMemory for process in processes if process.pid == pid]
     # "Not available" is None, or all bits set where the binding does not translate it.
     usable = [int(figure) for figure in figures if figure is not None and 0 <= figure <= most]
     return sum(usable) if usable and len(usable) == len(figures) else None

@@ -31,6 +31,12 @@ def main() -> None:
     except BrimError as error:
         _answer(answers, {"error": {"message": str(error), "exit_code": error.exit_code}})
     except Exception as error:
+        from brim.memory.weights import load_failure
+
+        full = load_failure(error, None, what="outside of any batch")
+        if full is not None:
+            _answer(answers, {"error": {"message": str(full), "exit_code": full.exit_code}})
+            return
         message = f"building the workload raised {type(error).__name__}: {error}"
         _answer(answers, {"error": {"message": message, "exit_code": RequestError.exit_code}})
 

@@ -17,6 +17,7 @@ from typing import Any
 from brim.config.train_settings import TrainSettings
 from brim.errors import DoesNotFitError, RequestError
 from brim.memory.devices import memory_of
+from brim.memory.weights import place_weights
 from brim.train.listener import TrainListener
 from brim.train.memory_forecast import forecast_peak_bytes
 from brim.train.request import TrainRequest
@@ -63,7 +64,7 @@ def compare_effective_batches(
                 if row["peak_reserved_bytes"] is None:
                     row |= _measure_memory(trial, Path(folder) / f"{place}-memory")
                 memory_of(subject.device).release()
-                subject.model.to(subject.device)
+                place_weights(subject.model, subject.device, name=subject.learner.name)
                 row["forecast_peak_bytes"] = forecast_peak_bytes(subject, row["micro_batch_size"])
                 subject.model.to("cpu")
             except DoesNotFitError as error:

@@ -13,6 +13,7 @@ from torch import nn
 from brim.config.train_settings import TrainSettings
 from brim.errors import RequestError
 from brim.memory.remedies import memory_remedies, memory_savings
+from brim.memory.weights import place_weights
 from brim.models.placement import resolve_device, resolve_precision
 from brim.train.data_sets import TrainingData, make_items, read_data
 from brim.train.learner import Learner, build_learner, model_reads, smaller_inputs, smallest_micro_batch
@@ -117,7 +118,7 @@ def open_subject(settings: TrainSettings) -> Subject:
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         notes.append(_BATCH_NORM)
     smallest = smallest_micro_batch(model, lambda: data.train.batch([0]).inputs)
-    model.to(device=device, dtype=dtype).train()
+    place_weights(model, device, name=learner.name, dtype=dtype).train()
     if settings.training.gradient_checkpointing:
         notes.append(enable_gradient_checkpointing(model))
 
