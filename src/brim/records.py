@@ -17,7 +17,7 @@ from brim.errors import RequestError
 
 __all__ = [
     "FORECAST_SCHEMA", "PLAN_SCHEMA", "BatchSizes", "Forecast", "MemoryFigures", "Objective", "Plan", "Probe", "Unit",
-    "Verdict",
+    "Verdict", "settings_in_words",
 ]  # fmt: skip
 
 FORECAST_SCHEMA = "brim.forecast/1"
@@ -167,6 +167,7 @@ class Forecast:
     approximate: str | None = None  # why the figures are less sure than usual, or None
     trace_seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    made_for: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the settings that its bytes depend on
 
     def to_json(self) -> dict[str, Any]:
         """The forecast as plain JSON values, schema first."""
@@ -180,6 +181,14 @@ class Forecast:
             raise RequestError(f"not a forecast: schema is {schema!r}, expected {FORECAST_SCHEMA!r}")
         fields = _known_fields(cls, data)
         return cls(**{**fields, "notes": tuple(fields.get("notes", ()))})
+
+
+def settings_in_words(made_for: Mapping[str, Any]) -> str:
+    """What a forecast was made for, beside the model: "8 classes, frames 16, size 112, float32, adam"."""
+    words = [f"{made_for['classes']:,} classes"] if made_for.get("classes") else []
+    words += [f"{name} {value}" for name, value in sorted((made_for.get("knobs") or {}).items())]
+    words += [str(made_for[name]) for name in ("dtype", "optimizer") if made_for.get(name)]
+    return ", ".join([*words, *(["gradient checkpointing"] if made_for.get("gradient_checkpointing") else [])])
 
 
 def _known_fields(record: type, data: Mapping[str, Any]) -> dict[str, Any]:

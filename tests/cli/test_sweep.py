@@ -53,6 +53,21 @@ def scout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brim.sweep.scout.Scout", FakeScout)
 
 
+class ScoutHere(Scout):
+    """Forecasts for real, in this process; no device is there."""
+
+    def devices(self) -> list[dict[str, Any]]:
+        return []
+
+    def check_model(self, model: str) -> None:
+        del model
+
+    def forecast(self, settings: Mapping[str, Any], sizes: Sequence[int | str]) -> dict[str, Any]:
+        from brim.sweep.forecast_child import forecast_workload
+
+        return forecast_workload(settings, sizes, card=self.card)
+
+
 @pytest.fixture
 def seed(tmp_path: Path) -> str:
     path = tmp_path / "ucf101_video_grid.yaml"
@@ -108,6 +123,46 @@ def test_the_preview_fits_the_terminal_with_its_warnings(brim: Brim, seed: str) 
     assert max(len(line) for line in (warned.out + result.out).splitlines()) <= 80
     assert "a batch size is planned for each of the 9" in " ".join(result.out.split())
     assert "built-in moving shapes" in result.out
+
+
+PICTURES = """
+import torch
+
+class Pictures(torch.utils.data.Dataset):
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, place):
+        return torch.full((3, 64, 64), 0.5) + torch.rand(3, 64, 64), place  # prepared on the host, as real ones are
+
+def pictures():
+    return lambda split: Pictures()
+"""
+
+
+def test_a_sweep_and_brim_forecast_give_the_same_bytes_for_the_same_settings(
+    brim: Brim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brim.sweep.scout.Scout", ScoutHere)
+    (tmp_path / "data.py").write_text(PICTURES)
+    file = tmp_path / "grid.yaml"
+    file.write_text(
+        f"data: {{type: 'py:{tmp_path}/data.py:pictures'}}\n"
+        "model: {type: resnet18, num_classes: 1000, knobs: {size: 64}}\noptimizer: {name: adam}\n"
+        "grid_search: {grid: {hp.batch_size: [48, 12]}}\n"
+    )
+    swept = brim("sweep", str(file), "--dry-run", "--json", "--no-cache", "--memory", "1060MiB")
+    found = {one["forecast"]["batch_size"]: one["forecast"] for one in json.loads(swept.out)["experiments"]}
+    same = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "limit_bytes", "batch_size_max", "fits")
+    for size, forecast in found.items():
+        asked = ("--mode", "train", "--optimizer", "adam", "--knob", "size=64", "--memory", "1060MiB", "-b", str(size))
+        alone = json.loads(brim("forecast", "resnet18", *asked, "--max-batch-size", "96", "--json").out)
+        assert {name: forecast[name] for name in same} == {name: alone[name] for name in same}
+        assert {**forecast["made_for"], "data": None} == {**alone["made_for"], "data": None}
+        assert forecast["approximate"] is None
+        assert 48 < forecast["batch_size_max"] < 96, "memory is what ends it, not the data"
+        assert forecast["made_for"]["classes"] == 1000
+    assert sorted(found) == [12, 48]
 
 
 @pytest.mark.usefixtures("scout")

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from brim.config.sizes import format_bytes
+from brim.records import settings_in_words
 
 if TYPE_CHECKING:
     from brim.forecast.gpus import Gpu
@@ -82,6 +83,7 @@ def _print_one(console: Console, document: Document) -> None:
     card = document["gpu"]
     head = f"{document['model']}, {document['mode']}, on {card['name']}"
     console.print(head, markup=False, highlight=False)
+    _print_settings(console, document)
     console.print(
         f"{format_bytes(card['memory_bytes'])} on the card, {format_bytes(document['limit_bytes'])} to use "
         f"(margin {document['margin']:.0%}), CUDA context {format_bytes(card['context_bytes'])} of it",
@@ -108,6 +110,7 @@ def _print_one(console: Console, document: Document) -> None:
 def _print_several(console: Console, documents: Sequence[Document]) -> None:
     first = documents[0]
     console.print(f"{first['model']}, {first['mode']}", markup=False, highlight=False)
+    _print_settings(console, first)
     cards = _table("card", "memory", "to use", "largest size", "nvidia-smi at it")
     for document in documents:
         largest = document["batch_size_max"]
@@ -129,6 +132,12 @@ def _print_several(console: Console, documents: Sequence[Document]) -> None:
         cells = [_side_cell(sizes.get(batch_size)) for sizes in by_size]
         table.add_row(Text(f"{batch_size:,}"), *cells)
     console.print(table, soft_wrap=False)
+
+
+def _print_settings(console: Console, document: Document) -> None:
+    words = settings_in_words(document["made_for"])
+    if words:
+        console.print(f"made for {words}", markup=False, highlight=False)
 
 
 def _side_cell(size: Mapping[str, Any] | None) -> Text:

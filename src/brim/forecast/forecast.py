@@ -41,6 +41,7 @@ __all__ = [
 _MORE_MEMORY = "a card with more memory (--gpu NAME, --memory SIZE)"
 
 TraceFunction = Callable[[Workload, int, Target | None], Trace]
+_MADE_FOR = ("data", "classes", "knobs", "dtype", "optimizer", "gradient_checkpointing", "parameters")
 _Kind = tuple[tuple[int, int], tuple[int, int] | None]  # of a target: what a trace depends on
 
 REFERENCE_CARD = "a100-80gb"  # whose workspaces and context stand in when no card is named and none is here
@@ -114,7 +115,7 @@ class Forecaster:
 
     `torch_version` is that of the machine it will run on (by default the one installed here), `expandable_segments`
     its allocator's setting (by default the one of this process's environment); `after` is a size that the same process
-    has run before, as in a search.
+    has run before, as in a search. `memory_limit_bytes` is a limit on what the process reserves, below the card's own.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Forecaster:
         torch_version: tuple[int, int] | None = None,
         expandable_segments: bool | None = None,
         after: int | None = None,
+        memory_limit_bytes: int | None = None,
     ) -> None:
         workload = traced.workload
         self.gpu = gpu
@@ -142,6 +144,7 @@ class Forecaster:
         expandable = _expandable_segments() if expandable_segments is None else expandable_segments
         self._settings = AllocatorSettings(expandable_segments=expandable)
         self._after = after
+        self._memory_limit_bytes = memory_limit_bytes
         self._beside = workload.reserved_bytes()
         if workload.mode == "train" and current_world().size > 1:
             self._beside += communication_bytes(workload.modules())
@@ -151,7 +154,13 @@ class Forecaster:
     @property
     def limit_bytes(self) -> int:
         """What may be on the card: its memory less the margin, which is one of what torch can reserve."""
-        return self.gpu.context_bytes + self.gpu.limit_bytes(self.margin)
+        return self.gpu.context_bytes + self._reservable_bytes
+
+    @property
+    def _reservable_bytes(self) -> int:
+        """What torch may reserve."""
+        room = self.gpu.limit_bytes(self.margin)
+        return room if self._memory_limit_bytes is None else min(room, self._memory_limit_bytes)
 
     @property
     def trace_seconds(self) -> float:
@@ -169,6 +178,7 @@ class Forecaster:
             breakdown["communication"] = self._beside
         breakdown["cached"] = peaks.reserved_bytes - peaks.allocated_bytes
         breakdown["context"] = self.gpu.context_bytes
+        facts = self._traced.workload.identity() or {}
         return Forecast(
             batch_size=size,
             peak_allocated_bytes=peaks.allocated_bytes,
@@ -183,13 +193,14 @@ class Forecaster:
             approximate=self._approximate,
             trace_seconds=self.trace_seconds,
             notes=tuple(self._traced.workload.notes),
+            made_for={name: facts[name] for name in _MADE_FOR if name in facts},
         )
 
     def largest(self, *, power_of_two: bool = False, multiple_of: int = 1) -> int:
         """The largest size that fits, 0 when none does."""
         if multiple_of < 1:
             raise RequestError(f"--multiple-of {multiple_of}: give a whole number from 1")
-        limit = self.gpu.limit_bytes(self.margin) - self._beside
+        limit = self._reservable_bytes - self._beside
         size = self.model().largest_within(limit, smallest=self.smallest, largest=self.largest_allowed)
         size -= size % multiple_of
         if power_of_two and size:

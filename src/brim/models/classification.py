@@ -50,6 +50,7 @@ def classifier_parts(
         make_train_batch=make_train_batch,
         loss=classification_loss,
         smallest_train_size=trial.smallest_train_size,
+        identity={} if classes is None else {"classes": classes},
     )
 
 

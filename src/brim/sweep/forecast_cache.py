@@ -19,6 +19,7 @@ from brim.sweep.forecasts import Ask, workload_key
 
 __all__ = ["CachedForecasts"]
 
+_FORMAT = 2  # of what is kept: 2 since samples are prepared outside of the trace
 _PACKAGES = ("brim", "torch", "torchvision", "timm", "transformers")
 
 
@@ -58,6 +59,7 @@ class CachedForecasts:
         limits = {key: flat.get(key) for key in ("training.memory_limit", "training.margin", "hp.effective_batch")}
         return fingerprint(
             {
+                "format": _FORMAT,
                 "workload": workload_key(settings),
                 "limits": limits,
                 "data": None if root is None else _state(Path(str(root))),

@@ -84,24 +84,37 @@ def forecast_workload(
 ) -> dict[str, Any]:
     """By the text of each size: the forecast of a micro-batch of it. `auto` is the largest useful one that fits."""
     from brim.config.nested_keys import flatten
+    from brim.config.sizes import parse_bytes
     from brim.config.train_settings import train_settings
     from brim.forecast.forecast import Forecaster, TracedWorkload, choose_gpu
     from brim.forecast.skeleton import without_initialisation
-    from brim.train.memory_forecast import training_workload
+    from brim.train.memory_forecast import size_to_trace, training_workload
     from brim.train.subject import open_subject
 
     flat = flatten(settings)
     margin = flat.get("training.margin")
-    limit = flat.get("training.memory_limit")
+    named = flat.get("training.memory_limit")
+    limit = None if named is None else parse_bytes(named)
     on_cpu = not card or str(flat.get("training.device", "auto")) == "cpu"
     shapes_only = with_changes(settings, {"training.device": "cpu", "model.weights": "none"})
     gpu = choose_gpu(None, None) if on_cpu else _gpu(card)
     with without_initialisation():
         subject = open_subject(train_settings(shapes_only))
-    forecaster = Forecaster(TracedWorkload(training_workload(subject)), gpu, margin=margin)
-    forecaster.model()  # two small sizes are traced; larger ones need no batch of theirs
-    room = _Room(forecaster, gpu, on_cpu=on_cpu, limit=limit, margin=margin)
-    return {str(size): room.at(size, _effective(subject, size)) for size in sizes}
+    workload = training_workload(subject)
+    traced = TracedWorkload(workload)
+
+    def forecast(size: int | str) -> dict[str, Any]:
+        """As `brim forecast` makes it: the very size that is asked for is traced."""
+        effective = _effective(subject, size)
+        asked = max(min(size, effective), workload.smallest_size()) if isinstance(size, int) else None
+        forecaster = Forecaster(traced, gpu, margin=margin, memory_limit_bytes=None if on_cpu else limit)
+        forecaster.model(None if asked is None else size_to_trace(workload, asked))
+        place = _HostMemory(forecaster, limit=limit, margin=margin) if on_cpu else _Card(forecaster)
+        largest = place.largest()
+        chosen = max(min(effective, largest), workload.smallest_size()) if asked is None else asked
+        return {**place.at(chosen), "batch_size_max": largest, "effective_batch": effective}
+
+    return {str(size): forecast(size) for size in sizes}
 
 
 def _effective(subject: Subject, size: int | str) -> int:
@@ -115,70 +128,56 @@ def _effective(subject: Subject, size: int | str) -> int:
     return choose_effective_batch(settings, samples=len(subject.data.train), ranks=1).batch
 
 
-class _Room:
-    """What one workload needs and may have, at any size, on a card or in this machine's memory."""
+class _Card:
+    """What one workload needs and may have on a card, at any size."""
 
-    def __init__(
-        self, forecaster: Forecaster, gpu: Gpu, *, on_cpu: bool, limit: str | None, margin: float | None
-    ) -> None:
-        from brim.config.sizes import parse_bytes
+    def __init__(self, forecaster: Forecaster) -> None:
+        self._forecaster = forecaster
+
+    def largest(self) -> int:
+        """The largest size within the limit, 0 where none is."""
+        return self._forecaster.largest()
+
+    def at(self, size: int) -> dict[str, Any]:
+        """The forecast of a size, as `SizeForecast` takes it."""
+        forecast = self._forecaster.at(size).to_json()
+        return {**forecast, "context_bytes": self._forecaster.gpu.context_bytes}
+
+
+class _HostMemory:
+    """The same for training on the CPU: without the context and workspaces of a GPU, and nothing is cached."""
+
+    def __init__(self, forecaster: Forecaster, *, limit: int | None, margin: float | None) -> None:
         from brim.memory.limit import DEFAULT_MARGIN
         from brim.monitor.host import available_host_bytes
 
         self._forecaster = forecaster
-        self._on_cpu = on_cpu
-        self._context = 0 if on_cpu else gpu.context_bytes
-        self._device = "cpu" if on_cpu else gpu.name
-        named = None if limit is None else parse_bytes(limit) + self._context
-        if on_cpu:
-            here = int(available_host_bytes() * (1 - (DEFAULT_MARGIN if margin is None else margin)))
-        else:
-            here = forecaster.limit_bytes
-        self._limit = here if named is None else min(here, named)
+        here = int(available_host_bytes() * (1 - (DEFAULT_MARGIN if margin is None else margin)))
+        self._limit = here if limit is None else min(here, limit)
 
-    def at(self, size: int | str, effective: int) -> dict[str, Any]:
-        """The forecast of a size, as `SizeForecast` takes it."""
-        largest = self._largest()
-        asked = min(int(size), effective) if isinstance(size, int) else max(min(effective, largest), 1)
-        asked = max(asked, self._forecaster.smallest)
-        figures = self._bytes(asked)
-        return {
-            "batch_size": asked,
-            **figures,
-            "context_bytes": self._context,
-            "limit_bytes": self._limit,
-            "fits": figures["device_bytes"] <= self._limit,
-            "batch_size_max": largest,
-            "effective_batch": effective,
-            "device": self._device,
-            "approximate": self._approximate,
-            "trace_seconds": round(self._forecaster.trace_seconds, 3),
-        }
-
-    def _bytes(self, size: int) -> dict[str, int]:
-        forecast = self._forecaster.at(size)
-        self._approximate = forecast.approximate
-        if not self._on_cpu:
-            return {
-                "peak_allocated_bytes": forecast.peak_allocated_bytes,
-                "peak_reserved_bytes": forecast.peak_reserved_bytes,
-                "device_bytes": forecast.device_bytes,
-            }
-        allocated = forecast.peak_allocated_bytes - int(forecast.breakdown.get("workspaces", 0))
-        return {"peak_allocated_bytes": allocated, "peak_reserved_bytes": allocated, "device_bytes": allocated}
-
-    def _largest(self) -> int:
+    def largest(self) -> int:
         """The largest size within the limit, 0 where none is; bytes grow with the size."""
         low, high = 0, self._forecaster.smallest
         most = self._forecaster.largest_allowed
-        while high <= most and self._bytes(high)["device_bytes"] <= self._limit:
+        while high <= most and self._bytes(high) <= self._limit:
             low, high = high, high * 2
         high = min(high, most + 1)
         while high - low > 1:
             middle = (low + high) // 2
-            fits = middle >= self._forecaster.smallest and self._bytes(middle)["device_bytes"] <= self._limit
+            fits = middle >= self._forecaster.smallest and self._bytes(middle) <= self._limit
             low, high = (middle, high) if fits else (low, middle)
         return low
+
+    def at(self, size: int) -> dict[str, Any]:
+        """The forecast of a size, as `SizeForecast` takes it."""
+        held = self._bytes(size)
+        figures = dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"), held)
+        place = {"device": "cpu", "limit_bytes": self._limit, "fits": held <= self._limit}
+        return {**self._forecaster.at(size).to_json(), **figures, **place}
+
+    def _bytes(self, size: int) -> int:
+        forecast = self._forecaster.at(size)
+        return forecast.peak_allocated_bytes - int(forecast.breakdown.get("workspaces", 0))
 
 
 def _gpu(card: Mapping[str, Any]) -> Gpu:

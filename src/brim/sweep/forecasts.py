@@ -50,6 +50,7 @@ class SizeForecast:
     approximate: str | None = None
     reason: str | None = None  # why there are no figures
     trace_seconds: float = 0.0
+    made_for: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the settings that its bytes depend on
 
     def to_json(self) -> dict[str, Any]:
         """The forecast as plain JSON values."""
@@ -76,10 +77,11 @@ def workload_key(settings: Mapping[str, Any]) -> str:
 def forecast_experiments(
     experiments: Sequence[Experiment], ask: Ask, *, told: Callable[[str], None] | None = None
 ) -> dict[str, SizeForecast]:
-    """By id: a forecast for every experiment. `ask` is called once for each distinct workload."""
-    workloads: dict[str, list[Experiment]] = {}
+    """By id: a forecast for every experiment. `ask` is called once for each distinct workload under the same limits."""
+    workloads: dict[tuple[Any, ...], list[Experiment]] = {}
     for experiment in experiments:
-        workloads.setdefault(workload_key(experiment.settings), []).append(experiment)
+        limits = (str(experiment.flat.get(key)) for key in ("training.memory_limit", "training.margin"))
+        workloads.setdefault((workload_key(experiment.settings), *limits), []).append(experiment)
     found: dict[str, SizeForecast] = {}
     for place, members in enumerate(workloads.values(), start=1):
         if told is not None:

@@ -9,6 +9,7 @@ from brim.config.experiment_ids import BATCH_KEY, MODEL_KEY
 from brim.config.grid import Expansion, Experiment
 from brim.config.grid_preview import render_preview
 from brim.config.sizes import format_bytes
+from brim.records import settings_in_words
 from brim.sweep.forecasts import SizeForecast
 
 __all__ = ["render_forecasts", "render_sweep"]
@@ -32,6 +33,7 @@ def render_forecasts(
     """A row for each distinct pair of model and batch size; empty where nothing was forecast."""
     rows: dict[tuple[str, ...], None] = {}
     reasons: dict[str, None] = {}
+    made_for: dict[str, dict[str, None]] = {}  # models by what they were forecast for
     place = ""
     for experiment in experiments:
         forecast = forecasts.get(experiment.id)
@@ -40,11 +42,13 @@ def render_forecasts(
         if forecast.device:
             place = f" on {forecast.device}, of which {format_bytes(forecast.limit_bytes)} may be used"
         rows[_row(experiment, forecast)] = None
+        if words := settings_in_words(forecast.made_for):
+            made_for.setdefault(words, {})[str(experiment.flat.get(MODEL_KEY))] = None
         if forecast.reason is not None:
             reasons[f"{experiment.flat.get(MODEL_KEY)}: no forecast: {forecast.reason}"] = None
     if not rows:
         return ""
-    header = ("model", "batch size", "runs at", "memory", "largest", "")
+    header = ("model", "batch size", "runs at", "nvidia-smi", "largest", "")
     table = [header, *list(rows)[:MOST_ROWS]]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
     spare = width - sum(widths[1:]) - 2 * (len(widths) - 1)
@@ -59,6 +63,8 @@ def render_forecasts(
         lines.append("  ".join([*cells, row[-1]]).rstrip())
     if len(rows) > MOST_ROWS:
         lines.append(f"… {len(rows) - MOST_ROWS:,} more …")
+    for words, models in list(made_for.items())[:5]:
+        lines.append(textwrap.fill(f"made for {words}: {', '.join(models)}", width, subsequent_indent="  "))
     lines += [textwrap.shorten(reason, width, placeholder=" …") for reason in list(reasons)[:5]]
     return "\n".join(lines)
 
