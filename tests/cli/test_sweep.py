@@ -12,6 +12,9 @@ import numpy
 import pytest
 
 from brim.errors import RequestError
+from brim.sweep.experiment import run_job, train_run
+from brim.sweep.job import Job, read_outcome
+from brim.sweep.listener import Recorder
 from brim.sweep.scout import Scout
 
 Brim = Callable[..., Any]
@@ -218,6 +221,67 @@ def test_a_wrong_request_ends_with_2_and_says_what_to_do(
     result = brim("sweep", *(argument.format(seed=seed) for argument in arguments), "--dry-run")
     assert result.code == 2
     assert words in " ".join(result.err.split())
+
+
+class LauncherHere:
+    """Trains every experiment in this process."""
+
+    def run(self, jobs: Sequence[Job], recorder: Recorder) -> None:
+        for job in jobs:
+            recorder.started(job, "cpu")
+            run_job(job, lambda event, job=job: recorder.news(job, event), train_run)
+            outcome = read_outcome(Path(job.folder), id=job.id)
+            assert outcome is not None
+            recorder.ended(job, outcome)
+
+
+WIDE = """
+import torch
+
+class Wide(torch.nn.Module):  # few weights, and a quarter of a MiB of activations for each sample
+    def __init__(self):
+        super().__init__()
+        self.scale, self.head = torch.nn.Parameter(torch.ones(1)), torch.nn.Linear(16, 2)
+
+    def forward(self, rows):
+        long = torch.relu(rows.repeat(1, 4000) * self.scale)
+        return self.head(long.view(len(rows), 4000, 16).mean(dim=1))
+
+def wide():
+    return Wide()
+
+def rows():
+    return lambda split: [(torch.ones(16) * place, place % 2) for place in range(54)]
+"""
+
+
+def test_a_batch_that_is_forecast_not_to_fit_starts_in_balanced_parts_that_do(
+    brim: Brim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """27 where 21 fit: 14 and 13 from the first step on, and no step runs out of memory."""
+    monkeypatch.setattr("brim.sweep.scout.Scout", ScoutHere)
+    monkeypatch.setattr("brim.cli.sweep._launcher", lambda *_: LauncherHere())
+    (tmp_path / "nets.py").write_text(WIDE)
+    settings = {
+        "model": {"type": f"py:{tmp_path}/nets.py:wide"},
+        "data": {"type": f"py:{tmp_path}/nets.py:rows", "num_workers": 0, "val_split": "none"},
+        "hp": {"epochs": 2, "batch_size": 27},
+        "training": {"device": "cpu"},
+    }
+    needed = ScoutHere().forecast(settings, [21, 22])
+    limit = (needed["21"]["device_bytes"] + needed["22"]["device_bytes"]) // 2
+    file = tmp_path / "one.yaml"
+    file.write_text(json.dumps(settings))
+    out = tmp_path / "out"
+    result = brim("sweep", str(file), f"training.memory_limit={limit}B", "--no-cache", "-o", str(out), "--json")
+    assert result.code == 0, result.err
+    (experiment,) = json.loads(result.out)["experiments"]
+    assert (experiment["forecast"]["fits"], experiment["forecast"]["batch_size_max"]) == (False, 21)
+    ran = experiment["result"]
+    assert ran["oom_events"] == 0
+    assert (ran["batch_sizes"]["smallest"], ran["batch_sizes"]["largest"]) == (13, 14)
+    assert (ran["steps"], ran["effective_batch_size"]) == (4, 27), "an optimizer step has as many samples as asked for"
+    assert ran["batch_size_reason"].startswith("27 is forecast not to fit")
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ def test_the_preview_fits_eighty_columns_and_says_what_does_not_fit(tmp_path: Pa
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "pairing: zip" in text
     (row,) = [line for line in text.splitlines() if line.endswith("does not fit")]
-    assert row.split() == ["r3d_18", "128", "50", "256.0", "GiB", "50", "does", "not", "fit"]
+    assert row.split() == ["r3d_18", "128", "43", "256.0", "GiB", "50", "does", "not", "fit"]
 
 
 def test_the_document_of_a_preview_has_a_forecast_in_every_experiment() -> None:

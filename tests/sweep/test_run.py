@@ -76,10 +76,22 @@ def test_a_failure_is_one_experiments_own(tmp_path: Path) -> None:
     assert table(tmp_path / "out" / "results.csv")[1]["error"] == "ValueError: no", "one line in the table"
 
 
+def test_a_size_that_is_forecast_not_to_fit_is_lowered_from_the_first_attempt_on(tmp_path: Path) -> None:
+    sweep = sweep_of({"model.type": ["r3d_18"], "hp.batch_size": [128]})
+    name = sweep.expand().experiments[0].id
+    forecasts = {name: SizeForecast(batch_size=128, fits=False, batch_size_max=72)}
+    _, launcher = run_fake(sweep, tmp_path / "out", done, forecasts=forecasts)
+    (job,) = launcher.jobs
+    assert job.run_settings["hp"] == {"batch_size": 72, "effective_batch": 128, "base_batch": 128}
+    assert job.batch_size == 128, "what was asked for is known"
+    _, launcher = run_fake(sweep, tmp_path / "exact", done, forecasts=forecasts, retry=False)
+    assert launcher.jobs[0].run_settings["hp"]["batch_size"] == 128, "--no-retry: exactly as asked"
+
+
 def test_running_out_of_memory_is_retried_at_the_planned_smaller_size_and_recorded(tmp_path: Path) -> None:
     sweep = sweep_of({"model.type": ["r3d_18"], "hp.batch_size": [128]})
     name = sweep.expand().experiments[0].id
-    forecast = SizeForecast(batch_size=128, device_bytes=100, limit_bytes=60, fits=False, batch_size_max=72)
+    forecast = SizeForecast(batch_size=128, device_bytes=100, limit_bytes=160, fits=True, batch_size_max=72)
 
     def play(job: Job) -> Outcome:
         return done(job) if job.run_settings["hp"]["batch_size"] <= 72 else failed(job, "out_of_memory", "CUDA OOM")

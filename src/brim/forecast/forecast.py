@@ -116,6 +116,7 @@ class Forecaster:
     `torch_version` is that of the machine it will run on (by default the one installed here), `expandable_segments`
     its allocator's setting (by default the one of this process's environment); `after` is a size that the same process
     has run before, as in a search. `memory_limit_bytes` is a limit on what the process reserves, below the card's own.
+    Without `workspaces` the allocated peak is that of the host, where no library of a GPU takes any.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Forecaster:
         expandable_segments: bool | None = None,
         after: int | None = None,
         memory_limit_bytes: int | None = None,
+        workspaces: bool = True,
     ) -> None:
         workload = traced.workload
         self.gpu = gpu
@@ -145,6 +147,7 @@ class Forecaster:
         self._settings = AllocatorSettings(expandable_segments=expandable)
         self._after = after
         self._memory_limit_bytes = memory_limit_bytes
+        self._workspaces = workspaces
         self._beside = workload.reserved_bytes()
         if workload.mode == "train" and current_world().size > 1:
             self._beside += communication_bytes(workload.modules())
@@ -246,7 +249,9 @@ class Forecaster:
     def _model_of(self, sizes: Sequence[int]) -> SizeModel:
         target = dataclasses.replace(self.gpu.target, torch_version=self._environment.torch_version)
         traces = {size: self._traced.at(size, target) for size in sizes}
-        timelines = {size: make_timeline(trace, self._environment) for size, trace in traces.items()}
+        timelines = {
+            size: make_timeline(trace, self._environment, workspaces=self._workspaces) for size, trace in traces.items()
+        }
         model = SizeModel(timelines, self._settings, after=self._after)
         reasons = [trace.approximate for trace in traces.values() if trace.approximate]
         if not model.simulated:

@@ -94,10 +94,10 @@ class Timeline:
         return all((mine == FREE) == (theirs == FREE) for mine, theirs in pairs)
 
 
-def make_timeline(trace: Trace, environment: Environment) -> Timeline:
-    """The trace as the allocator would see it, workspaces included."""
+def make_timeline(trace: Trace, environment: Environment, *, workspaces: bool = True) -> Timeline:
+    """The trace as the allocator would see it; with the workspaces of a GPU's libraries, unless it runs on the host."""
     after: dict[int, list[_Workspace]] = defaultdict(list)
-    for workspace in _workspaces(trace, environment):
+    for workspace in _workspaces(trace, environment) if workspaces else ():
         after[workspace.event].append(workspace)
     rows: list[tuple[int, int, str, int]] = []
     numbers: dict[int, int] = {}

@@ -107,7 +107,9 @@ def forecast_workload(
         """As `brim forecast` makes it: the very size that is asked for is traced."""
         effective = _effective(subject, size)
         asked = max(min(size, effective), workload.smallest_size()) if isinstance(size, int) else None
-        forecaster = Forecaster(traced, gpu, margin=margin, memory_limit_bytes=None if on_cpu else limit)
+        forecaster = Forecaster(
+            traced, gpu, margin=margin, memory_limit_bytes=None if on_cpu else limit, workspaces=not on_cpu
+        )
         forecaster.model(None if asked is None else size_to_trace(workload, asked))
         place = _HostMemory(forecaster, limit=limit, margin=margin) if on_cpu else _Card(forecaster)
         largest = place.largest()
@@ -145,7 +147,7 @@ class _Card:
 
 
 class _HostMemory:
-    """The same for training on the CPU: without the context and workspaces of a GPU, and nothing is cached."""
+    """The same for training on the CPU: there is no context of a GPU, and nothing is cached."""
 
     def __init__(self, forecaster: Forecaster, *, limit: int | None, margin: float | None) -> None:
         from brim.memory.limit import DEFAULT_MARGIN
@@ -159,25 +161,24 @@ class _HostMemory:
         """The largest size within the limit, 0 where none is; bytes grow with the size."""
         low, high = 0, self._forecaster.smallest
         most = self._forecaster.largest_allowed
-        while high <= most and self._bytes(high) <= self._limit:
+        while high <= most and self._fits(high):
             low, high = high, high * 2
         high = min(high, most + 1)
         while high - low > 1:
             middle = (low + high) // 2
-            fits = middle >= self._forecaster.smallest and self._bytes(middle) <= self._limit
+            fits = middle >= self._forecaster.smallest and self._fits(middle)
             low, high = (middle, high) if fits else (low, middle)
         return low
 
     def at(self, size: int) -> dict[str, Any]:
         """The forecast of a size, as `SizeForecast` takes it."""
-        held = self._bytes(size)
-        figures = dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"), held)
-        place = {"device": "cpu", "limit_bytes": self._limit, "fits": held <= self._limit}
-        return {**self._forecaster.at(size).to_json(), **figures, **place}
-
-    def _bytes(self, size: int) -> int:
         forecast = self._forecaster.at(size)
-        return forecast.peak_allocated_bytes - int(forecast.breakdown.get("workspaces", 0))
+        figures = dict.fromkeys(("peak_reserved_bytes", "device_bytes"), forecast.peak_allocated_bytes)
+        place = {"device": "cpu", "limit_bytes": self._limit, "fits": self._fits(size)}
+        return {**forecast.to_json(), **figures, **place}
+
+    def _fits(self, size: int) -> bool:
+        return self._forecaster.at(size).peak_allocated_bytes <= self._limit
 
 
 def _gpu(card: Mapping[str, Any]) -> Gpu:

@@ -147,5 +147,5 @@ def _fix(forecast: SizeForecast, *, retry: bool) -> str:
     if not forecast.batch_size_max:
         return "not even one sample fits: take half precision, gradient checkpointing or a smaller hp.size"
     if retry:
-        return f"{forecast.batch_size_max} would fit, and it will be lowered in the run; or write auto"
+        return f"{forecast.batch_size_max} would fit: the run starts in micro-batches of at most that; or write auto"
     return f"write {forecast.batch_size_max}, or auto"

@@ -11,6 +11,7 @@ from brim.config.grid_preview import render_preview
 from brim.config.sizes import format_bytes
 from brim.records import settings_in_words
 from brim.sweep.forecasts import SizeForecast
+from brim.train.windows import micro_batch_length
 
 __all__ = ["render_forecasts", "render_sweep"]
 
@@ -83,6 +84,9 @@ def _row(experiment: Experiment, forecast: SizeForecast) -> tuple[str, ...]:
         return model, asked, "—", "—", "—", ""
     memory = format_bytes(forecast.device_bytes)
     largest = f"{forecast.batch_size_max:,}" if forecast.batch_size_max else "none"
-    runs_at = forecast.batch_size if forecast.fits else (forecast.batch_size_max or 0)
+    runs_at = forecast.batch_size
+    if not forecast.fits:  # in parts of about the same size
+        most = forecast.batch_size_max
+        runs_at = micro_batch_length(forecast.effective_batch or forecast.batch_size, most) if most else 0
     verdict = "" if forecast.fits else "does not fit"
     return model, asked, f"{runs_at:,}", memory, largest, verdict

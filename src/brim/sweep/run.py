@@ -19,7 +19,7 @@ from brim.sweep.listener import Recorder, SweepListener
 from brim.sweep.loggers import Loggers, open_loggers
 from brim.sweep.request import SweepRequest
 from brim.sweep.results import Result, choose_goal, detail_rows, result_row, sorted_results
-from brim.sweep.retry import next_attempt
+from brim.sweep.retry import first_attempt, next_attempt
 from brim.sweep.state import SweepState
 from brim.sweep.summary import sweep_document
 
@@ -124,16 +124,18 @@ class _Recording:
         """The first attempt of every experiment that is not completed."""
         request = self._request
         return [
-            Job(
-                id=experiment.id,
-                settings=experiment.settings,
-                folder=str(self._state.experiment_folder(experiment.id).absolute()),
-                attempt=self._state.attempts(experiment.id) + 1,
-                changes=_kept_effective_batch(experiment.settings),
-                fail_on_oom=not request.retry,
-                use_cache=request.use_cache,
-                bytes_needed=bytes_needed(self._plan.forecasts.get(experiment.id)),
-                device=_device_asked(experiment.settings),
+            first_attempt(
+                Job(
+                    id=experiment.id,
+                    settings=experiment.settings,
+                    folder=str(self._state.experiment_folder(experiment.id).absolute()),
+                    attempt=self._state.attempts(experiment.id) + 1,
+                    fail_on_oom=not request.retry,
+                    use_cache=request.use_cache,
+                    bytes_needed=bytes_needed(self._plan.forecasts.get(experiment.id)),
+                    device=_device_asked(experiment.settings),
+                ),
+                self._plan.forecasts.get(experiment.id),
             )
             for experiment in self._plan.expansion
             if experiment.id not in self._outcomes
@@ -203,13 +205,6 @@ class _Recording:
             write_atomic(Path(self._request.results_file), table)
         now = time.monotonic()
         self._write_at = now + max(WRITE_SECONDS, 20 * (now - began))  # thousands of rows take a while
-
-
-def _kept_effective_batch(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch size that is given is the effective batch as well: said aloud, it stays when a retry is made of less."""
-    hyper = settings.get("hp") or {}
-    given = hyper.get("batch_size")
-    return {"hp.effective_batch": given} if isinstance(given, int) and hyper.get("effective_batch") is None else {}
 
 
 def _device_asked(settings: Mapping[str, Any]) -> str | None:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from brim.errors import BrimError
-from brim.forecast.forecast import forecast_memory
+from brim.forecast.forecast import Forecaster, TracedWorkload, choose_gpu
 from brim.forecast.real_values import run_for_real
 from brim.train.objective import Batch, Classification
 from brim.train.optimizers import make_training_optimizer, optimizer_options
@@ -27,13 +27,13 @@ def forecast_peak_bytes(subject: Subject, micro_batch: int) -> int | None:
 
     None for a model that cannot be traced: a forecast is a help, not a condition.
     """
+    on_card = subject.device.type == "cuda"
     try:
-        forecast = forecast_memory(training_workload(subject), micro_batch)
+        traced = TracedWorkload(training_workload(subject))
+        forecast = Forecaster(traced, choose_gpu(None, None), workspaces=on_card).at(micro_batch)
     except BrimError:
         return None
-    if subject.device.type == "cuda":
-        return forecast.peak_reserved_bytes
-    return forecast.peak_allocated_bytes - int(forecast.breakdown.get("workspaces", 0))
+    return forecast.peak_reserved_bytes if on_card else forecast.peak_allocated_bytes
 
 
 def training_workload(subject: Subject) -> TrainStepWorkload:
