@@ -50,6 +50,18 @@ def test_nothing_within_means_the_best_itself() -> None:
     assert "nothing cheaper" in recommendation.reason
 
 
+def test_of_points_with_the_same_accuracy_the_one_with_smaller_values_stands_for_all() -> None:
+    noisy = [point(12, 0.5, 1.0), point(2, 0.5, 1.3), point(4, 0.5, 1.1), point(1, 0.2, 0.9)]
+    assert [one.values["max_crops"] for one in pareto_front(noisy)] == [1, 2]
+    chosen = cheapest_within(noisy, 0.01)
+    assert chosen is not None
+    assert chosen.candidate.values == {"max_crops": 2}
+    assert "smallest of the 3 points" in chosen.reason
+    words = [Candidate(values={"dtype": name, "size": size}, accuracy=0.5, cost=cost)
+             for name, size, cost in (("float32", 2, 2.0), ("bfloat16", 3, 1.0))]  # fmt: skip
+    assert [one.values["dtype"] for one in pareto_front(words)] == ["bfloat16"], "words have no order: cost decides"
+
+
 def test_bounds_pick_the_most_accurate_that_keeps_to_them() -> None:
     points = [point(2, 0.6, 1, latency_ms=20, memory_bytes=10), point(4, 0.7, 2, latency_ms=40, memory_bytes=30),
               point(8, 0.8, 4, memory_bytes=20)]  # fmt: skip

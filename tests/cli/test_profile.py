@@ -29,6 +29,15 @@ def broken(reach: int = 4):
         raise ValueError("three is [not] supported")
     return lambda samples: ["yes" for sample in samples]
 
+def even(reach: int = 4):
+    def answer(samples):
+        time.sleep(0.16 / reach)  # measured faster at larger values
+        return ["yes" for sample in samples]
+    return answer
+
+def wrong(reach: int = 4):
+    return lambda samples: ["no" for sample in samples]
+
 def slow(reach: int = 4):
     def answer(samples):
         time.sleep(0.2)
@@ -76,6 +85,22 @@ def test_the_document_the_table_and_the_report(profile: Brim, tmp_path: Path) ->
     document = json.loads(as_json.out)
     assert document["schema"] == "brim.profile/1"
     assert [entry["reach"] for entry in document["summary"]] == [2, 4]
+
+
+def test_of_equal_scores_the_smallest_value_is_recommended_and_zeros_are_pointed_out(
+    profile: Brim, tmp_path: Path
+) -> None:
+    arguments = ("--knob", "reach=8,2,4", "-b", "8", "--json")
+    equal = json.loads(profile(*arguments, "-o", str(tmp_path / "equal"), name="even").out)
+    advice = equal["recommendation"]
+    assert [equal["summary"][place]["reach"] for place in (advice["cheapest_within"], advice["best"])] == [2, 2]
+    assert [equal["summary"][place]["reach"] for place in advice["front"]] == [2]
+    assert advice["all_zero"] is False
+    assert "every point has the same accuracy" in advice["text"][0]
+    wrong = json.loads(profile(*arguments, "-o", str(tmp_path / "wrong"), name="wrong").out)
+    assert wrong["recommendation"]["all_zero"] is True
+    assert wrong["recommendation"]["text"][0].startswith("Every point scored 0")
+    assert "Every point scored 0" in (tmp_path / "wrong" / "report.html").read_text()
 
 
 def test_flags_may_have_underscores_and_start_from_drops_values(profile: Brim, tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Which point of a profile to take: the Pareto front of accuracy against cost, and the cheapest point that will do.
 
+Of points with the same accuracy the one with the smaller knob values stands for all: what they cost is a time measured
+once, and two measurements of the same work differ.
+
 Pure: it is given points, and gives some of them back. `recommend` does it all for the entries of a profile.
 """
 
@@ -11,7 +14,21 @@ from typing import Any
 
 from brim.config.sizes import format_bytes
 
-__all__ = ["Candidate", "Recommendation", "cheapest_meeting", "cheapest_within", "pareto_front", "recommend"]
+__all__ = [
+    "ALL_ZERO",
+    "Candidate",
+    "Recommendation",
+    "cheapest_meeting",
+    "cheapest_within",
+    "pareto_front",
+    "recommend",
+    "without_ties",
+]
+
+ALL_ZERO = (
+    "Every point scored 0, so the scores do not tell the points apart: read some answers in a point's samples.jsonl, "
+    "and check the metric and the prompt, before choosing by them."
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,10 +50,29 @@ class Recommendation:
     reason: str
 
 
+def without_ties(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The points without those that another one equals in accuracy with smaller knob values; words have no order."""
+    return [
+        one
+        for one in candidates
+        if not any(other.accuracy == one.accuracy and _smaller(other.values, one.values) for other in candidates)
+    ]
+
+
+def _smaller(values: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Whether no value is larger, and one is smaller."""
+    differing = [(value, others[knob]) for knob, value in values.items() if value != others[knob]]
+    return bool(differing) and all(_number(one) and _number(other) and one < other for one, other in differing)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The points that no other beats: as accurate and cheaper, or as cheap and more accurate. Cheapest first."""
     front: list[Candidate] = []
-    for candidate in sorted(candidates, key=lambda one: (one.cost, -one.accuracy)):
+    for candidate in sorted(without_ties(candidates), key=lambda one: (one.cost, -one.accuracy)):
         if not front or candidate.accuracy > front[-1].accuracy:
             front.append(candidate)
     return front
@@ -46,18 +82,26 @@ def cheapest_within(candidates: Sequence[Candidate], fraction: float = 0.01) -> 
     """The cheapest point whose accuracy is within this fraction of the best; None without points."""
     if not candidates:
         return None
-    best = max(candidates, key=lambda one: (one.accuracy, -one.cost))
+    distinct = without_ties(candidates)
+    best = max(distinct, key=lambda one: (one.accuracy, -one.cost))
     enough = (1 - fraction) * best.accuracy
-    chosen = min((one for one in candidates if one.accuracy >= enough), key=lambda one: (one.cost, -one.accuracy))
+    chosen = min((one for one in distinct if one.accuracy >= enough), key=lambda one: (one.cost, -one.accuracy))
     if chosen is best:
-        return Recommendation(
-            candidate=chosen, reason=f"the most accurate; nothing cheaper comes within {fraction:.0%}"
-        )
+        return Recommendation(candidate=chosen, reason=_why_the_best(best, candidates, fraction))
     saved = 1 - chosen.cost / best.cost if best.cost > 0 else 0.0
     return Recommendation(
         candidate=chosen,
         reason=f"within {fraction:.0%} of the best accuracy ({best.accuracy:.4f}) at {saved:.0%} less cost",
     )
+
+
+def _why_the_best(best: Candidate, candidates: Sequence[Candidate], fraction: float) -> str:
+    tied = [one for one in candidates if one.accuracy == best.accuracy and _smaller(best.values, one.values)]
+    if not tied:
+        return f"the most accurate; nothing cheaper comes within {fraction:.0%}"
+    if all(one.accuracy == best.accuracy for one in candidates):
+        return f"every point has the same accuracy ({best.accuracy:.4f}), so the smallest is taken"
+    return f"the most accurate ({best.accuracy:.4f}), and the smallest of the {len(tied) + 1} points that are"
 
 
 def cheapest_meeting(
@@ -79,6 +123,7 @@ def cheapest_meeting(
     ]
     if not fitting:
         return None
+    fitting = without_ties(fitting)
     enough = (1 - fraction) * max(one.accuracy for one in fitting)
     chosen = min((one for one in fitting if one.accuracy >= enough), key=lambda one: (one.cost, -one.accuracy))
     bounds = [f"at most {latency_ms:g} ms"] if latency_ms is not None else []
@@ -107,9 +152,12 @@ def recommend(
     def place(found: Recommendation | None) -> int | None:
         return None if found is None else places[id(found.candidate)]
 
-    best = max(points, key=lambda one: (one.accuracy, -one.cost), default=None)
+    best = max(without_ties(points), key=lambda one: (one.accuracy, -one.cost), default=None)
     chosen = cheapest_within(points, within)
     text = [_sentence(chosen)] if chosen is not None else []
+    all_zero = bool(points) and not any(one.accuracy for one in points)
+    if all_zero:
+        text.insert(0, ALL_ZERO)
     fast = small = None
     if target_latency_ms is not None:
         fast = cheapest_meeting(points, latency_ms=target_latency_ms, fraction=within)
@@ -122,6 +170,7 @@ def recommend(
     return {
         "cost": "seconds_per_sample",
         "within": within,
+        "all_zero": all_zero,
         "best": None if best is None else places[id(best)],
         "front": [places[id(one)] for one in pareto_front(points)],
         "cheapest_within": place(chosen),

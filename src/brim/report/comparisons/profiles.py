@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from brim.advise.pareto import Candidate, pareto_front
 from brim.errors import RequestError
 from brim.report.base import Column, Page, Panel, Section, Table
 from brim.report.charts.front import draw_fronts
@@ -261,11 +262,8 @@ class _View:
         for place, label in enumerate(self.labels):
             own = [self._costed(point, place, label) for point in self.points]
             known = sorted((row for row in own if row is not None), key=lambda row: (row["cost"], -row["y"]))
-            best = -math.inf
-            for row in known:
-                row["front"] = row["y"] > best
-                best = max(best, row["y"])
-            rows += known
+            front = pareto_front([row["candidate"] for row in known])
+            rows += [{**row, "candidate": None, "front": row["candidate"] in front} for row in known]
         if not rows:
             return None
         lines = lines_for(self.labels)
@@ -304,6 +302,11 @@ class _View:
             **point.place(), "line": label, "y": value["accuracy"], "cost": cost,
             "shown": interval_text(value["accuracy"], value["accuracy_ci95"]),
             "cost_shown": COSTS["seconds_per_sample"].text(cost),
+            "candidate": Candidate(
+                values={knob: point.entry[knob] for knob in self.document["knobs"]},
+                accuracy=value["accuracy"],
+                cost=cost,
+            ),
         }  # fmt: skip
 
     def _named(self) -> Column:

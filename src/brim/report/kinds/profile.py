@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from brim.advise.pareto import ALL_ZERO
 from brim.monitor.trace_file import read_rows
 from brim.report.base import Column, Fact, Page, Section, Table
 from brim.report.kinds.profile_figures import (
@@ -54,8 +55,8 @@ def profile_page(run: Run) -> Page:
         subtitle=f"{over}; {plural(done, 'value')} in {duration_text(document.get('duration_seconds'))}",
         headline=_headline(profile),
         facts=_facts(profile),
-        remarks=profile.choice.sentences,
-        warnings=_warnings(points),
+        remarks=tuple(line for line in profile.choice.sentences if line != ALL_ZERO),
+        warnings=(*(line for line in profile.choice.sentences if line == ALL_ZERO), *_warnings(points)),
         sections=sections,
     )
 
@@ -75,7 +76,7 @@ def _facts(profile: Profile) -> tuple[Fact, ...]:
     point = profile.points[chosen]
     best = max(
         (p for p in profile.points if p.figure("accuracy") is not None),
-        key=lambda p: p.figure("accuracy") or 0.0,
+        key=lambda p: (p.figure("accuracy") or 0.0, p is point),
         default=point,
     )
     beside = "" if best is point else f"best {interval_text(best.figure('accuracy'), None)} at {best.short}"

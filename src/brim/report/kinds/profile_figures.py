@@ -261,7 +261,10 @@ def front_section(profile: Profile) -> Section:
         Column(title="on the front", field="front", words=True),
         Column(title="role", field="roles", words=True),
     )
-    said = "A point is on the front where no other is as accurate and cheaper, or as cheap and more accurate."
+    said = (
+        "A point is on the front where no other is as accurate and cheaper, or as cheap and more accurate; of points "
+        "with the same accuracy it is the one with the smallest values."
+    )
     return _section(
         "Accuracy against cost",
         [said],
