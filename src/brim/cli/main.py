@@ -9,14 +9,15 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from brim import __version__
 from brim.cli import cache, demo, encode, evaluate, find, forecast, knobs, profile, report, sweep, train, train_dpo
-from brim.cli.console import error_console, stdout_for_document
+from brim.cli.console import error_console, print_traceback, stdout_for_document, visible_text
 from brim.errors import BrimError, RankError
 from brim.storage.run_folder import keep_command_line
 
@@ -24,8 +25,34 @@ __all__ = ["app", "run"]
 
 INTERRUPTED = 130  # what typer, too, leaves with after Ctrl-C
 
+
+class _Commands(TyperGroup):
+    """The commands; typer, which prints what is wrong with a command line by itself, gets it with visible escapes."""
+
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        """Parse what stands before the command's name."""
+        with _visible_messages():
+            return super().make_context(*arguments, **settings)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse the command's own arguments and run it."""
+        with _visible_messages():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _visible_messages() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "format_message") and isinstance(message := getattr(error, "message", None), str):
+            error.message = visible_text(message)  # type: ignore[attr-defined]  # typer has no public name for its kind
+        raise
+
+
 app = typer.Typer(
     name="brim",
+    cls=_Commands,
     help="Fill the GPU to the brim, never spill: find the fastest batch size that fits.",
     epilog="Example: brim find swin3d_t --mode train --knob frames=16 --knob size=224 --dtype bfloat16",
     no_args_is_help=True,
@@ -92,6 +119,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         code = full.exit_code
     finally:
         keep_command_line([])
+        sys.excepthook = print_traceback  # in place of typer's, for what leaves this function: with --debug, or a bug
     if code == INTERRUPTED:
         error_console().print("brim: interrupted")
     sys.exit(code)
