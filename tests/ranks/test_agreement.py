@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from brim.errors import BrimError, RankError, RequestError
+from brim.ranks import waiting
 from brim.ranks.agreement import Agreement, Outcome
 
 
@@ -136,7 +137,38 @@ def silence(rank: int) -> dict[str, Any]:
         return {"lost": lost, "seconds": time.monotonic() - started}
 
 
-SCENARIOS = {scenario.__name__: scenario for scenario in (votes, alone_in_ddp, inside_users_group, death, silence)}
+def late_start(rank: int) -> dict[str, Any]:
+    """Rank 1 comes to the first agreement of all a while after rank 0."""
+    waiting.NOTICE_SECONDS, waiting.LOOK_SECONDS = 0.5, 0.1
+    rank_0_is_there = Path(f"{sys.argv[2]}.rank-0-is-there")
+    if rank == 0:
+        rank_0_is_there.touch()
+    else:
+        while not rank_0_is_there.exists():
+            time.sleep(0.05)
+        time.sleep(3)
+    with Agreement(timeout_seconds=40, purpose="a late start"):
+        return {"process": os.getpid()}
+
+
+def late_vote(rank: int) -> dict[str, Any]:
+    """Rank 1 hangs for a while, alive, where rank 0 waits for its vote: with a time limit, and without one."""
+    waiting.NOTICE_SECONDS, waiting.LOOK_SECONDS = 0.5, 0.1
+    for patient in (False, True):
+        purpose = "a patient vote" if patient else "a limited vote"
+        with Agreement(timeout_seconds=40, patient=patient, purpose=purpose) as agreement:
+            agreement.gather(Outcome())
+            if rank == 1:
+                time.sleep(3)
+            agreement.gather(Outcome())
+    waiting.NOTICE_SECONDS = 30.0
+    return {"process": os.getpid()}
+
+
+SCENARIOS = {
+    scenario.__name__: scenario
+    for scenario in (votes, alone_in_ddp, inside_users_group, death, silence, late_start, late_vote)
+}
 
 
 def main(scenarios: str, output: str) -> None:
@@ -177,12 +209,15 @@ def run_pair(folder: Path, *scenarios: str) -> list[dict[str, Any]]:
     assert all(file.exists() for file in files), errors
     found = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     assert list(found[0]) == list(scenarios), errors[0]
+    for one, error in zip(found, errors, strict=True):
+        one["warnings"] = [line for line in error.splitlines() if "has waited" in line]
     return found
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_pair(tmp_path_factory.mktemp("ranks"), "votes", "alone_in_ddp", "inside_users_group", "death")
+    scenarios = ("late_start", "late_vote", "votes", "alone_in_ddp", "inside_users_group", "death")
+    return run_pair(tmp_path_factory.mktemp("ranks"), *scenarios)
 
 
 def test_every_rank_gets_every_value_in_rank_order(pair: list[dict[str, Any]]) -> None:
@@ -239,6 +274,19 @@ def test_a_dead_rank_is_named_long_before_the_timeout(pair: list[dict[str, Any]]
     assert found["seconds"] < 10
 
 
+def test_a_rank_that_waits_long_says_once_for_whom_and_how_long_at_most(pair: list[dict[str, Any]]) -> None:
+    first, second = (found["warnings"] for found in pair)
+    assert second == [], "rank 0 says it for all"
+    start, limited, patient = first
+    missing = f"rank 1 (process {pair[1]['late_vote']['process']} on {socket.gethostname()})"
+    assert "for rank 1 to start" in start
+    assert "gives up after 40 s" in start
+    assert f"{missing} in a limited vote" in limited
+    assert "gives up after 40 s" in limited
+    assert f"{missing} in a patient vote" in patient
+    assert "no time limit while a rank's process lives" in patient
+
+
 def test_a_silent_rank_is_given_up_after_the_timeout(tmp_path: Path) -> None:
     first, second = (found["silence"] for found in run_pair(tmp_path, "silence"))
     assert "rank 1 did not answer" in first["lost"]["error"]
@@ -250,11 +298,29 @@ def test_a_silent_rank_is_given_up_after_the_timeout(tmp_path: Path) -> None:
 def test_a_rank_whose_peers_never_come_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(RankError, match="2 ranks did not all connect within 1 s"), Agreement(timeout_seconds=1):
+    missing = "2 ranks did not all connect within 1 s: rank 1 did not"
+    with pytest.raises(RankError, match=missing), Agreement(timeout_seconds=1):
         pass
     monkeypatch.delenv("MASTER_PORT")
     with pytest.raises(RequestError, match="MASTER_PORT"), Agreement(timeout_seconds=1):
         pass
+
+
+def test_where_rank_0_never_comes_the_others_name_it_and_its_address(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "NOTICE_SECONDS", 0.3)
+    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.1)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RankError, match="2 ranks did not all connect within 2 s"), Agreement(timeout_seconds=2):
+        pass
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "brim.ranks"]
+    assert f"rank 1 of 2 has waited 0 s for rank 0 at 127.0.0.1:{port}" in line
+    assert "gives up after 2 s" in line
 
 
 def test_alone_nothing_is_started_and_errors_keep_their_type(monkeypatch: pytest.MonkeyPatch) -> None:

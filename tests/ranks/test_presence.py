@@ -16,6 +16,7 @@ from brim.ranks import agreement as agreement_module
 from brim.ranks import presence
 from brim.ranks.agreement import Agreement
 from brim.ranks.presence import Presence
+from brim.ranks.waiting import WaitWatcher
 from brim.ranks.world import World
 
 
@@ -143,6 +144,14 @@ def test_a_rank_at_work_learns_of_trouble_at_its_next_look(
     with pytest.raises(RankError, match="rank 1: no such file") as caught:
         agreement.check()
     assert caught.value.exit_code == 2
+
+
+def test_a_rank_that_ends_before_all_have_arrived_is_named_at_once(store: Store) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    store["arrived/1"] = json.dumps(presence._own_facts() | {"process": ended.pid, "host": "here"})
+    with pytest.raises(RankError, match=rf"rank 1 \(process {ended.pid} on here\) ended before all 3 ranks"):
+        presence.await_arrival(store, World(0, 3, 0), WaitWatcher(), 60)
 
 
 def test_torchruns_log_of_a_rank_is_named_if_it_writes_one(

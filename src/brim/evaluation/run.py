@@ -57,7 +57,7 @@ class EvalResult:
 
 def evaluate(request: EvalRequest, *, output: Path | None = None, listener: EvalListener | None = None) -> EvalResult:
     """Evaluate, and leave the run's folder behind; on every rank but 0 the result has neither summary nor samples."""
-    with Agreement(patient=True) as agreement:
+    with Agreement(patient=True, purpose="an evaluation") as agreement:
         folder = agree_on_folder(agreement, output if output is not None else default_folder("eval"))
         try:
             with stop_signal_as_error(agreement):

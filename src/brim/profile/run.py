@@ -65,7 +65,7 @@ def profile(
 ) -> ProfileResult:
     """Profile, and leave the folder behind. Points that fail are recorded and do not stop the others."""
     listener = listener or ProfileListener()
-    with Agreement(patient=True) as agreement:
+    with Agreement(patient=True, purpose="a profile") as agreement:
         folder = agree_on_folder(agreement, output if output is not None else default_folder("profile"))
         points = [dict(point) for point in agreement.run_on_all(lambda: plan_points(request))[0]]
         run = _Run(request, points, folder, listener, rank=agreement.world.rank)
@@ -136,7 +136,7 @@ class _Run:
         request = self._request_for(point, folder)
         told = folder.relative_to(self.folder).as_posix()
         try:
-            with Agreement(patient=True) as agreement, stop_signal_as_error(agreement):
+            with Agreement(patient=True, purpose="a profile") as agreement, stop_signal_as_error(agreement):
                 self._opener.aim(point)
                 result = evaluate_together(agreement, request, folder, self.listener, self._opener)
             singles = self._opener.time_singles(self.request.latency_samples) if self.rank == 0 else []

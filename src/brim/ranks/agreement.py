@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from brim.errors import BrimError, RankError, RequestError, first_line
-from brim.ranks.presence import Presence, Trouble
+from brim.ranks.presence import Facts, Presence, Trouble, await_arrival, ended_ranks, process_names
+from brim.ranks.waiting import WaitWatcher, rank_names
 from brim.ranks.world import World, current_world
 
 __all__ = ["Agreement", "Outcome"]
@@ -49,16 +51,23 @@ class Agreement:
     and errors pass through unchanged. A rank that does not come within `timeout_seconds` of another's call
     is given up: choose more than the ranks may differ in how long they take. A `patient` one waits without end for
     ranks that are alive, and for none that is gone; `check` between the calls tells early of a rank in trouble.
+    A wait of more than half a minute is a warning that names the missing ranks; `purpose` says there what the ranks
+    are doing.
     """
 
-    def __init__(self, *, timeout_seconds: float = 600.0, patient: bool = False) -> None:
+    def __init__(
+        self, *, timeout_seconds: float = 600.0, patient: bool = False, purpose: str = "work that they share"
+    ) -> None:
         self.timeout_seconds = timeout_seconds
         self.patient = patient
+        self.purpose = purpose
         self.world: World = World(0, 1, 0)
         self._group: Any = None
         self._store: Any = None  # where ranks leave word that they have come
         self._name = ""
         self._round = 0
+        self._watcher = WaitWatcher()
+        self._facts: dict[int, Facts] = {}  # where each rank runs, if there is a store that says so
         self._lost: str | None = None  # why no further vote is possible
         self._presence: Presence | None = None
         self._checked_at = 0.0
@@ -142,7 +151,7 @@ class Agreement:
             )
         self._name = f"brim/votes/{next(_agreements)}"
         try:
-            self._store, self._group = _meeting_place(self.world, self.timeout_seconds)
+            self._store, self._group, self._facts = _meeting_place(self.world, self.timeout_seconds, self._watcher)
             if self.patient and self._store is not None:
                 self._presence = Presence(self._store, self.world, self._name)
                 self._presence.start()
@@ -157,6 +166,7 @@ class Agreement:
     def _disconnect(self) -> None:
         """Leave; the group stays for the next agreement, unless it is broken."""
         self._group = None
+        self._watcher.close()
         if self._presence is not None:
             self._presence.stop()
         if self._lost is not None:
@@ -170,10 +180,11 @@ class Agreement:
             raise RankError(self._lost)
         self._round += 1
         self._announce()
-        self._await_all()
         try:
             lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.world.size)]
-            self._group.allgather([lengths], [torch.tensor([len(payload)], device="cpu")]).wait()
+            with self._watcher.waiting(self._describe_wait):
+                self._await_all()
+                self._group.allgather([lengths], [torch.tensor([len(payload)], device="cpu")]).wait()
             sizes = [int(length) for length in lengths]
             padded = bytearray(payload.ljust(max(sizes), b"\0"))
             rows = [torch.zeros(max(sizes), dtype=torch.uint8, device="cpu") for _ in sizes]
@@ -211,6 +222,19 @@ class Agreement:
                     missing.append(rank)
         return missing
 
+    def _describe_wait(self, seconds: float) -> str | None:
+        """Whom this rank waits for; None if a lower one waits too, which says it for all."""
+        missing = self._missing()
+        if min(set(range(self.world.size)) - set(missing), default=self.world.rank) != self.world.rank:
+            return None
+        who = rank_names(missing, process_names(self._facts)) if missing else "the other ranks"
+        if self.patient:
+            bound = "there is no time limit while a rank's process lives: end it if it hangs"
+        else:
+            bound = f"brim gives up after {self.timeout_seconds:g} s in all"
+        me = f"rank {self.world.rank} of {self.world.size}"
+        return f"{me} has waited {seconds:.0f} s for {who} in {self.purpose}; {bound}"
+
     def _describe_loss(self, error: RuntimeError) -> str:
         missing = self._missing()
         names = ", ".join(map(str, missing))
@@ -229,8 +253,8 @@ _agreements = itertools.count()
 # Groups and stores are kept until the process ends: ranks that leave one while others still do, or come back to a port
 # that is being closed, can wait for each other for ever.
 _kept_places: dict[
-    tuple[int, float], tuple[Any, Any, Any]
-] = {}  # (default group, timeout): that group, store, gloo group
+    tuple[int, float], tuple[Any, Any, Any, dict[int, Facts]]
+] = {}  # (default group, timeout): that group, store, gloo group, where each rank runs
 _kept_store: list[Any] = []
 
 
@@ -241,32 +265,66 @@ def _let_go_of_places() -> None:
     _kept_store.clear()
 
 
-def _meeting_place(world: World, timeout_seconds: float) -> tuple[Any, Any]:
+def _meeting_place(world: World, timeout_seconds: float, watcher: WaitWatcher) -> tuple[Any, Any, dict[int, Facts]]:
     """The store and the gloo group for votes: beside the user's default group, or, without one, on torchrun's store.
 
-    No default group is made, so that the user can still make one.
+    No default group is made, so that the user can still make one. Gives also where each rank runs.
     """
     import torch.distributed as dist
 
     default = dist.group.WORLD if dist.is_initialized() else None
     place = _kept_places.get((id(default), timeout_seconds))
     if place is not None and place[0] is default:
-        return place[1], place[2]
-    timeout = timedelta(seconds=timeout_seconds)
-    store: Any
-    group: Any
-    if default is not None:
-        store, group = _default_store(), dist.new_group(backend="gloo", timeout=timeout)
-    else:
-        if not _kept_store:
-            from torch.distributed.rendezvous import rendezvous
+        return place[1:]
+    shared = _default_store() if default is not None else _launchers_store(world, timeout_seconds, watcher)
+    store: Any = None
+    facts: dict[int, Facts] = {}
+    if shared is not None:
+        store = dist.PrefixStore(f"brim/places/{next(_agreements)}", shared)  # type: ignore[attr-defined]
+        try:
+            facts = await_arrival(store, world, watcher, timeout_seconds)
+        except BaseException:
+            _kept_store.clear()  # whoever tries again starts afresh
+            raise
 
-            _kept_store.append(next(rendezvous("env://", world.rank, world.size, timeout=timeout))[0])
-        name = f"brim/places/{next(_agreements)}"
-        store = dist.PrefixStore(name, _kept_store[0])  # type: ignore[attr-defined]
-        group = dist.ProcessGroupGloo(store, world.rank, world.size, timeout)
-    _kept_places[id(default), timeout_seconds] = (default, store, group)
-    return store, group
+    def describe(seconds: float) -> str | None:
+        ended = ended_ranks(facts)
+        if world.rank != 0 and 0 not in ended:
+            return None
+        who = f"{rank_names(ended, process_names(facts))}, which has ended" if ended else "the others"
+        return (
+            f"rank {world.rank} of {world.size} has waited {seconds:.0f} s for the connection to {who}; brim gives up "
+            f"after {timeout_seconds:g} s in all"
+        )
+
+    timeout = timedelta(seconds=timeout_seconds)
+    group: Any
+    with watcher.waiting(describe):
+        if default is not None:
+            group = dist.new_group(backend="gloo", timeout=timeout)
+        else:
+            group = dist.ProcessGroupGloo(store, world.rank, world.size, timeout)
+    _kept_places[id(default), timeout_seconds] = (default, store, group, facts)
+    return store, group, facts
+
+
+def _launchers_store(world: World, timeout_seconds: float, watcher: WaitWatcher) -> Any:
+    """torchrun's store, or one that rank 0 opens at MASTER_ADDR where no launcher has."""
+    if not _kept_store:
+        from torch.distributed.rendezvous import rendezvous
+
+        def describe(seconds: float) -> str:
+            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            return (
+                f"rank {world.rank} of {world.size} has waited {seconds:.0f} s for rank 0 at {address}, where nobody "
+                f"answers; brim gives up after {timeout_seconds:g} s in all"
+            )
+
+        with watcher.waiting(describe):
+            # As if in a world of one: rank 0 would else wait here, in silence, for ranks that nobody can name.
+            found = rendezvous("env://", world.rank, 1, timeout=timedelta(seconds=timeout_seconds))
+            _kept_store.append(next(found)[0])
+    return _kept_store[0]
 
 
 def _encode(outcome: Outcome) -> tuple[dict[str, Any], Exception | None]:

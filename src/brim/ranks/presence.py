@@ -1,7 +1,8 @@
 """Which ranks are still there: each leaves its process id and, every few seconds, a sign of life in the shared store.
 
 So a rank can wait for slower ones as long as they live, and no longer. A process that has ended on this machine is
-noticed at once, one on another machine when its signs of life stay away. Knows nothing of what the ranks do.
+noticed at once, one on another machine when its signs of life stay away. Before the ranks have met, `await_arrival`
+waits until each has left its process id there. Knows nothing of what the ranks do.
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from brim.errors import RankError, first_line
+from brim.ranks.waiting import WaitWatcher, rank_names
 from brim.ranks.world import World
 
-__all__ = ["Presence", "Trouble"]
+__all__ = ["Facts", "Presence", "Trouble", "await_arrival", "ended_ranks", "process_names"]
 
+Facts = dict[str, Any]  # where a rank runs: machine, host, process, and its log if torchrun keeps one
+
+ARRIVAL_SECONDS = 0.05  # between two looks at who has arrived
 BEAT_SECONDS = 5.0
 SILENT_SECONDS = 120.0  # without a sign of life; a library that loads may keep every thread waiting for a while
 
@@ -47,6 +52,59 @@ class Trouble:
         return error
 
 
+def await_arrival(store: Any, world: World, watcher: WaitWatcher, timeout_seconds: float) -> dict[int, Facts]:
+    """Wait until every rank has arrived at this store, and give what each says of itself; `RankError` if one does not.
+
+    The lowest rank that has arrived warns about the missing ones for all.
+    """
+    keys = [f"arrived/{rank}" for rank in range(world.size)]
+    store.set(keys[world.rank], json.dumps(_own_facts()))
+
+    def missing() -> list[int]:
+        return [rank for rank, key in enumerate(keys) if not store.check([key])]
+
+    def arrived() -> dict[int, Facts]:
+        return {rank: json.loads(store.get(keys[rank])) for rank in range(world.size) if store.check([keys[rank]])}
+
+    def describe(seconds: float) -> str | None:
+        absent = missing()
+        if not absent or min(set(range(world.size)) - set(absent)) != world.rank:
+            return None
+        return (
+            f"rank {world.rank} of {world.size} has waited {seconds:.0f} s for {rank_names(absent, {})} to start: not "
+            f"connected yet; brim gives up after {timeout_seconds:g} s in all, see the output of what is missing"
+        )
+
+    started = looked = time.monotonic()
+    with watcher.waiting(describe):
+        while not store.check(keys):
+            if time.monotonic() - looked >= 1.0:
+                looked = time.monotonic()
+                if ended := ended_ranks(facts := arrived()):
+                    raise RankError(
+                        f"rank {world.rank}: {rank_names(ended, process_names(facts))} ended before all "
+                        f"{world.size} ranks had connected; see that rank's own output"
+                    )
+            if time.monotonic() - started > timeout_seconds:
+                raise RankError(
+                    f"rank {world.rank}: the {world.size} ranks did not all connect within {timeout_seconds:g} s: "
+                    f"{rank_names(missing(), {})} did not; see what became of them, then start again"
+                )
+            time.sleep(ARRIVAL_SECONDS)
+    return arrived()
+
+
+def ended_ranks(facts: Mapping[int, Facts]) -> list[int]:
+    """The ranks on this machine whose processes have ended."""
+    here = _machine()
+    return [rank for rank, one in facts.items() if one["machine"] == here and not _process_lives(one["process"])]
+
+
+def process_names(facts: Mapping[int, Facts]) -> dict[int, str]:
+    """Where each rank runs, in words."""
+    return {rank: f"process {one['process']} on {one['host']}" for rank, one in facts.items()}
+
+
 class Presence:
     """This rank's signs of life, and what is known of the others'."""
 
@@ -56,13 +114,12 @@ class Presence:
         self._name = name
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="brim-presence", daemon=True)
-        self._facts: dict[int, dict[str, Any]] = {}  # of the others, as they left them
+        self._facts: dict[int, Facts] = {}  # of the others, as they left them
         self._seen: dict[int, tuple[int, float]] = {}  # the last beat, and when it was first seen
 
     def start(self) -> None:
         """Say who this is, and go on saying so."""
-        facts = {"machine": _machine(), "process": os.getpid(), "log": _torchrun_log()}
-        self._store.set(self._key("facts", self._world.rank), json.dumps(facts))
+        self._store.set(self._key("facts", self._world.rank), json.dumps(_own_facts()))
         self._thread.start()
 
     def stop(self) -> None:
@@ -133,6 +190,10 @@ class Presence:
 
     def _key(self, kind: str, rank: int) -> str:
         return f"{self._name}/{kind}/{rank}"
+
+
+def _own_facts() -> Facts:
+    return {"machine": _machine(), "host": socket.gethostname(), "process": os.getpid(), "log": _torchrun_log()}
 
 
 def _machine() -> str:

@@ -115,7 +115,7 @@ def find_with(
             own.append(_find_here(prober, settings, listener, cache or PlanCache()))
         return own[0].to_json()
 
-    with Agreement() as agreement:
+    with Agreement(purpose="a search for a batch size") as agreement:
         plans = [Plan.from_json(data) for data in agreement.run_on_all(search_here)]
     if len(plans) == 1:
         return own[0]

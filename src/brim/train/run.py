@@ -76,7 +76,7 @@ def run_training(
     """Train one seed, and leave the run's folder behind; interrupted, it tells how to go on if it is on its own."""
     started_at = datetime.datetime.now(datetime.UTC)
     watcher = listener or TrainListener()
-    with Agreement(timeout_seconds=VOTE_SECONDS) as agreement:
+    with Agreement(timeout_seconds=VOTE_SECONDS, purpose="training") as agreement:
         folder = _agree_on_folder(agreement, request, output)
         try:
             with stop_signal_as_error(agreement):
