@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
+import re
+import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +27,7 @@ from brim.evaluation.remote_worker import Means, RemoteWorker
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult
 from brim.execute.figures import ExecutionFigures
+from brim.execute.ray_cluster import LISTENER, connected_ray, exit_detail
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (brim[ray])")
 
@@ -55,6 +62,7 @@ class Watcher(EvalListener):
         self.device = ""
         self.addresses: set[str] = set()
         self.processes: list[psutil.Process] = []
+        self.sessions: set[str] = set()  # Ray's own folders
         self._interrupt_after = interrupt_after
 
     def opened(self, facts: Any) -> None:
@@ -68,6 +76,8 @@ class Watcher(EvalListener):
             self.processes = [
                 one for one in psutil.Process().children(recursive=True) if "ray" in " ".join(one.cmdline())
             ]
+            commands = " ".join(word for one in self.processes for word in one.cmdline())
+            self.sessions = set(re.findall(r"/[^\s=]*?/session_\d[\w-]*", commands))
             self.addresses = set(listening([psutil.Process(), *self.processes]))
         if self._interrupt_after is not None and figures.items >= self._interrupt_after:
             raise KeyboardInterrupt
@@ -156,7 +166,111 @@ def test_a_ray_of_our_own_listens_on_loopback_only(session: Session) -> None:
     assert session.interrupted.device == "2 Ray workers (cpu)"
 
 
+@needs_ray
+def test_a_ray_of_our_own_leaves_no_folder_behind(session: Session) -> None:
+    for watcher in (session.interrupted, session.resumed):
+        assert watcher.sessions
+        assert not [folder for folder in watcher.sessions if Path(folder).exists()]
+
+
+# One word of a function's answer, slowly.
+SLOW = """
+import time
+def slow():
+    def answer(samples):
+        time.sleep(0.05 * len(samples))
+        return [sample.prompt.upper() for sample in samples]
+    return answer
+"""
+
+
+@needs_ray
+@pytest.mark.slow
+def test_the_loss_of_a_node_is_one_line_and_costs_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.cluster_utils import Cluster
+
+    (tmp_path / "slow.py").write_text(SLOW, encoding="utf-8")
+    data = write_words(tmp_path / "words.jsonl", 400)
+    journal = tmp_path / "run" / "samples.jsonl"
+    with tempfile.TemporaryDirectory() as folder:  # short: sockets are made in it
+        for name in ("TMPDIR", "RAY_TMPDIR"):
+            monkeypatch.setenv(name, folder)
+        means: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+        cluster = Cluster(initialize_head=True, head_node_args={**means, "include_dashboard": False})
+        try:
+            doomed = cluster.add_node(**means)
+            arguments = ["eval", f"py:{tmp_path / 'slow.py'}:slow", "-d", str(data), "-o", str(tmp_path / "run")]
+            flags = ["--on", "ray", "--workers", "2", "--device", "cpu", "--no-cache", "-b", "2"]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "brim", *arguments, *flags],
+                env=os.environ | {"RAY_ADDRESS": cluster.address},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            while process.poll() is None and not (journal.exists() and journal.read_text().count("\n") > 80):
+                time.sleep(0.2)
+            cluster.remove_node(doomed, allow_graceful=False)
+            _, told = process.communicate(timeout=200)
+        finally:
+            cluster.shutdown()
+        assert process.returncode == 0, told
+        assert list(Path(folder).glob("brim*")) == []
+    assert len(lines_of(tmp_path / "run")) == 400
+    lost = [line for line in told.splitlines() if "lost" in line]
+    assert len(lost) == 1, told
+    assert len(told.splitlines()) < 8, told
+
+
 # What needs no Ray.
+
+
+def test_of_what_rays_cluster_broadcasts_a_line_reaches_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray = type(sys)("ray")
+    ray.is_initialized = lambda: True  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", ray)
+    dump = "\n".join(f"    [state-dump] line {number}" for number in range(20))
+
+    def broadcast() -> None:
+        print(f"\x1b[33m(raylet)\x1b[0m Raylet is terminated. Last 20 lines of the Raylet logs:\n{dump}")
+        print("\x1b[33m(raylet)\x1b[0m The node with node id: 3e8 has been marked dead because\n\t(1) it crashed")
+        for _ in range(2):
+            print("\x1b[33m(raylet)\x1b[0m No node has enough\x1b]0;x\x07 resources.\nMore of it")
+
+    with connected_ray() as connected:
+        assert connected is ray
+        thread = threading.Thread(target=broadcast, name=LISTENER)
+        thread.start()
+        thread.join()
+        print("a word of somebody else")
+    printed = capsys.readouterr()
+    assert printed.out == "", "standard output is for the result"
+    assert printed.err == "ray: No node has enough]0;x resources.\na word of somebody else\n"
+
+
+def test_a_lost_node_is_told_in_a_few_words() -> None:
+    class NodeDiedError(Exception):
+        pass
+
+    assert exit_detail(NodeDiedError("Task failed\n\nThe node IP: 1.2.3.4")).endswith("its node is lost")
+    assert len(exit_detail(ValueError("so much to say " * 100))) <= 240
+
+
+def test_a_worker_that_is_killed_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    data = write_words(tmp_path / "words.jsonl", 4)
+    request = EvalRequest(model=shout(tmp_path), data=str(data), batch_size=2, device="cpu", use_cache=False)
+    worker = RemoteWorker(request, Means(workers=1, gpus=0, cpus=1), str(Path.cwd()), {})
+    worker.open()
+    list(worker.evaluate([0, 1, 2, 3]))
+    assert list(folder.iterdir()) == [], "what it has here nobody would remove"
+    header, *rows = worker.trace().splitlines()
+    assert header.startswith("time_seconds,")
+    assert rows
 
 
 def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

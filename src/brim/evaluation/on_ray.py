@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import datetime
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,8 +65,7 @@ def evaluate_on_ray(
         raise RequestError(f"--workers {workers}: the smallest is 1")
     if gpus_per_worker is not None and not 0 < gpus_per_worker <= 1:
         raise RequestError(f"--gpus-per-worker {gpus_per_worker:g}: give a part of one GPU, above 0 and up to 1")
-    # Ray's own words about its processes go to standard output, which is the result's.
-    with contextlib.redirect_stdout(sys.stderr), connected_ray(workers) as ray:
+    with connected_ray(workers) as ray:
         means = _means(ray.cluster_resources(), request, workers, gpus_per_worker)
         crew = _Crew(ray, request, means, listener)
         try:

@@ -11,10 +11,8 @@ import dataclasses
 import os
 import queue
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from brim.evaluation.listener import EvalListener
@@ -26,6 +24,7 @@ from brim.execute.figures import ExecutionFigures
 from brim.memory.devices import memory_of
 from brim.memory.limit import DEFAULT_MARGIN
 from brim.models.placement import resolve_device
+from brim.monitor.trace_file import TraceText
 
 __all__ = ["Means", "News", "RemoteWorker"]
 
@@ -58,7 +57,7 @@ class RemoteWorker:
             os.chdir(folder)
         self._request = request
         self._means = means
-        self._traces = tempfile.TemporaryDirectory(prefix="brim-")
+        self._trace = TraceText()
         self._relay = _Relay()
 
     def hello(self) -> str:
@@ -73,7 +72,7 @@ class RemoteWorker:
             part = int(memory_of(device).total_bytes() * self._means.gpus * (1 - DEFAULT_MARGIN))
             request = dataclasses.replace(request, memory_limit=part)
         subject = open_subject(request)
-        self._worker = Worker(request, subject, self._relay, monitor=Path(self._traces.name) / "monitor.csv")
+        self._worker = Worker(request, subject, self._relay, monitor=self._trace)
         self._worker.__enter__()
         return subject.facts()
 
@@ -108,10 +107,7 @@ class RemoteWorker:
     def trace(self) -> str:
         """End the monitor's trace, and give it."""
         self._worker.__exit__(None, None, None)
-        path = Path(self._traces.name) / "monitor.csv"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        self._traces.cleanup()
-        return text
+        return self._trace.text()
 
     def _evaluate(self, items: list[int], news: queue.SimpleQueue[News | Exception]) -> None:
         try:

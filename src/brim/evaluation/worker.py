@@ -33,6 +33,7 @@ from brim.execute.loader import Loader, LoaderSettings, NotPrepared
 from brim.memory.devices import DeviceMemory, device_uuid, memory_of
 from brim.memory.limit import resolve_limit
 from brim.monitor.sampler import Sampler
+from brim.monitor.trace_file import TraceText
 
 __all__ = ["Lines", "Worker"]
 
@@ -54,7 +55,7 @@ class Worker:
         subject: Subject,
         listener: EvalListener,
         *,
-        monitor: Path | None = None,
+        monitor: Path | TraceText | None = None,
         hint: Hint | None = None,
         stages: StageClock | None = None,
         forecast: StartForecaster = forecast_start,

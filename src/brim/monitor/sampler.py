@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 from brim.errors import RequestError
 from brim.monitor.host import CpuMeter, MemoryMeter, process_resident_bytes
 from brim.monitor.nvml import CardFigures, OpenCard, open_card
-from brim.monitor.trace_file import COLUMNS, Sample, TraceFile, read_rows
+from brim.monitor.trace_file import COLUMNS, Sample, TraceFile, TraceText, read_rows
 
 __all__ = ["MonitorSummary", "Sampler", "read_rows"]
 
@@ -58,13 +58,14 @@ class Sampler:
         sampler.summary().gpu_utilisation_mean
 
     The card is named as in `brim.monitor.nvml.device_memory`; with neither uuid nor index only the host is read.
-    Without a path nothing is written. A sampler serves one block: entering it again, or in a forked child, starts
-    nothing. `summary()` can be asked at any time and covers this process's samples, not those of a run it resumes.
+    Without a path nothing is written; a `TraceText` in its place keeps the rows in memory. A sampler serves one block:
+    entering it again, or in a forked child, starts nothing. `summary()` can be asked at any time and covers this
+    process's samples, not those of a run it resumes.
     """
 
     def __init__(
         self,
-        path: Path | None,
+        path: Path | TraceText | None,
         *,
         device_uuid: str | None = None,
         index: int | None = None,
@@ -75,7 +76,7 @@ class Sampler:
         self.interval_seconds = interval_seconds
         self._device_uuid = device_uuid
         self._index = index
-        self._file = TraceFile(path)
+        self._file = path if isinstance(path, TraceText) else TraceFile(path)
         self._tally = _Tally()
         self._summary = MonitorSummary()  # replaced whole, so that it is read without a lock (a fork could hold it)
         self._started = 0.0

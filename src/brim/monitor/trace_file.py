@@ -14,7 +14,7 @@ from typing import Any
 
 from brim.errors import RequestError
 
-__all__ = ["COLUMNS", "Sample", "TraceFile", "read_rows"]
+__all__ = ["COLUMNS", "Sample", "TraceFile", "TraceText", "read_rows"]
 
 FLUSH_SECONDS = 5.0  # rows wait at most this long in memory; a killed process loses those
 
@@ -65,7 +65,7 @@ class TraceFile:
     def append(self, sample: Sample) -> None:
         if self.path is None or self.error is not None:
             return
-        self._pending.append(",".join(_cell(getattr(sample, column)) for column in COLUMNS))
+        self._pending.append(_row(sample))
         if time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
             self.flush()
 
@@ -99,6 +99,28 @@ class TraceFile:
         self.resumed_at_seconds = next(whole, {"time_seconds": 0.0})["time_seconds"]
 
 
+class TraceText:
+    """The rows in memory, for a process on another machine: whenever it is killed, it leaves no file behind."""
+
+    def __init__(self) -> None:
+        self.error: str | None = None
+        self.resumed_at_seconds = 0.0
+        self._rows = [",".join(COLUMNS)]
+
+    def open(self) -> None:
+        """Nothing to make."""
+
+    def append(self, sample: Sample) -> None:
+        self._rows.append(_row(sample))
+
+    def flush(self) -> None:
+        """Nothing to write."""
+
+    def text(self) -> str:
+        """What the file would hold."""
+        return "\n".join(self._rows) + "\n"
+
+
 def _append(path: Path, lines: list[str], flags: int) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | flags, 0o644), "ab") as file:
         file.write(("\n".join(lines) + "\n").encode())
@@ -117,6 +139,10 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     header, *lines = complete.decode(errors="replace").splitlines() or [""]
     columns = header.split(",")
     return [row for row in (_parse_row(line, columns) for line in lines) if row is not None]
+
+
+def _row(sample: Sample) -> str:
+    return ",".join(_cell(getattr(sample, column)) for column in COLUMNS)
 
 
 def _cell(value: float | tuple[str, ...] | None) -> str:

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,8 +83,7 @@ class RayLauncher:
         """Every job to its end. Ctrl-C ends the tasks; what is finished is kept."""
         if not jobs:
             return
-        # Ray's own words about its processes go to standard output, which is the result's.
-        with contextlib.redirect_stdout(sys.stderr), connected_ray(self._workers) as ray:
+        with connected_ray(self._workers) as ray:
             cards = _cards(ray)
             tasks = [_Task(job=job, handle=self._submit(ray, job, cards, recorder)) for job in jobs]
             try:

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import platform
 import secrets
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,16 +45,23 @@ def do_remotely(
     if _shared(mark):
         outcome = run_to_end(job, timeout_seconds=timeout_seconds, command=starts)
         return Delivery(outcome=outcome, host=platform.node())
-    folder = Path(tempfile.mkdtemp(prefix="brim-sweep-")) / job.id
-    here = dataclasses.replace(job, folder=str(folder))
-    outcome = run_to_end(here, timeout_seconds=timeout_seconds, command=starts)
-    files, behind = {}, []
-    for name in SENT_FILES:
-        path = folder / name
-        if path.is_file() and path.stat().st_size <= MOST_BYTES:
-            files[name] = path.read_bytes()
-        elif path.is_file():
-            behind.append(str(path))
+    files: dict[str, bytes] = {}
+    behind: list[str] = []
+    own = Path(tempfile.mkdtemp(prefix="brim-sweep-"))
+    folder = own / job.id
+    try:
+        outcome = run_to_end(
+            dataclasses.replace(job, folder=str(folder)), timeout_seconds=timeout_seconds, command=starts
+        )
+        for name in SENT_FILES:
+            path = folder / name
+            if path.is_file() and path.stat().st_size <= MOST_BYTES:
+                files[name] = path.read_bytes()
+            elif path.is_file():
+                behind.append(str(path))
+    finally:
+        if not behind:  # all that counts is on its way
+            shutil.rmtree(own, ignore_errors=True)
     return Delivery(outcome=outcome, files=files, left_behind=tuple(behind), host=platform.node())
 
 
