@@ -183,6 +183,8 @@ def test_what_user_code_prints_goes_to_standard_error_with_json(
     assert sys.stdout is before
     print("as before")
     assert capfd.readouterr().out == "as before\n"
+
+
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("knobs", "MODEL"),
     ("find", "MODEL", "--device", "cpu"),

@@ -7,10 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from brim.config.search_settings import SearchSettings
-from brim.errors import DoesNotFitError, RequestError
-from brim.memory.remedies import memory_remedies, memory_savings
 from brim.errors import DoesNotFitError, LostError, RequestError
-from brim.memory.remedies import memory_remedies
+from brim.memory.remedies import memory_remedies, memory_savings
 from brim.records import Probe
 from brim.search.strategy import Found, search_sizes
 from fake_curves import Curve, FakeDevice, scene_of
