@@ -278,6 +278,28 @@ def test_gradients_that_exist_and_those_that_do_not_are_put_back() -> None:
     assert [parameter.grad for parameter in model.parameters()][1:] == [None] * 3
 
 
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_every_probe_starts_with_the_optimizer_state_that_a_run_starts_with(steps_before: int) -> None:
+    model = nn.Linear(256, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = training(model, optimizer)
+    for _ in range(steps_before):
+        step(rows(2))
+    seen: list[int] = []
+
+    def noting(batch: torch.Tensor) -> torch.Tensor:
+        seen.append(len(optimizer.state))
+        return step(batch)
+
+    with prober(noting, model=model, optimizer=optimizer, limit=2**20) as probing:
+        starts = []
+        for size in (2, 3):
+            starts.append(len(seen))
+            assert probing.probe(size).fits
+    assert [seen[start] for start in starts] == [2 * steps_before] * 2
+    assert len(optimizer.state) == 2 * steps_before
+
+
 def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], torch.Tensor]:
     def step(batch: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()

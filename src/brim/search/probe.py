@@ -109,6 +109,7 @@ class DeviceProber(Prober):
         self._ambiguous_at = math.inf
         self._probing = contextlib.ExitStack()
         self._begun = False
+        self._stateless: list[torch.optim.Optimizer] = []  # those without state before the first probe
         self._left_over = False  # whether a step that raised may have left tensors behind
 
     def __enter__(self) -> Self:
@@ -183,6 +184,7 @@ class DeviceProber(Prober):
             return
         self._begun = True
         workload = self.workload
+        self._stateless = [optimizer for optimizer in workload.optimizers() if not optimizer.state]
         if self.preserve_state:
             state = (workload.modules(), workload.optimizers(), workload.stateful())
             self._check_host_room(required_bytes(*state))
@@ -359,8 +361,14 @@ class DeviceProber(Prober):
         )
 
     def _drop_leftovers(self) -> None:
-        """Drop what the last step left, so that every probe starts from the same memory."""
+        """Drop what the last step left, so that every probe starts from the same memory, as a run with its size will.
+
+        Optimizer state that the first step of a run makes lands among that step's cached activations. Kept from an
+        earlier probe it would lie apart, and a size near the limit would seem to fit that then makes a run retry.
+        """
         self.workload.release()
+        for optimizer in self._stateless:
+            optimizer.state.clear()
         for module in self.workload.modules():
             for parameter in module.parameters():
                 parameter.grad = None
