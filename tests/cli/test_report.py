@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from reported_runs import profile_document, profile_entry, write_evaluation, write_find, write_profile
+from reported_runs import profile_document, profile_entry, sample_line, write_evaluation, write_find, write_profile
 
 Brim = Callable[..., Any]
 
@@ -57,6 +57,52 @@ def test_two_profiles_are_compared(brim: Brim, tmp_path: Path) -> None:
     runs = [write_profile(tmp_path / name, profile_document([profile_entry(2), profile_entry(3)])) for name in "ab"]
     result = brim("report", *map(str, runs), "-o", str(tmp_path / "both.html"))
     assert (result.code, result.out) == (0, f"report in {tmp_path / 'both.html'}\n")
+
+
+def test_profiles_on_different_data_open_with_a_warning_and_nothing_is_judged(brim: Brim, tmp_path: Path) -> None:
+    """The samples have the same numbers for ids, and are others."""
+    for name, scores in (("a", [0.0] * 20), ("b", [1.0] * 20)):
+        document = profile_document([profile_entry(2)])
+        document["request"] = {**document["request"], "data": f"{name}.jsonl"}
+        write_profile(tmp_path / name, document)
+        value = write_evaluation(tmp_path / name / "values" / "max_crops=2", scores)
+        record = json.loads((value / "run.json").read_text())
+        record["summary"]["fingerprint"] = f"model:1 data:{name} settings:3"
+        (value / "run.json").write_text(json.dumps(record))
+    output = tmp_path / "both.html"
+    result = brim("report", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(output), "--json")
+    document = json.loads(result.out)
+    assert document["data_differs"] is True
+    assert "a: a.jsonl, b: b.jsonl" in document["warnings"][0]
+    assert document["points"][0]["differences"][1]["ci95"] is None
+    assert "a: a.jsonl, b: b.jsonl" in " ".join(result.err.split())
+    page = output.read_text(encoding="utf-8")
+    assert page.index("made on different data") < page.index('class="headline"')
+    assert "leaves zero out at" not in page
+
+
+def test_evaluations_on_different_data_are_not_paired_by_ids_that_happen_to_be_equal(
+    brim: Brim, tmp_path: Path
+) -> None:
+    runs = []
+    for name, score in (("a", 0.0), ("b", 1.0)):
+        lines = [sample_line(n, score, input=f"{name} {n}") for n in range(20)]
+        run = write_evaluation(tmp_path / name, [score] * 20, lines=lines)
+        record = json.loads((run / "run.json").read_text())
+        record["summary"]["fingerprint"] = f"model:1 data:{name} settings:3"
+        (run / "run.json").write_text(json.dumps(record))
+        runs.append(str(run))
+    document = json.loads(brim("report", *runs, "-o", str(tmp_path / "both.html"), "--json").out)
+    assert document["data_differs"] is True
+    assert "other content under the same name" in document["warnings"][0]
+    (pair,) = document["pairs"]
+    assert (pair["judged"], pair["common_samples"], pair["metrics"]["vqa"]) == (False, 0, None)
+    moved = tmp_path / "moved"
+    record["request"]["data"] = "/elsewhere/val"
+    write_evaluation(moved, [1.0] * 20)
+    (moved / "run.json").write_text(json.dumps(record))
+    same = json.loads(brim("report", runs[1], str(moved), "-o", str(tmp_path / "same.html"), "--json").out)
+    assert (same["data_differs"], same["pairs"][0]["judged"]) == (False, True), "the same content under another name"
 
 
 def test_what_is_wrong_is_said_with_exit_code_two(brim: Brim, tmp_path: Path) -> None:

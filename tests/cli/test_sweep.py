@@ -13,7 +13,7 @@ import pytest
 
 from brim.errors import RequestError
 from brim.sweep.experiment import run_job, train_run
-from brim.sweep.job import Job, read_outcome
+from brim.sweep.job import Job, Outcome, read_outcome
 from brim.sweep.listener import Recorder
 from brim.sweep.scout import Scout
 
@@ -233,6 +233,42 @@ class LauncherHere:
             outcome = read_outcome(Path(job.folder), id=job.id)
             assert outcome is not None
             recorder.ended(job, outcome)
+
+
+class Played:
+    """Ends every experiment with the same score, after 7.98 s of which 2.33 s were training."""
+
+    def run(self, jobs: Sequence[Job], recorder: Recorder) -> None:
+        for job in jobs:
+            recorder.started(job, "cpu")
+            figures = {"best": {"top1": 0.5}, "batch_size_used": 8, "seconds": 2.33}
+            outcome = Outcome(id=job.id, attempt=1, state="completed", seconds=7.98, figures=figures)
+            recorder.ended(job, outcome)
+
+
+@pytest.mark.usefixtures("scout")
+def test_seconds_and_counts_are_the_same_on_the_console_in_the_table_and_in_the_report(
+    brim: Brim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brim.cli.sweep._launcher", lambda *_: Played())
+    file = tmp_path / "grid.yaml"
+    file.write_text("grid_search: {grid: {model.type: [r3d_18, mc3_18, s3d], hp.batch_size: [8, 8, 8]}}\n")
+    out = tmp_path / "out"
+    result = brim("sweep", str(file), "--max-experiments", "2", "--no-forecast", "-o", str(out))
+    assert result.code == 0, result.err
+    with (out / "results.csv").open(newline="") as table:
+        assert [float(row["seconds"]) for row in csv.DictReader(table)] == [7.98, 7.98]
+    document = json.loads((out / "sweep.json").read_text())
+    assert [one["result"]["seconds"] for one in document["experiments"]] == [7.98, 7.98]
+    page = (out / "report.html").read_text()
+    assert "7.98 s" in page
+    assert "2.33" not in page
+    shown = " ".join(result.out.split())
+    assert "the grid has 3 experiments instead of 9" in shown
+    assert "2 of them ran" in shown
+    assert "3 of 9" not in page
+    assert "2 of 2 experiments completed; the grid has 3." in page
+    assert "2 experiments share the best top1, 0.500" in page, "a tie is not ranked"
 
 
 WIDE = """

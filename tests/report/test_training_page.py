@@ -327,6 +327,15 @@ def test_a_preference_training_opens_with_its_auroc_and_admits_a_better_baseline
     assert [panel.title for panel in section(made, "Methods").panels] == ["AUROC", "AUPR", "FPR95, lower is better"]
 
 
+def test_methods_whose_auroc_is_shown_as_equal_are_not_ranked(tmp_path: Path) -> None:
+    cells = [
+        {**cell, "metrics": {**cell["metrics"], "auroc": 1.0 if cell["method"] != "dpo" else 1.0 - 1e-9}}
+        for cell in preference_cells(("easy",))
+    ]
+    made = page(write_preference(tmp_path, cells))
+    assert made.remarks == ("On easy: dpo, mahalanobis and mc_dropout have the same AUROC, 1.000, and none is higher.",)
+
+
 def test_the_table_is_method_by_data_set_with_deviation_and_every_seed_below(preferred: Page) -> None:
     made = preferred
     assert cells(section(made, "Methods"))[:2] == [
@@ -416,17 +425,31 @@ def test_preference_trainings_are_compared_method_by_method(tmp_path: Path) -> N
 def test_trainings_that_cannot_be_held_against_each_other_are_compared_with_a_warning(tmp_path: Path) -> None:
     training = write_training(tmp_path / "a")
     _, made = compare(training, write_preference(tmp_path / "b"))
-    assert made.warnings[0].startswith("some are preference trainings")
+    assert made.warnings[1].startswith("some are preference trainings")
     other = write_training(tmp_path / "c")
     document = json.loads((other / "run.json").read_text())
     document["request"]["settings"]["model"]["type"] = "resnet18"
     (other / "run.json").write_text(json.dumps(document))
     (other / "steps.jsonl").unlink()
     _, made = compare(training, other)
-    assert "a: r3d_18 on UCF101, c: resnet18 on UCF101" in made.warnings[0]
+    assert "a: r3d_18, c: resnet18" in made.warnings[0]
     assert made.warnings[1] == "c has no steps.jsonl, so it has no curve"
     with pytest.raises(Exception, match="of the kind eval"):
         compare(training, write_evaluation(tmp_path / "d"))
+
+
+def test_trainings_on_different_data_say_so_first_and_their_figures_are_not_subtracted(tmp_path: Path) -> None:
+    first, second = (write_training(tmp_path / name) for name in ("a", "b"))
+    record = json.loads((second / "run.json").read_text())
+    record["request"]["settings"]["data"]["root"] = "Kinetics"
+    (second / "run.json").write_text(json.dumps(record))
+    document, made = compare(first, second)
+    assert document["data_differs"] is True
+    assert made.warnings[0] == document["warnings"][0]
+    assert "a: UCF101, b: Kinetics" in made.warnings[0]
+    named = [fact.name for fact in made.facts]
+    assert "throughput" in named
+    assert not {"top1", "samples to the same loss"} & set(named)
 
 
 # --- in a browser (that charts are drawn without a message is tested with all pages)

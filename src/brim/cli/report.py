@@ -46,6 +46,8 @@ def report(runs: Runs, output: Page = None, json_output: options.JsonOutput = Fa
         document = write_comparison(runs, path)
     if json_output:
         print_document(document)
+    for warning in document.get("warnings", ()):
+        error_console().print(f"warning: {warning}", markup=False, highlight=False)
     console = error_console() if json_output else output_console()
     console.print(f"report in {path}", markup=False, highlight=False)
 

@@ -115,10 +115,12 @@ def print_sweep(console: Console, result: SweepResult, *, top_n: int, report: Pa
     saved = document["time_saved"]
     if saved["experiments_full_product"] > saved["experiments"]:
         seconds = saved["seconds_saved_estimate"]
+        ended = sum(one.outcome is not None for one in result.results)
+        part = f"; {ended} of them ran" if ended < saved["experiments"] else ""
         about = "" if seconds is None else f", about {_duration(seconds)} at the mean time of one"
         console.print(
-            f"{saved['experiments']} experiments instead of {saved['experiments_full_product']} with every list "
-            f"crossed: {saved['fraction']:.0%} saved{about}",
+            f"the grid has {saved['experiments']} experiments instead of {saved['experiments_full_product']} with "
+            f"every list crossed: {saved['fraction']:.0%} saved{about}{part}",
             highlight=False,
             soft_wrap=False,
         )

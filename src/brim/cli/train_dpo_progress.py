@@ -114,19 +114,18 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     best = _best(rows)
     for row in rows:
         names = [row["method"], row["data"], *([row["encoder"]] if several else [])]
-        style = "bold" if best.get((row["data"], row["encoder"])) == row["method"] else None
+        style = "bold" if row["method"] in best.get((row["data"], row["encoder"]), ()) else None
         table.add_row(*names, *(_figure(row[name]) for name in _TITLES), style=style)
     return table
 
 
-def _best(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
-    """The method with the highest mean AUROC on each data set."""
-    found: dict[tuple[str, str], tuple[float, str]] = {}
+def _best(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[str]]:
+    """The methods with the highest mean AUROC on each data set, as it is shown."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
         if row["auroc"] is not None:
-            key = (row["data"], row["encoder"])
-            found[key] = max(found.get(key, (-1.0, "")), (row["auroc"]["mean"], row["method"]))
-    return {key: method for key, (_, method) in found.items()}
+            found.setdefault((row["data"], row["encoder"]), {})[row["method"]] = round(row["auroc"]["mean"], 3)
+    return {key: [name for name, mean in means.items() if mean == max(means.values())] for key, means in found.items()}
 
 
 def _figure(figure: Mapping[str, Any] | None) -> str:

@@ -124,7 +124,7 @@ def _attempt(job: Job, tell: Tell, train: Train, started: float) -> Outcome:
 _KEPT = (
     "best_epoch", "epochs", "steps", "samples", "stopped_early", "samples_per_second", "batch_size_used", "batch_sizes",
     "batch_size_max", "effective_batch_size", "accumulation_steps", "eval_batch_size", "oom_events", "alloc_retries",
-    "peak_allocated_bytes", "peak_reserved_bytes", "gpu_utilisation_mean", "seconds", "eval_seconds",
+    "peak_allocated_bytes", "peak_reserved_bytes", "gpu_utilisation_mean", "eval_seconds",
 )  # fmt: skip
 
 
@@ -135,6 +135,7 @@ def _figures(result: TrainResult) -> dict[str, Any]:
         "best": {name: value["mean"] for name, value in summary["metrics"].items()},
         "final": dict(summary["last_metrics"]),
         **{name: summary.get(name) for name in _KEPT},
+        "train_seconds": summary.get("seconds"),  # an experiment's own are those of its whole process
         "limit_bytes": None if result.plan is None else result.plan.memory.limit_bytes,
         "device": None if result.plan is None else result.plan.device,
         "notes": list(result.notes),

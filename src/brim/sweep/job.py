@@ -71,7 +71,7 @@ class Outcome:
     state: State
     failure: FailureWord = ""
     error: str = ""
-    seconds: float = 0.0
+    seconds: float = 0.0  # of the attempt, from the start of its process: imports, data, training and validation
     batch_size_reason: str = ""
     figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the training run
     epochs: tuple[Mapping[str, Any], ...] = ()  # a row for each

@@ -82,7 +82,7 @@ def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
 def _totals(outcome: Outcome) -> dict[str, float]:
     """The figures of a whole run: metrics of its best epoch, rate, memory, seconds."""
     best = {f"best_{name}": value for name, value in (outcome.figures.get("best") or {}).items()}
-    return _numbers({**best, **outcome.figures, "sweep_seconds": outcome.seconds})
+    return _numbers({**best, **outcome.figures, "seconds": outcome.seconds})
 
 
 class TensorBoardLogger:

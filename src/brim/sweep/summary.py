@@ -77,6 +77,7 @@ def time_saved(results: Sequence[Result], *, whole: int | None, product: int) ->
 def _result_json(result: Result) -> dict[str, Any]:
     outcome = result.outcome
     return {
+        **({} if outcome is None else dict(outcome.figures)),
         "state": result.state,
         "attempts": result.attempts,
         "device": result.device,
@@ -85,5 +86,4 @@ def _result_json(result: Result) -> dict[str, Any]:
         "error": None if outcome is None else outcome.error or None,
         "seconds": None if outcome is None else outcome.seconds,
         "batch_size_reason": None if outcome is None else outcome.batch_size_reason or None,
-        **({} if outcome is None else dict(outcome.figures)),
     }

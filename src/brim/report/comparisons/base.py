@@ -10,15 +10,18 @@ from brim.report.base import Column, Page, Section, Table
 from brim.report.charts.theme import Line, lines_for
 from brim.report.read import Run
 from brim.report.sections.settings import flat_rows
-from brim.report.units import date_text, duration_text
+from brim.report.training_run import subject_of
+from brim.report.units import date_text, duration_text, text
+from brim.storage.files import read_json
 
 __all__ = [
-    "COMPARISON_SCHEMA", "Comparison", "differing_rows", "header_of", "labels_of", "lines_of", "run_columns",
-    "settings_section",
+    "COMPARISON_SCHEMA", "Comparison", "DataNote", "differing_rows", "header_of", "labels_of", "lines_of",
+    "note_on_data", "run_columns", "settings_section",
 ]  # fmt: skip
 
 COMPARISON_SCHEMA = "brim.comparison/1"
 
+_NOT_DATA = ("model", "settings", "batch")  # parts of a fingerprint
 _UNEQUAL_ALWAYS = ("argv", "output", "resume")
 
 
@@ -27,6 +30,62 @@ class Comparison(NamedTuple):
 
     compare: Callable[[Sequence[Run]], dict[str, Any]]
     page: Callable[[Mapping[str, Any]], Page]
+
+
+class DataNote(NamedTuple):
+    """Which runs were made on other data than the first, and the warning about it; no warning where none was."""
+
+    differs: tuple[bool, ...]  # of each run
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """What a comparison's document has of it, at its top."""
+        return {"data_differs": any(self.differs), "warnings": list(self.warnings)}
+
+
+def note_on_data(runs: Sequence[Run], labels: Sequence[str]) -> DataNote:
+    """Whether the runs saw the same data: by its content where every run recorded that, else by what was asked for."""
+    contents = [_content_of_data(run) for run in runs]
+    keys: list[Any] = contents if all(contents) else [_data_asked(run) for run in runs]
+    differs = tuple(key != keys[0] for key in keys)
+    if not any(differs):
+        return DataNote(differs, ())
+    named = [text(_data_name(run)) for run in runs]
+    said = ", ".join(f"{label}: {name}" for label, name in zip(labels, named, strict=True))
+    how = "other content under the same name" if len(set(named)) == 1 else said
+    return DataNote(
+        differs,
+        (f"The runs were made on different data ({how}): how they differ is not judged, since the data may be why.",),
+    )
+
+
+def _content_of_data(run: Run) -> dict[str, str]:
+    """The parts of a run's fingerprint that name its data; a profile's are those of its values."""
+    documents: list[Mapping[str, Any]] = [run.document]
+    documents += [document for part in run.parts()[:1] if isinstance(document := read_json(part / "run.json"), dict)]
+    for document in documents:
+        summary = document.get("summary")
+        known = str(summary.get("fingerprint") or "") if isinstance(summary, dict) else ""
+        parts = dict(part.split(":", 1) for part in known.split() if ":" in part)
+        found = {name: value for name, value in parts.items() if name not in _NOT_DATA}
+        if found:
+            return found
+    return {}
+
+
+def _data_asked(run: Run) -> list[Any]:
+    asked = [run.request.get(name) for name in ("data", "split", "limit", "mapping", "images")]
+    settings = run.request.get("settings")
+    data = settings.get("data") if isinstance(settings, dict) else None
+    kept = {name: value for name, value in data.items() if name != "num_workers"} if isinstance(data, dict) else None
+    return [*asked, kept]
+
+
+def _data_name(run: Run) -> object:
+    if isinstance(run.request.get("settings"), dict):
+        return subject_of(run)[1]
+    data = run.request.get("data")
+    return ", ".join(map(str, data)) if isinstance(data, list) else data
 
 
 def labels_of(folders: Sequence[Path]) -> list[str]:

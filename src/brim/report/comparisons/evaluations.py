@@ -13,6 +13,7 @@ from brim.report.comparisons.base import (
     header_of,
     labels_of,
     lines_of,
+    note_on_data,
     run_columns,
     settings_section,
 )
@@ -49,16 +50,18 @@ _FIGURES: dict[str, tuple[str, Callable[[object], str]]] = {
 def compare_evaluations(runs: Sequence[Run]) -> dict[str, Any]:
     """The comparison as a document: every run's figures, and every other run paired with the first."""
     labels = labels_of([run.folder for run in runs])
+    data = note_on_data(runs, labels)
     samples = [run.samples() for run in runs]
     described = []
     for run, label in zip(runs, labels, strict=True):
         metrics = {row["name"]: {"value": row["value"], "ci95": row["ci95"]} for row in metric_rows(run.summary)}
         figures = {name: number(run.summary.get(name)) for name in _FIGURES}
         described.append({**header_of(run, label), "metrics": metrics, **figures})
-    pairs = [_pair(described, samples, second) for second in range(1, len(runs))]
+    pairs = [_pair(described, samples, second, judged=not data.differs[second]) for second in range(1, len(runs))]
     return {
         "schema": COMPARISON_SCHEMA,
         "kind": "eval",
+        **data.to_json(),
         "runs": described,
         "pairs": pairs,
         "settings_that_differ": differing_rows(runs),
@@ -66,12 +69,16 @@ def compare_evaluations(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _pair(described: Sequence[Mapping[str, Any]], samples: Sequence[Samples], second: int) -> dict[str, Any]:
+def _pair(
+    described: Sequence[Mapping[str, Any]], samples: Sequence[Samples], second: int, *, judged: bool
+) -> dict[str, Any]:
+    """The second run against the first; of runs on different data only samples that are the same are paired."""
     names = [name for name in described[0]["metrics"] if name in described[second]["metrics"]]
-    paired = pair_samples(samples[0], samples[second], names)
+    paired = pair_samples(samples[0], samples[second], names, same_content=not judged)
     return {
         "first": 0,
         "second": second,
+        "judged": judged,
         "common_samples": paired.common,
         "only_in_first": paired.only_first,
         "only_in_second": paired.only_second,
@@ -120,7 +127,7 @@ def evaluations_page(document: Mapping[str, Any]) -> Page:
         subtitle=" · ".join(run["label"] for run in runs),
         headline=headline,
         facts=facts,
-        warnings=tuple(document["notes"]),
+        warnings=(*document["warnings"], *document["notes"]),
         sections=tuple(section for section in sections if section is not None),
     )
 
@@ -130,7 +137,7 @@ def _headline(document: Mapping[str, Any], pair: Mapping[str, Any]) -> tuple[str
     known = [(name, change) for name, change in pair["metrics"].items() if change is not None]
     headline = f"{second['label']} against {first['label']}"
     facts = [
-        Fact(name=name, value=signed_text(change["difference"], change["ci95"]), note=_verdict(change))
+        Fact(name=name, value=signed_text(change["difference"], change["ci95"]), note=_verdict(change, pair))
         for name, change in known[:3]
     ]
     if first["samples_per_second"] and second["samples_per_second"]:
@@ -145,8 +152,10 @@ def _headline(document: Mapping[str, Any], pair: Mapping[str, Any]) -> tuple[str
     return headline, tuple(facts)
 
 
-def _verdict(change: Mapping[str, Any]) -> str:
-    """Whether the interval leaves zero out."""
+def _verdict(change: Mapping[str, Any], pair: Mapping[str, Any]) -> str:
+    """Whether the interval leaves zero out; of runs on different data nothing is said."""
+    if not pair["judged"]:
+        return f"not judged: different data, {plural(change['count'], 'sample')} in common"
     if abs(change["difference"]) <= change["ci95"]:
         return "no difference beyond chance"
     return "higher" if change["difference"] > 0 else "lower"
@@ -163,7 +172,7 @@ def _difference_section(document: Mapping[str, Any]) -> Section | None:
             "high": change["difference"] + change["ci95"],
             "shown": signed_text(change["difference"], change["ci95"]),
             "count": change["count"],
-            "verdict": _verdict(change),
+            "verdict": _verdict(change, pair),
         }
         for pair in document["pairs"]
         for name, change in pair["metrics"].items()

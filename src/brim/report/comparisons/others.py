@@ -11,6 +11,7 @@ from brim.report.comparisons.base import (
     differing_rows,
     header_of,
     labels_of,
+    note_on_data,
     run_columns,
     settings_section,
 )
@@ -36,6 +37,7 @@ def compare_others(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "schema": COMPARISON_SCHEMA,
         "kind": runs[0].kind,
+        **note_on_data(runs, labels).to_json(),
         "runs": [header_of(run, label) for run, label in zip(runs, labels, strict=True)],
         "figures": [{"name": name, "values": [one.get(name) for one in flat]} for name in names],
         "settings_that_differ": differing_rows(runs),
@@ -54,5 +56,6 @@ def others_page(document: Mapping[str, Any]) -> Page:
     return Page(
         title=f"{plural(len(document['runs']), 'run')} compared ({document['kind']})",
         subtitle=" · ".join(run["label"] for run in document["runs"]),
+        warnings=tuple(document["warnings"]),
         sections=(Section(title="Figures", table=figures, table_open=True), settings_section(document)),
     )

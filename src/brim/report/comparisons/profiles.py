@@ -15,9 +15,11 @@ from brim.report.charts.theme import Line, lines_for
 from brim.report.charts.trend import draw_trend
 from brim.report.comparisons.base import (
     COMPARISON_SCHEMA,
+    DataNote,
     differing_rows,
     header_of,
     labels_of,
+    note_on_data,
     run_columns,
     settings_section,
 )
@@ -57,11 +59,12 @@ def compare_profiles(runs: Sequence[Run]) -> dict[str, Any]:
                 f"{label} is a profile over {', '.join(profile['knobs'])}, {labels[0]} over {', '.join(knobs)}: "
                 f"compare profiles over the same knobs"
             )
+    data = note_on_data(runs, labels)
     metrics = [str(profile.get("metric") or "accuracy") for profile in profiles]
     notes = []
     if len(set(metrics)) > 1:
         notes.append(f"The runs were scored by different metrics ({', '.join(metrics)}): accuracies do not compare")
-    points = _points(runs, profiles, knobs, metrics[0] if len(set(metrics)) == 1 else None)
+    points = _points(runs, profiles, knobs, metrics[0] if len(set(metrics)) == 1 else None, data)
     shared = [point for point in points if all(value is not None for value in point["values"])]
     if not shared:
         notes.append("The runs have no value in common: their curves stand side by side only")
@@ -70,7 +73,8 @@ def compare_profiles(runs: Sequence[Run]) -> dict[str, Any]:
         for run, label, metric, profile in zip(runs, labels, metrics, profiles, strict=True)
     ]
     return {
-        "schema": COMPARISON_SCHEMA, "kind": "profile", "knobs": knobs, "runs": described, "points": points,
+        "schema": COMPARISON_SCHEMA, "kind": "profile", **data.to_json(), "knobs": knobs, "runs": described,
+        "points": points,
         "settings_that_differ": differing_rows(runs), "notes": notes,
     }  # fmt: skip
 
@@ -81,7 +85,11 @@ def _recommended(profile: Mapping[str, Any], knobs: Sequence[str]) -> dict[str, 
 
 
 def _points(
-    runs: Sequence[Run], profiles: Sequence[Mapping[str, Any]], knobs: Sequence[str], metric: str | None
+    runs: Sequence[Run],
+    profiles: Sequence[Mapping[str, Any]],
+    knobs: Sequence[str],
+    metric: str | None,
+    data: DataNote,
 ) -> list[dict[str, Any]]:
     """Every value of any run, in the order they come."""
     entries = [{_name(entry, knobs): entry for entry in profile["summary"]} for profile in profiles]
@@ -92,7 +100,10 @@ def _points(
         values = [None if entry is None else _figures(entry) for entry in own]
         folders = [_folder(run, entry) for run, entry in zip(runs, own, strict=True)]
         known = next(entry for entry in own if entry is not None)
-        against = [_difference(values, folders, metric, second) for second in range(1, len(runs))]
+        against = [
+            _difference(values, folders, metric, second, judged=not data.differs[second])
+            for second in range(1, len(runs))
+        ]
         points.append({**{knob: known.get(knob) for knob in knobs}, "values": values, "differences": [None, *against]})
     return points
 
@@ -110,12 +121,22 @@ def _folder(run: Run, entry: Mapping[str, Any] | None) -> Path | None:
 
 
 def _difference(
-    values: Sequence[Mapping[str, Any] | None], folders: Sequence[Path | None], metric: str | None, second: int
+    values: Sequence[Mapping[str, Any] | None],
+    folders: Sequence[Path | None],
+    metric: str | None,
+    second: int,
+    *,
+    judged: bool,
 ) -> dict[str, Any] | None:
-    """Second − first: sample by sample where both values kept their samples, else from the two intervals."""
+    """Second − first: sample by sample where both values kept their samples, else from the two intervals.
+
+    Of runs on different data it is the difference of two means, without an interval to judge it by.
+    """
     before, after = values[0], values[second]
     if metric is None or before is None or after is None or before["accuracy"] is None or after["accuracy"] is None:
         return None
+    if not judged:
+        return {"difference": after["accuracy"] - before["accuracy"], "ci95": None, "count": None, "paired": False}
     both = [folder for folder in (folders[0], folders[second]) if folder is not None]
     if len(both) == 2:
         first, other = (Samples(folder / "samples.jsonl") for folder in both)
@@ -149,7 +170,7 @@ def profiles_page(document: Mapping[str, Any]) -> Page:
         subtitle=f"over {', '.join(document['knobs'])}",
         headline=SEPARATOR.join(run["label"] for run in runs),
         remarks=tuple(chosen),
-        warnings=tuple(document["notes"]),
+        warnings=(*document["warnings"], *document["notes"]),
         sections=tuple(section for section in sections if section is not None),
     )
 
@@ -239,6 +260,8 @@ class _View:
         lines = [line for line in self.lines() if line.label in used]
         beyond = [row["short"] for row in rows if row.get("low") is not None and row["low"] * row["high"] > 0]
         words = f"The interval leaves zero out at {listed(beyond)}" if beyond else "No interval leaves zero out"
+        if self.document["data_differs"]:
+            words += ", and runs on different data have none"
         panel = Panel(
             title=f"Accuracy less that of {self.labels[0]}",
             spec=draw_trend(rows, axis=self.axis, lines=lines, title="difference", from_zero=True, zero_rule=True),

@@ -14,6 +14,7 @@ from brim.report.comparisons.base import (
     header_of,
     labels_of,
     lines_of,
+    note_on_data,
     run_columns,
     settings_section,
 )
@@ -61,12 +62,14 @@ def compare_trainings(runs: Sequence[Run]) -> dict[str, Any]:
     labels = labels_of([run.folder for run in runs])
     trainings = [None if is_preference(run) else read_training(run) for run in runs]
     described = [_described(run, label, training) for run, label, training in zip(runs, labels, trainings, strict=True)]
+    data = note_on_data(runs, labels)
     reached = described[0]["final_loss"]
     for entry, training in zip(described, trainings, strict=True):
         entry["samples_to_first_s_loss"] = None if training is None else samples_to_reach(training.steps.spans, reached)
     return {
         "schema": COMPARISON_SCHEMA,
         "kind": "train",
+        **data.to_json(),
         "runs": described,
         "methods": _methods(runs),
         "settings_that_differ": differing_rows(runs),
@@ -126,9 +129,9 @@ def _notes(described: Sequence[Mapping[str, Any]], trainings: Sequence[TrainingR
     kinds = {training is None for training in trainings}
     if len(kinds) > 1:
         notes.append("some are preference trainings and some are not: they have no curve and no metric in common")
-    elif len({(entry["model"], entry["data"]) for entry in described}) > 1:
-        said = ", ".join(f"{entry['label']}: {entry['model']} on {text(entry['data'])}" for entry in described)
-        notes.append(f"not the same model and data, so losses cannot be held against each other ({said})")
+    elif len({entry["model"] for entry in described}) > 1:
+        said = ", ".join(f"{entry['label']}: {entry['model']}" for entry in described)
+        notes.append(f"not the same model, so losses are of different models ({said})")
     for entry, training in zip(described, trainings, strict=True):
         if training is not None and not entry["curve"]:
             notes.append(f"{entry['label']} has no steps.jsonl, so it has no curve")
@@ -150,16 +153,17 @@ def trainings_page(document: Mapping[str, Any]) -> Page:
         title=f"{plural(len(runs), 'training')} compared",
         subtitle=" · ".join(run["label"] for run in runs),
         headline=f"{runs[1]['label']} against {runs[0]['label']}",
-        facts=_facts(runs[0], runs[1]),
-        warnings=tuple(document["notes"]),
+        facts=_facts(runs[0], runs[1], same_data=not document["data_differs"]),
+        warnings=(*document["warnings"], *document["notes"]),
         sections=tuple(section for section in sections if section is not None),
     )
 
 
-def _facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Fact, ...]:
+def _facts(first: Mapping[str, Any], second: Mapping[str, Any], *, same_data: bool) -> tuple[Fact, ...]:
+    """How the second differs from the first; figures of what was learnt only where both learnt from the same data."""
     facts = []
     for name, figure in second["metrics"].items():
-        if name in first["metrics"] and name != "train_loss":
+        if same_data and name in first["metrics"] and name != "train_loss":
             before, after = first["metrics"][name]["mean"], figure["mean"]
             note = f"{significant(after)} against {significant(before)}"
             facts.append(Fact(name=name, value=signed_text(after - before), note=note))
@@ -172,7 +176,7 @@ def _facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Fact, .
         note = f"against {count_text(first['effective_batch_size'])}"
         facts.append(Fact(name="effective batch", value=count_text(second["effective_batch_size"]), note=note))
     reached, own = second["samples_to_first_s_loss"], first["samples_to_first_s_loss"]
-    if reached and own:
+    if same_data and reached and own:
         note = f"{count_text(reached)} against {count_text(own)}"
         facts.append(Fact(name="samples to the same loss", value=ratio_text(reached / own), note=note))
     return tuple(facts)

@@ -90,20 +90,24 @@ def _facts(summary: Mapping[str, Any]) -> tuple[Fact, ...]:
 
 
 def _remarks(rows: Sequence[Mapping[str, Any]], method: str) -> tuple[str, ...]:
-    """Whether the first head beats every other method, data set by data set: said either way."""
+    """Whether the first head beats every other method, data set by data set; figures shown as equal are a tie."""
     told = []
     for name, best in best_rows(rows).items():
         own = next((row for row in rows if row["set"] == name and row["method"] == method), None)
         rivals = [row for row in rows if row["set"] == name and row["method"] != method and row["auroc"] is not None]
         if own is None or own["auroc"] is None or not rivals:
             continue
-        if best is own:
+        top = score_text(best["auroc"])
+        tied = [row["method"] for row in (own, *rivals) if score_text(row["auroc"]) == top]
+        if len(tied) > 1:
+            words = f"{listed(tied)} have the same AUROC, {top}, and none is higher"
+        elif best is own:
             second = max(rivals, key=lambda row: row["auroc"])
             words = f"{method} has the highest AUROC, {own['auroc shown']}; next is {second['method']} with "
-            told.append(f"On {name}: {words}{second['auroc shown']}.")
+            words += second["auroc shown"]
         else:
-            words = f"{best['method']} has the highest AUROC, {best['auroc shown']}; {method} has {own['auroc shown']}"
-            told.append(f"On {name}: {words}.")
+            words = f"{best['method']} has the highest AUROC, {best['auroc shown']}"
+        told.append(f"On {name}: {words}" + ("." if method in tied else f"; {method} has {own['auroc shown']}."))
     return tuple(told)
 
 

@@ -61,23 +61,37 @@ def sweep_page(run: Run) -> Page:
         warnings=tuple(f"{row['id']}: {_first(row['error'])}" for row in failed[:5])
         + ((f"and {plural(len(failed) - 5, 'experiment')} more failed",) if len(failed) > 5 else ())
         + (("the sweep was interrupted: go on with --resume",) if document.get("state") == "interrupted" else ()),
-        remarks=(f"{len(done)} of {plural(len(rows), 'experiment')} completed.",),
+        remarks=(_completed(len(done), len(rows), number(mapping_of(document, "time_saved").get("experiments"))),),
         sections=tuple(sections),
     )
+
+
+def _completed(done: int, chosen: int, whole: float | None) -> str:
+    """How many were completed of those that were to run, and how many the grid has where that is more."""
+    more = f"; the grid has {int(whole):,}" if whole and whole > chosen else ""
+    return f"{done} of {plural(chosen, 'experiment')} completed{more}."
 
 
 def _headline(rows: Sequence[Mapping[str, Any]], metric: str) -> str:
     best = next((row for row in rows if row["score"] is not None), None)
     if best is None:
         return "No experiment has a result"
-    size = count_text(best["batch_size_used"])
-    return f"Best: {best['model']} at batch size {size}, {metric} {score_text(best['score'])}"
+    score, tied = score_text(best["score"]), _sharing_the_best(rows)
+    if tied > 1:
+        return f"{plural(tied, 'experiment')} share the best {metric}, {score}"
+    return f"Best: {best['model']} at batch size {count_text(best['batch_size_used'])}, {metric} {score}"
+
+
+def _sharing_the_best(rows: Sequence[Mapping[str, Any]]) -> int:
+    """How many experiments have the score of the first, as it is shown."""
+    shown = [score_text(row["score"]) for row in rows if row["score"] is not None]
+    return shown.count(shown[0]) if shown else 0
 
 
 def _facts(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], metric: str) -> tuple[Fact, ...]:
     best = next((row for row in rows if row["score"] is not None), None)
     found = []
-    if best is not None:
+    if best is not None and _sharing_the_best(rows) == 1:
         found.append(Fact(name=f"best {metric}", value=score_text(best["score"]), note=best["model"]))
         found.append(Fact(name="throughput", value=f"{significant(best['samples_per_second'])} samples/s"))
         if number(best["peak_reserved_bytes"]) is not None:
@@ -85,8 +99,8 @@ def _facts(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], metri
     saved = mapping_of(document, "time_saved")
     full = number(saved.get("experiments_full_product"))
     if full and full > (number(saved.get("experiments")) or full):
-        value = f"{count_text(saved.get('experiments'))} of {count_text(full)}"
-        found.append(Fact(name="experiments", value=value, note=f"{fraction_text(saved.get('fraction'))} saved"))
+        value = f"{count_text(saved.get('experiments'))} instead of {count_text(full)}"
+        found.append(Fact(name="the paired grid", value=value, note=f"{fraction_text(saved.get('fraction'))} saved"))
     return tuple(found)
 
 
@@ -188,7 +202,7 @@ def _saved_section(document: Mapping[str, Any], pairing: Mapping[str, Any]) -> S
     lines = [f"Pairing: {text(pairing.get('mode'))}. {text(pairing.get('reason'))}"]
     if full and count and full > count:
         lines.append(
-            f"{count_text(count)} experiments instead of the {count_text(full)} of every list crossed: "
+            f"The grid has {count_text(count)} experiments instead of the {count_text(full)} of every list crossed: "
             f"{fraction_text(saved.get('fraction'))} less, about {duration_text(saved.get('seconds_saved_estimate'))} "
             "at the mean time of one."
         )

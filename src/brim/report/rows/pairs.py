@@ -41,15 +41,23 @@ class Paired:
         return {"metric": metric, "right_from": RIGHT_FROM, **{name: getattr(self, name) for name in names}}
 
 
-def pair_samples(first: Iterable[Line], second: Iterable[Line], metrics: Sequence[str]) -> Paired:
-    """Pair lines of the same id, the n-th of a name with the n-th; the first metric says what is right."""
-    before = {name: (_scores(line, metrics), line.get("prediction")) for name, line in _named(first)}
+def pair_samples(
+    first: Iterable[Line], second: Iterable[Line], metrics: Sequence[str], *, same_content: bool = False
+) -> Paired:
+    """Pair lines of the same id, the n-th of a name with the n-th; the first metric says what is right.
+
+    With `same_content` only those whose input and reference are the same: ids of two data sets may be the same numbers.
+    """
+    before = {
+        name: (_scores(line, metrics), line.get("prediction"), _content(line) if same_content else None)
+        for name, line in _named(first)
+    }
     paired = Paired(changes={metric: [] for metric in metrics})
     for name, line in _named(second):
-        if name not in before:
+        if name not in before or (same_content and before[name][2] != _content(line)):
             paired.only_second += 1
             continue
-        scores, prediction = before.pop(name)
+        scores, prediction, _ = before.pop(name)
         paired.common += 1
         paired.same_prediction += prediction == line.get("prediction")
         _count(paired, line, prediction, scores, _scores(line, metrics))
@@ -95,6 +103,10 @@ def _named(lines: Iterable[Line]) -> Iterator[tuple[tuple[str, int], Line]]:
         name = str(line.get("id"))
         seen[name] = seen.get(name, 0) + 1
         yield (name, seen[name]), line
+
+
+def _content(line: Line) -> int:
+    return hash((str(line.get("input")), str(line.get("reference"))))
 
 
 def _scores(line: Line, metrics: Sequence[str]) -> tuple[float | None, ...]:
