@@ -121,6 +121,19 @@ def test_help_shows_the_flags_of_a_file_and_names_the_other_command(brim: Brim) 
         (["{config}", "--compare-batch", "a,b"], "give whole numbers"),
         (["{config}", "--memory-limit", "lots"], "24GiB"),
         (["{config}", "--device", "cuda:99"], "there is no such device"),
+        (["{config}", "hp.seed=18446744073709551616"], "from 0 to 18446744073709551615"),
+        (["{config}", "hp.seed=1e20"], "from 0 to 18446744073709551615"),
+        (["{config}", "hp.learning_rate=1" + 400 * "0"], "it must be a number above 0"),
+        (["{config}", "optimizer.name=lbfgs"], "evaluates the loss several times"),
+        (["{config}", "optimizer.name=sparseadam"], "cannot make a step"),
+        (["{config}", "optimizer.params.betas=[0.9]"], "adamw does not take"),
+        (["{config}", "optimizer.params.differentiable=true"], "cannot make a step"),
+        (["{config}", "scheduler.name=onecycle", "scheduler.params.total_steps=1"], "ends after 1 step"),
+        (["{config}", "scheduler.warmup_epochs=1e308"], "give fewer epochs"),
+        (["{config}", "model.params.hidden=[99999999999999]"], "give a list of widths"),
+        (["{config}", "model.params.hidden=[true]"], "give a list of widths"),
+        (["{config}", "model.params.standardise=x"], "true or false"),
+        (["{config}", "model.num_classes=99999999999999"], "from 1 to 2147483647"),
     ],
 )
 def test_a_wrong_request_is_exit_2_with_the_reason_and_writes_nothing(
@@ -245,6 +258,17 @@ def test_remedies_are_those_that_the_command_and_the_model_take(
     assert not any(words in remedies for words in not_proposed)
 
 
+def test_weights_that_the_host_cannot_hold_are_exit_3(brim: Brim, config: str, tmp_path: Path) -> None:
+    result = brim("train", config, "model.params.hidden=[2000000000,2000000000]", "-o", str(tmp_path / "run"))
+    assert result.code == 3
+    assert "the weights alone take" in result.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_largest_seed_can_be_trained(brim: Brim, config: str, tmp_path: Path) -> None:
+    assert brim("train", config, "hp.seed=18446744073709551615", "-o", str(tmp_path / "run")).code == 0
+
+
 def test_a_loss_that_is_no_number_is_exit_1(brim: Brim, config: str, tmp_path: Path) -> None:
     result = brim(
         "train", config, "hp.learning_rate=1e30", "optimizer.name=sgd", "hp.epochs=20", "-o", str(tmp_path / "run")
@@ -359,6 +383,10 @@ def test_seeds_that_are_trained_one_by_one_are_said_to_be(brim: Brim, config: st
         (["--seeds", "x"], "write numbers"),
         (["--seeds", ","], "write numbers"),
         (["--seeds", "3,3"], "give each once"),
+        (["--seeds", "2,18446744073709551616"], "from 0 to 18446744073709551615"),
+        (["--seeds", "18446744073709551616"], "at most 100,000"),
+        (["--seeds", "2", "hp.seed=18446744073709551615"], "from 0 to 18446744073709551615"),
+        (["--seeds", "2", "optimizer.name=sparseadam"], "cannot make a step"),
         (["--learning-rates", "1e-3,fast"], "write numbers"),
         (["--learning-rates", "-1"], "above 0"),
         (["--fast-path", "stacked"], "goes with --seeds"),

@@ -248,9 +248,11 @@ def _seeds(text: str) -> tuple[int, ...]:
         if len(set(numbers)) < len(numbers):
             raise RequestError(f"--seeds {text}: one is named twice")
         return numbers
-    if len(numbers) != 1 or numbers[0] < 1:
+    if len(numbers) != 1:
         raise RequestError(f"--seeds {text}: give how many, from 1, or which, by commas")
-    return tuple(range(numbers[0]))
+    from brim.train.seeds.variants import seeds_from
+
+    return seeds_from(numbers[0], first=0)
 
 
 def _size(flag: str, text: str) -> int | None:

@@ -7,7 +7,7 @@ one, because YAML reads `1e-3` as text and flags are text anyway.
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +15,7 @@ from brim.config.sizes import parse_bytes
 from brim.errors import RequestError, nearest_names
 
 __all__ = [
+    "MOST_SEED",
     "Check",
     "SettingKey",
     "any_value",
@@ -28,6 +29,8 @@ __all__ = [
     "text",
     "whole",
 ]
+
+MOST_SEED = 2**64 - 1  # the largest that torch.manual_seed takes
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -58,13 +61,15 @@ class SettingKey:
         return self.check.takes
 
 
-def whole(least: int) -> Check:
-    """A whole number from `least`."""
+def whole(least: int, most: int | None = None) -> Check:
+    """A whole number from `least`, up to `most` where that is given."""
 
     def read(value: Any) -> int:
         found = _number(value)
         if found is None or found != int(found) or found < least:
             raise ValueError(f"it must be a whole number from {least}")
+        if most is not None and found > most:
+            raise ValueError(f"it must be a whole number from {least} to {most}")
         return int(found)
 
     return Check(f"whole number from {least}", read)
@@ -189,6 +194,6 @@ def _number(value: Any) -> float | None:
             value = float(value.replace("_", ""))
         except ValueError:
             return None
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
+    if not isinstance(value, (int, float)) or not -sys.float_info.max <= value <= sys.float_info.max:
+        return None  # also a whole number that no float can hold
     return value if isinstance(value, int) else float(value)

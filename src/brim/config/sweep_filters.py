@@ -9,7 +9,7 @@ from brim.config.easytrain_keys import read_foreign
 from brim.config.experiment_ids import SEED_KEY
 from brim.config.grid import Exclusion, Inclusion
 from brim.config.grid_pairing import PAIRINGS, Pairing
-from brim.config.setting_checks import whole
+from brim.config.setting_checks import MOST_SEED, whole
 from brim.config.sweep_lists import Lists
 from brim.config.sweep_settings import SettingReader, shown
 from brim.config.yaml_file import Place
@@ -125,7 +125,7 @@ def read_seeds(
             reader.tell("error", f"{SEED_KEY} is a list of the grid as well", place, fix="keep one of them")
         return ()
     if isinstance(seeds, list):
-        found = tuple(reader.checked(whole(0), seed, (*place, index)) for index, seed in enumerate(seeds))
+        found = tuple(reader.checked(whole(0, MOST_SEED), seed, (*place, index)) for index, seed in enumerate(seeds))
         if not seeds or len(set(found)) < len(found):
             reader.tell("error", "it must be a list of different seeds", place)
         return () if replaced else found
@@ -133,4 +133,6 @@ def read_seeds(
     if count is not None and count > _MOST_SEEDS:
         reader.tell("error", f"{count:,} repetitions are more than {_MOST_SEEDS:,}", place)
     first = shared.get(SEED_KEY, 0)
+    if count is not None and first + count - 1 > MOST_SEED:
+        reader.tell("error", f"{count:,} seeds from {first} on pass {MOST_SEED}, the largest", place)
     return tuple(range(first, first + count)) if count is not None and 1 < count <= _MOST_SEEDS else ()

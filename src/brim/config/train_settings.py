@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 from brim.config.nested_keys import flatten, nest
 from brim.config.problems import Problem
 from brim.config.setting_checks import (
+    MOST_SEED,
     SettingKey,
     any_value,
     byte_size,
@@ -166,6 +167,7 @@ TASK_NAMES = {
     "regress": "regress",
     "regression": "regress",
 }
+_MOST_CLASSES = 2**31 - 1
 _LR_SCALES = ("none", "sqrt", "linear", "auto")
 _DTYPES = ("auto", "float32", "float16", "bfloat16", "float64")
 
@@ -175,7 +177,11 @@ _ROWS = (
         "model.type", text(), "the model, as -m takes it: r3d_18, timm:NAME, hf:FOLDER, py:FILE:FACTORY; or mlp"
     ),
     SettingKey("model.weights", text(), "none (random), auto (the published ones), or a file to start from"),
-    SettingKey("model.num_classes", optional(whole(1)), "outputs of the head; by default as many as the data has"),
+    SettingKey(
+        "model.num_classes",
+        optional(whole(1, _MOST_CLASSES)),
+        "outputs of the head; by default as many as the data has",
+    ),
     SettingKey("model.trust_remote_code", flag(), "run code that a transformers folder brings"),
     SettingKey("model.knobs.*", any_value(), "a knob of the model, such as frames or size"),
     SettingKey(
@@ -207,7 +213,7 @@ _ROWS = (
     SettingKey("hp.epochs", whole(1), "times that every training sample is seen"),
     SettingKey("hp.max_steps", optional(whole(1)), "optimizer steps at most, whatever epochs says"),
     SettingKey("hp.label_smoothing", fraction(), "of the cross entropy"),
-    SettingKey("hp.seed", whole(0), "of weights, order and noise"),
+    SettingKey("hp.seed", whole(0, MOST_SEED), "of weights, order and noise"),
     SettingKey("hp.frames", optional(whole(1)), "the knob of that name: frames in a clip"),
     SettingKey("hp.size", optional(whole(1)), "the knob of that name: height and width in pixels"),
     SettingKey("hp.tokens", optional(whole(1)), "tokens of a text at most"),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from brim.config.train_settings import TrainSettings
+from brim.errors import RequestError
 from brim.train.growth import BatchGrowth
 from brim.train.lr_scaling import adjusted_betas, adjusted_eps, lr_factor
 from brim.train.micro_sizes import MicroSizes
@@ -180,5 +181,8 @@ def _warmup_steps(settings: TrainSettings, steps_per_epoch: int) -> int | None:
     """As many as were asked for, in steps or in epochs; None where nothing was said."""
     scheduler = settings.scheduler
     if scheduler.warmup_epochs is not None:
-        return round(scheduler.warmup_epochs * steps_per_epoch)
+        steps = scheduler.warmup_epochs * steps_per_epoch
+        if not math.isfinite(steps):
+            raise RequestError(f"scheduler.warmup_epochs {scheduler.warmup_epochs:g}: give fewer epochs")
+        return round(steps)
     return scheduler.warmup_steps

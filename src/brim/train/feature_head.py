@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from brim.errors import RequestError, nearest_names
+from brim.config.sizes import format_bytes
+from brim.errors import DoesNotFitError, RequestError, nearest_names
+from brim.monitor.host import available_host_bytes
 
 __all__ = ["FeatureHead", "make_feature_head"]
 
+_MOST_WIDTH = 2**31 - 1
 _DEFAULTS: Mapping[str, Any] = {"hidden": [512, 256], "dropout": 0.0, "standardise": True}
 
 
@@ -53,11 +57,29 @@ def make_feature_head(rows: torch.Tensor, outputs: int, params: Mapping[str, Any
             raise RequestError(f"model.params.{name}: mlp takes {has}{nearest_names(name, _DEFAULTS)}")
     wanted = {**_DEFAULTS, **params}
     hidden = wanted["hidden"]
-    if not isinstance(hidden, list) or any(not isinstance(width, int) or width < 1 for width in hidden):
+    if not isinstance(hidden, list) or not all(_is_width(width) for width in hidden):
         raise RequestError(f"model.params.hidden {hidden!r}: give a list of widths, such as [512, 256]")
     if not isinstance(wanted["dropout"], (int, float)) or not 0 <= wanted["dropout"] < 1:
         raise RequestError(f"model.params.dropout {wanted['dropout']!r}: give a fraction from 0 to below 1")
+    if not isinstance(wanted["standardise"], bool):
+        raise RequestError(f"model.params.standardise {wanted['standardise']!r}: it must be true or false")
+    _refuse_too_wide([rows.shape[1], *hidden, outputs], rows.dtype)
     head = FeatureHead(rows.shape[1], hidden, outputs, dropout=float(wanted["dropout"]))
     if wanted["standardise"]:
         head.standardise(rows)
     return head
+
+
+def _is_width(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_WIDTH
+
+
+def _refuse_too_wide(widths: Sequence[int], dtype: torch.dtype) -> None:
+    """Weights that the host cannot hold are told before they are allocated."""
+    needed = sum(one * other for one, other in itertools.pairwise(widths)) * dtype.itemsize
+    available = available_host_bytes()
+    if needed > available:
+        raise DoesNotFitError(
+            f"model.params.hidden {widths[1:-1]}: the weights alone take {format_bytes(needed)}, and the host has "
+            f"{format_bytes(available)} free; give smaller widths"
+        )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from brim.config.train_settings import TrainSettings
-from brim.errors import RequestError, nearest_names
+from brim.errors import RequestError, first_line, nearest_names
 from brim.workloads.optimizers import optimizer_class
 
 __all__ = ["make_training_optimizer", "optimizer_options"]
@@ -38,7 +38,7 @@ def make_training_optimizer(
     make: Any = _named(name)
     try:
         optimizer: torch.optim.Optimizer = make(list(parameters), **options)
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         raise RequestError(f"optimizer.params: {name} does not take {dict(options)}: {error}") from error
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -46,7 +46,23 @@ def make_training_optimizer(
             f"optimizer.name {name}: it evaluates the loss several times a step, and cannot go with micro-batches; "
             "take adamw or sgd"
         )
+    _try_step(name, make, optimizer, options)
     return optimizer
+
+
+def _try_step(name: str, make: Any, optimizer: torch.optim.Optimizer, options: Mapping[str, Any]) -> None:
+    """One step on a weight of four numbers: some classes and arguments are refused only there."""
+    like = optimizer.param_groups[0]["params"][0]
+    weight = torch.nn.Parameter(torch.zeros(2, 2, dtype=like.dtype, device=like.device))
+    weight.grad = torch.zeros_like(weight)
+    try:
+        make([weight], **options).step()
+    except Exception as error:
+        given = f" with {dict(options)}" if len(options) > 1 else ""
+        raise RequestError(
+            f"optimizer.name {name}: it cannot make a step{given} ({first_line(error)}); take adamw or sgd, or leave "
+            "optimizer.params out"
+        ) from error
 
 
 def _named(name: str) -> type[torch.optim.Optimizer]:

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from brim.config.setting_checks import MOST_SEED
 from brim.config.sizes import parse_bytes
 from brim.config.train_settings import TrainSettings
 from brim.errors import RequestError
@@ -49,8 +50,9 @@ class TrainRequest:
             )
 
     def _check_runs(self) -> None:
-        if len(set(self.seeds)) < len(self.seeds) or any(seed < 0 for seed in self.seeds):
-            raise RequestError(f"--seeds {_by_commas(self.seeds)}: give each once, from 0")
+        if len(set(self.seeds)) < len(self.seeds) or any(not 0 <= seed <= MOST_SEED for seed in self.seeds):
+            named = ",".join(str(seed) for seed in self.seeds[:8]) + (",…" if len(self.seeds) > 8 else "")
+            raise RequestError(f"--seeds {named}: give each once, from 0 to {MOST_SEED}")
         if any(not 0 < rate < float("inf") for rate in self.learning_rates):
             raise RequestError(f"--learning-rates {_by_commas(self.learning_rates)}: they must be above 0")
         if len(set(self.learning_rates)) < len(self.learning_rates):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from brim.config.setting_checks import MOST_SEED
 from brim.errors import RankError, RequestError
 from brim.memory.devices import device_uuid
 from brim.monitor.sampler import Sampler
@@ -115,7 +116,8 @@ class _Run:
     def run(self) -> TrainResult:
         """Open, train, report."""
         subject, fingerprint = self._open()
-        torch.manual_seed(self.request.settings.hp.seed + self.world.rank)  # dropout: not the same on every rank
+        own_seed = (self.request.settings.hp.seed + self.world.rank) % (MOST_SEED + 1)
+        torch.manual_seed(own_seed)  # dropout: not the same on every rank
         monitor = self.folder / ("monitor.csv" if self.world.rank == 0 else f"monitor.rank-{self.world.rank}.csv")
         with interrupt_as_request(self.listener.note) as interrupt:
             around = Surroundings(

@@ -125,9 +125,16 @@ class LearningRate:
         make: Any = kind
         try:
             _step(make(self._new_shadow(), **wanted), 1.0)  # some arguments are looked at only now
-            return make(self._shadow, **wanted)
-        except (TypeError, ValueError, ZeroDivisionError) as error:
+            scheduler = make(self._shadow, **wanted)
+        except (TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise RequestError(f"scheduler.params: {kind.__name__} does not take {wanted}: {error}") from error
+        planned = getattr(scheduler, "total_steps", self.request.total_steps)
+        if planned < self.request.total_steps:
+            raise RequestError(
+                f"scheduler.params: {kind.__name__} ends after {planned} steps, and the run makes "
+                f"{self.request.total_steps}; leave total_steps out, or give as many"
+            )
+        return scheduler
 
     def _new_shadow(self) -> torch.optim.Optimizer:
         return self._make_shadow([torch.nn.Parameter(torch.zeros(1, 1))])

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from brim.config.setting_checks import MOST_SEED
 from brim.config.sizes import parse_bytes
 from brim.errors import RequestError, nearest_names
 from brim.models.molecules import ENCODERS, encoder_knobs
@@ -79,6 +80,11 @@ class DpoRequest:
         optimizer_class(self.optimizer)
         if self.fast_path not in ("auto", *PATHS):
             raise RequestError(f"--fast-path {self.fast_path}: it must be auto, {', '.join(PATHS)}")
+        for flag, seeds in (("--seeds", self.seeds), ("--split-seed", (self.split_seed,))):
+            if any(not 0 <= seed <= MOST_SEED for seed in seeds):
+                raise RequestError(
+                    f"{flag} {','.join(map(str, seeds))}: a seed is a whole number from 0 to {MOST_SEED}"
+                )
         if not self.seeds or not self.lrs:
             raise RequestError("--seeds and --lr: there must be at least one of each")
         for lr in self.lrs:

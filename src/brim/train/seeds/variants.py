@@ -10,7 +10,10 @@ from brim.errors import RequestError
 from brim.train.fast_path.problem import RunSpec
 from brim.train.request import TrainRequest
 
-__all__ = ["Variant", "seeds_from", "variants_of"]
+__all__ = ["MOST_RUNS", "Variant", "seeds_from", "variants_of"]
+
+
+MOST_RUNS = 100_000  # of one training: as many as a sweep may repeat an experiment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,4 +60,6 @@ def seeds_from(asked: int | Sequence[int], *, first: int) -> tuple[int, ...]:
         return tuple(asked)
     if asked < 1:
         raise RequestError(f"--seeds {asked}: give how many, from 1, or which, by commas")
+    if asked > MOST_RUNS:
+        raise RequestError(f"--seeds {asked}: at most {MOST_RUNS:,} are trained at once; name single seeds as 3,5,8")
     return tuple(range(first, first + asked))
