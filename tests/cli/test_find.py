@@ -248,3 +248,15 @@ def test_a_wrong_request_ends_with_two_and_says_what_to_do(
 def test_wrong_requests_print_nothing_on_standard_output_with_json(brim: Brim, factories: str) -> None:
     result = brim("find", f"py:{factories}:broken", "--json")
     assert (result.code, result.out) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("model", "mode"), [("lraspp_mobilenet_v3_large", "train"), ("fasterrcnn_mobilenet_v3_large_320_fpn", "forward")]
+)
+def test_segmentation_and_detection_models_are_searched(brim: Brim, model: str, mode: str) -> None:
+    result = brim("find", model, "--mode", mode, "--knob", "size=64", "--max-batch-size", "2", "--device", "cpu",
+                  "--no-cache", "--json")  # fmt: skip
+    assert result.code == 0, result.err
+    plan = json.loads(result.out)
+    assert {probe["verdict"] for probe in plan["probes"]} == {"fits"}
+    assert plan["batch_size"] in (1, 2)

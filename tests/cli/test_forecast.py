@@ -129,6 +129,19 @@ def test_a_factory_of_the_users_own_is_forecast(brim: Brim, factories: str) -> N
     assert one["peak_allocated_bytes"] >= 2 * 1024 * 256 * 4
 
 
+def test_segmentation_is_forecast_and_detection_extended_from_real_steps(brim: Brim) -> None:
+    cards = ("--gpu", "t4", "-b", "4", "--knob", "size=64", "--json")
+    segmented = document(brim("forecast", "lraspp_mobilenet_v3_large", "--mode", "train", *cards))
+    assert segmented["approximate"] is None
+    assert segmented["batch_size_max"] > 4
+    detected = document(brim("forecast", "fasterrcnn_mobilenet_v3_large_320_fpn", *cards))
+    assert detected["approximate"] == (
+        "extended from real steps at batch sizes 1 and 2 on the CPU: how many boxes non-maximum suppression keeps is "
+        "known only to a real run"
+    )
+    assert detected["batch_size_max"] > 4
+
+
 def test_the_weights_of_a_folder_are_never_read(brim: Brim, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     shape = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -59,13 +60,17 @@ def test_defaults_are_those_the_models_were_made_for() -> None:
     assert defaults("inception_v3") == {"size": 299}
     assert defaults("r3d_18") == {"frames": 16, "size": 112}
     assert defaults("swin3d_b") == {"frames": 16, "size": 224}
+    assert defaults("deeplabv3_resnet50") == {"size": 520}
+    assert defaults("fasterrcnn_resnet50_fpn") == {"size": 800}
+    assert defaults("ssd300_vgg16") == {"size": 300}
 
 
-def test_every_image_and_video_model_has_knobs() -> None:
+def test_every_model_that_is_built_has_knobs() -> None:
     models = torchvision.models
     video = models.list_models(module=models.video)
     assert len(video) >= 9
-    for name in (*video, *models.list_models(module=models)):
+    others = [models.list_models(module=module) for module in (models, models.segmentation, models.detection)]
+    for name in (*video, *itertools.chain(*others)):
         assert [knob.name for knob in model_knobs(name)] == (["frames", "size"] if name in video else ["size"])
 
 
@@ -87,10 +92,60 @@ def test_a_knob_value_the_architecture_cannot_take_is_refused(name: str, knobs: 
         build(name, **knobs)
 
 
-@pytest.mark.parametrize(
-    "name", ["fasterrcnn_resnet50_fpn", "deeplabv3_resnet50", "raft_small", "quantized_resnet18", "resnet18_no"]
-)
-def test_models_that_are_no_classifiers_are_refused(name: str) -> None:
+@pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.parametrize("name", ["lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large"])
+def test_a_segmentation_model_gives_every_pixel_a_class_and_learns_from_masks(name: str, mode: str) -> None:
+    workload, _ = build(name, mode, size=64)
+    batch = workload.make_batch(2)
+    assert workload.batch_length(batch) == 2
+    if mode == "forward":
+        assert batch.shape == (2, 3, 64, 64)
+        assert workload.step(batch)["out"].shape == (2, 21, 64, 64)
+        return
+    assert batch[1].shape == (2, 64, 64)
+    assert workload.step(batch).isfinite()
+    assert all(parameter.grad is not None for parameter in workload.modules()[0].parameters())  # the side branch, too
+    assert workload.smallest_size() == (2 if name.startswith("deeplab") else 1)  # it pools to one value per channel
+
+
+def test_a_detection_model_finds_boxes_and_learns_from_them() -> None:
+    forward, _ = build("fasterrcnn_mobilenet_v3_large_320_fpn", size=64)
+    batch = forward.make_batch(2)
+    assert (batch.shape, forward.batch_length(batch)) == ((2, 3, 64, 64), 2)
+    found = forward.step(batch)
+    assert all(len(one["boxes"]) > 0 for one in found)  # a model that is sure of nothing would be too cheap
+    train, _ = build("fasterrcnn_mobilenet_v3_large_320_fpn", "train", size=64)
+    images, targets = train.make_batch(2)
+    assert (len(images), len(targets), train.batch_length((images, targets))) == (2, 2, 2)
+    assert (targets[0]["boxes"][:, 2:] > targets[0]["boxes"][:, :2]).all()
+    assert train.step((images, targets)).isfinite()
+    assert all(parameter.grad is not None for parameter in train.modules()[0].parameters())
+
+
+def test_a_target_has_what_the_model_looks_for() -> None:
+    _, (masked, *_) = build("maskrcnn_resnet50_fpn", "train", size=64)[0].make_batch(1)
+    assert masked["masks"].shape == (len(masked["boxes"]), 64, 64)
+    assert masked["masks"].flatten(1).any(dim=1).all()
+    _, (pointed, *_) = build("keypointrcnn_resnet50_fpn", "train", size=64)[0].make_batch(1)
+    assert pointed["keypoints"].shape == (len(pointed["boxes"]), 17, 3)
+    assert set(pointed["labels"].tolist()) == {1}
+
+
+def test_the_size_of_an_ssd_is_fixed_and_its_single_values_need_two_samples() -> None:
+    with pytest.raises(RequestError, match="the smallest is 320"):
+        build("ssdlite320_mobilenet_v3_large", size=64)
+    workload, _ = build("ssdlite320_mobilenet_v3_large", "train")
+    assert workload.smallest_size() == 2
+    assert workload.step(workload.make_batch(2)).isfinite()
+
+
+def test_half_precision_weights_of_a_detection_model_are_refused_in_a_forward() -> None:
+    with pytest.raises(RequestError, match=r"--dtype bfloat16: .*leave --dtype out"):
+        build("fcos_resnet50_fpn", size=64, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("name", ["raft_small", "quantized_resnet18", "resnet18_no"])
+def test_models_without_batches_of_their_own_are_refused(name: str) -> None:
     with pytest.raises(RequestError, match=r"py:FILE:FACTORY|torchvision has no such model; did you mean"):
         build(f"torchvision:{name}")
 

@@ -23,7 +23,7 @@ from brim.forecast.ghost import Ghost, make_ghost
 from brim.forecast.ledger import Block, Ledger
 from brim.forecast.real_values import FLOAT_LIMIT, RealValues, is_unknown, run_for_real, small_enough
 from brim.forecast.shapes import TensorSpec, infer, specify
-from brim.forecast.unknown_values import UNKNOWN_VALUES
+from brim.forecast.unknown_values import UNKNOWN_VALUES, UNKNOWN_VALUES_BY_NAME
 from brim.forecast.untraceable import UntraceableError
 
 __all__ = ["Facts", "Replacement", "Scratch", "Tracer", "Witness", "counts_of_last_reference"]
@@ -311,7 +311,7 @@ class Tracer(TorchDispatchMode):
             reshapes=torch.Tag.inplace_view in func.tags and func is not aten.detach_.default,
             is_literal=func in _LITERALS,
             is_copy=func in _COPIES,
-            replacement=self._replacements.get(func),
+            replacement=self._replacements.get(func) or UNKNOWN_VALUES_BY_NAME.get(func.name()),
             scratch=self._scratch.get(func),
             witness=self._witnesses.get(func),
         )

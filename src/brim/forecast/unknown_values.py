@@ -15,11 +15,12 @@ import torch
 
 from brim.forecast.ghost import Ghost
 from brim.forecast.real_values import is_unknown, run_for_real
+from brim.forecast.untraceable import UntraceableError
 
 if TYPE_CHECKING:
     from brim.forecast.tracer import Replacement, Tracer
 
-__all__ = ["UNKNOWN_VALUES"]
+__all__ = ["UNKNOWN_VALUES", "UNKNOWN_VALUES_BY_NAME"]
 
 aten = torch.ops.aten
 
@@ -104,6 +105,11 @@ def _unique(results: int) -> Any:
         return (flat, *counted)
 
     return replace
+
+
+def _nms(*_: Any) -> Any:
+    """All that could remain would be far too many: every class of every proposal, of which a real run keeps a few."""
+    raise UntraceableError("how many boxes non-maximum suppression keeps is known only to a real run")
 
 
 def _one_hot_scatter(tracer: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -194,3 +200,6 @@ UNKNOWN_VALUES: dict[Any, Replacement] = {
     aten.scatter.value: _one_hot_scatter,
     aten.scatter_.value: _one_hot_scatter,
 }
+
+# Of libraries that register operations when they are imported, which may never happen: by name.
+UNKNOWN_VALUES_BY_NAME: dict[str, Replacement] = {"torchvision::nms": _nms}

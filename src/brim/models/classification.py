@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from brim.errors import RequestError, first_line
 from brim.models.parts import ModelParts, PartsRequest
+from brim.workloads.model_call import call_model
 from brim.workloads.random_tensors import random_floats, random_integers
 
-__all__ = ["classification_loss", "classifier_parts"]
+__all__ = ["Trial", "build_and_try", "classification_loss", "classifier_parts"]
 
 _AUXILIARY_WEIGHT = 0.3  # of the side classifiers of GoogLeNet and Inception, as in their papers
 
@@ -28,9 +29,9 @@ def classifier_parts(
     The model is built on the meta device first and run there on one sample, so that a knob value the architecture
     cannot take is refused before its weights are made.
     """
-    model, trial = _build_and_try(build, tuple(sample_shape), request, owner)
+    model, trial = build_and_try(build, sample_shape, request, owner=owner)
     dtype = request.dtype or torch.float32
-    classes = trial.classes
+    classes = trial.shape[1] if trial.shape is not None and len(trial.shape) == 2 else None
     if request.mode == "train" and classes is None:
         raise RequestError(
             f"--mode train: {owner} does not give one row of class scores per sample, so there is no loss to train it "
@@ -68,46 +69,56 @@ def classification_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Trial:
-    classes: int | None  # None: the output is not one row of scores per sample
+class Trial:
+    """What a run on one sample showed."""
+
+    shape: tuple[int, ...] | None  # of the output, the main one of several; None: it is no tensor
     smallest_train_size: int
 
 
-def _build_and_try(
-    build: Callable[[], nn.Module], sample_shape: tuple[int, ...], request: PartsRequest, owner: str
-) -> tuple[nn.Module, _Trial]:
+def build_and_try(
+    build: Callable[[], nn.Module],
+    sample_shape: Sequence[int],
+    request: PartsRequest,
+    *,
+    owner: str,
+    run: Callable[[Any, torch.Tensor], Any] = call_model,
+) -> tuple[nn.Module, Trial]:
+    """The model, and what `run` gives on one sample [1, *sample_shape]; knobs it cannot take are a `RequestError`."""
+    shape = tuple(sample_shape)
     training = request.mode == "train"
-    trial: _Trial | None = None
+    trial: Trial | None = None
     try:
         with torch.device("meta"):
-            trial = _try(build(), sample_shape, training)
+            trial = _try(build(), shape, training, run)
     except Exception:  # the knobs are wrong, or meta tensors are not enough for this model: the real one tells which
         trial = None
     try:
         model = build()
         if trial is None:
             with torch.random.fork_rng(devices=[]):
-                trial = _try(copy.deepcopy(model), sample_shape, training)
+                trial = _try(copy.deepcopy(model), shape, training, run)
     except Exception as error:
         raise _refused(owner, request.knobs, error) from error
     return model, trial
 
 
-def _try(model: nn.Module, sample_shape: tuple[int, ...], training: bool) -> _Trial:
+def _try(
+    model: nn.Module, sample_shape: tuple[int, ...], training: bool, run: Callable[[Any, torch.Tensor], Any]
+) -> Trial:
     model.train(training)
     smallest = 1
     with torch.no_grad():
         try:
-            output = model(torch.zeros(1, *sample_shape))
+            output = run(model, torch.zeros(1, *sample_shape))
         except ValueError:  # batch normalisation refuses a single value per channel, in training only
             if not training:
                 raise
             smallest = 2
-            output = model(torch.zeros(2, *sample_shape))
+            output = run(model, torch.zeros(2, *sample_shape))
     if isinstance(output, (tuple, list)):
         output = output[0]
-    scores = isinstance(output, torch.Tensor) and output.dim() == 2
-    return _Trial(classes=int(output.shape[1]) if scores else None, smallest_train_size=smallest)
+    return Trial(shape=tuple(output.shape) if isinstance(output, torch.Tensor) else None, smallest_train_size=smallest)
 
 
 def _refused(owner: str, knobs: Mapping[str, Any], error: Exception) -> RequestError:

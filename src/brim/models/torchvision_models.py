@@ -1,46 +1,66 @@
-"""torchvision's image and video classifiers. The only file that imports torchvision, on use."""
+"""torchvision's classifiers of images and videos, its segmentation and its detection models.
+
+The only file that imports torchvision, on use.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from brim.errors import RequestError, first_line, nearest_names
 from brim.models.classification import classifier_parts
+from brim.models.detection import detection_parts
 from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.parts import ModelParts, PartsRequest
+from brim.models.segmentation import segmentation_parts
 from brim.workloads.knobs import Knob
 
-__all__ = ["build_parts", "load", "model_knobs", "model_names"]
+__all__ = ["Kind", "build_parts", "load", "model_kind", "model_knobs", "model_names"]
+
+Kind = Literal["image", "video", "segmentation", "detection"]
 
 _SMALL_VIDEO = ("mc3_18", "r2plus1d_18", "r3d_18")  # trained at 112
 _FRAMES = 16  # in a clip
 _MAXVIT_STEP = 224  # 7 windows × 32 strides: every stage must divide into whole windows
+_SEGMENTED_SIZE = 520  # as torchvision's weights were evaluated
+_DETECTED_SIZES = {  # the shorter side of what a model makes of any picture; SSD's is part of the architecture
+    "fasterrcnn_mobilenet_v3_large_320_fpn": 320,
+    "ssd300_vgg16": 300,
+    "ssdlite320_mobilenet_v3_large": 320,
+}
+_DETECTED_SIZE = 800
+_LONGEST_DETECTED = 1333  # the longer side, at most
+_SMALLEST_DETECTED = 64  # below it the deepest feature map is a single value
+_DETECTED_CLASSES = 91  # COCO's, and the background
+_PERSON_CLASSES = 2  # of a model of keypoints: persons, and the background
 
 
 def model_names() -> tuple[str, ...]:
-    """Every model torchvision registers, video first, then image, then the kinds brim does not build itself."""
+    """Every model torchvision registers: video, image, segmentation, detection, and what brim does not build itself."""
     if importlib.util.find_spec("torchvision") is None:
         return ()
     models = _models()
-    own = (*models.list_models(module=models.video), *models.list_models(module=models))
+    own = [name for module in _modules().values() for name in models.list_models(module=module)]
     return (*own, *(name for name in models.list_models() if name not in own))
 
 
 def model_knobs(name: str) -> tuple[Knob, ...]:
     """`size` for an image model; `frames` and `size` for a video model."""
-    _check_name(name)
+    kind, default = model_kind(name), _default_size(name)
+    if name.startswith("ssd"):
+        return (Knob(name="size", default=default, help="fixed by the model", minimum=default, maximum=default),)
     size = Knob(
         name="size",
-        default=_default_size(name),
+        default=default,
         help="height and width of the input in pixels",
-        minimum=1,
+        minimum=_SMALLEST_DETECTED if kind == "detection" else 1,
         multiple_of=_size_step(name),
     )
-    if not _is_video(name):
+    if kind != "video":
         return (size,)
     frames = Knob(
         name="frames",
@@ -55,7 +75,12 @@ def model_knobs(name: str) -> tuple[Knob, ...]:
 def build_parts(request: PartsRequest) -> ModelParts:
     """The model with random weights, and batches [n, 3, size, size] or [n, 3, frames, size, size]."""
     name, size = request.name, request.knobs["size"]
+    kind = model_kind(name)
     options = _options(name, size)
+    if kind in ("segmentation", "detection"):
+        options["weights_backbone"] = None
+    if kind == "segmentation" and request.mode == "train" and not name.startswith("lraspp"):
+        options["aux_loss"] = True  # as torchvision trains them
 
     def build() -> nn.Module:
         model: nn.Module = _models().get_model(name, weights=None, **options)
@@ -63,12 +88,23 @@ def build_parts(request: PartsRequest) -> ModelParts:
             _set_clip_size(model, request.knobs["frames"], size)
         return model
 
-    shape = (3, request.knobs["frames"], size, size) if _is_video(name) else (3, size, size)
-    return classifier_parts(build, shape, request, owner=f"torchvision:{name}")
+    owner = f"torchvision:{name}"
+    if kind == "segmentation":
+        return segmentation_parts(build, size, request, owner=owner)
+    if kind == "detection":
+        return detection_parts(build, size, _detected_classes(name), request, owner=owner)
+    shape = (3, request.knobs["frames"], size, size) if kind == "video" else (3, size, size)
+    return classifier_parts(build, shape, request, owner=owner)
 
 
 def load(name: str, request: LoadRequest) -> LoadedModel:
     """The model for evaluation, with torchvision's published weights unless others are asked for."""
+    kind = model_kind(name)
+    if kind in ("segmentation", "detection"):
+        raise RequestError(
+            f"torchvision:{name}: no task evaluates {kind} models; brim finds, forecasts and trains them (brim find, "
+            "brim forecast, brim train)"
+        )
     models = _models()
     published = _published(name) if request.weights == "auto" else None
     asked = request.knobs.get("size")
@@ -126,6 +162,8 @@ def _options(name: str, size: int) -> dict[str, Any]:
         return {"image_size": size}
     if name.startswith("maxvit_"):
         return {"input_size": (size, size)}
+    if model_kind(name) == "detection" and not name.startswith("ssd"):
+        return {"min_size": size, "max_size": max(size, _LONGEST_DETECTED)}
     if name in ("googlenet", "inception_v3"):
         return {"init_weights": False}  # their own initialisation takes half a minute; memory and speed do not differ
     return {}
@@ -148,6 +186,11 @@ def _set_clip_size(model: Any, frames: int, size: int) -> None:
 def _default_size(name: str) -> int:
     if name in _SMALL_VIDEO:
         return 112
+    kind = model_kind(name)
+    if kind == "detection":
+        return _DETECTED_SIZES.get(name, _DETECTED_SIZE)
+    if kind == "segmentation":
+        return _SEGMENTED_SIZE
     return 299 if name == "inception_v3" else 224
 
 
@@ -159,22 +202,37 @@ def _size_step(name: str) -> int:
     return 32 if name.startswith("mvit_") else 1
 
 
-def _is_video(name: str) -> bool:
+def model_kind(name: str) -> Kind:
+    """What a model is for; one that brim does not build is a `RequestError`."""
     models = _models()
-    return name in models.list_models(module=models.video)
-
-
-def _check_name(name: str) -> None:
-    models = _models()
-    if name in models.list_models(module=models) or _is_video(name):
-        return
+    for kind, module in _modules().items():
+        if name in models.list_models(module=module):
+            return kind
     everything = models.list_models()
     if name in everything:
         raise RequestError(
-            f"torchvision:{name} is not a classifier (detection, segmentation, optical flow and quantised models need "
-            "batches of their own); write a factory for it: py:FILE:FACTORY"
+            f"torchvision:{name}: brim builds torchvision's classifiers, segmentation and detection models, but makes "
+            "no batches for optical flow or quantised ones; write a factory for it: py:FILE:FACTORY"
         )
     raise RequestError(f"torchvision:{name}: torchvision has no such model{nearest_names(name, everything)}")
+
+
+def _is_video(name: str) -> bool:
+    return model_kind(name) == "video"
+
+
+def _detected_classes(name: str) -> int:
+    return _PERSON_CLASSES if name.startswith("keypointrcnn") else _DETECTED_CLASSES
+
+
+def _modules() -> dict[Kind, Any]:
+    models = _models()
+    return {
+        "video": models.video,
+        "image": models,
+        "segmentation": models.segmentation,
+        "detection": models.detection,
+    }
 
 
 def _models() -> Any:
