@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 
 from hypothesis import given
@@ -383,3 +384,68 @@ def test_a_size_on_trial_comes_down_to_what_the_bytes_allow_by_now() -> None:
     assert governor.cap == 43, "a third of the window"
     governor.keep_within(40)
     assert (governor.settled, governor.cap) == (True, 32), "nothing is left to be tried"
+
+
+# ------------------------------------------------------------------------------------------------- other processes
+
+LIMIT = 1000
+
+
+def taken_by_others(governor: Governor, left_bytes: int) -> None:
+    """Batches fail down to one, while other processes leave so much."""
+    while governor.cap > 1:
+        governor.note_others(left_bytes)
+        governor.ran_out(governor.cap)
+
+
+def test_a_size_that_others_have_taken_is_back_as_soon_as_they_have_given_the_memory_back() -> None:
+    governor = Governor(first=512, ceiling=512, grows=False, limit_bytes=LIMIT)
+    taken_by_others(governor, 10)
+    assert (governor.cap, governor.disturbed) == (1, True)
+    assert not governor.return_after_others(500)  # half of it is not enough
+    assert governor.cap == 1
+    assert governor.return_after_others(LIMIT)
+    assert (governor.cap, governor.disturbed) == (512, False)
+    assert set(feed(governor, 100)) == {512}
+
+
+def test_a_failure_of_its_own_keeps_its_caution_whatever_others_do_later() -> None:
+    for left in (LIMIT, None):  # they leave all that sizes are chosen for, or that cannot be read
+        governor = Governor(first=512, ceiling=512, grows=False, limit_bytes=LIMIT)
+        governor.note_others(left)
+        governor.ran_out(512)
+        assert not governor.disturbed
+        assert not governor.return_after_others(2 * LIMIT)
+        assert governor.cap == 256
+        assert max(feed(governor, FORGIVING_BATCHES - 1)) < 512
+
+
+def test_a_size_that_fails_again_after_its_return_is_halved_and_marked() -> None:
+    governor = Governor(first=512, ceiling=512, grows=False, limit_bytes=LIMIT)
+    taken_by_others(governor, 10)
+    governor.return_after_others(LIMIT)
+    governor.note_others(LIMIT)
+    governor.ran_out(512)
+    assert governor.cap == 256
+    assert not governor.disturbed
+
+
+def test_others_that_come_and_go_are_believed_more_and_more_slowly() -> None:
+    governor = Governor(first=512, ceiling=512, grows=False, limit_bytes=LIMIT)
+    readings = []
+    for _ in range(5):
+        taken_by_others(governor, 10)
+        readings.append(next(n for n in itertools.count(1) if governor.return_after_others(LIMIT)))
+    assert readings == [1, 2, 4, 8, 16]
+
+
+def test_a_search_that_others_have_disturbed_continues_where_it_was() -> None:
+    calm, disturbed = Governor(first=2, limit_bytes=10**9), Governor(first=2, limit_bytes=10**9)
+    for governor in (calm, disturbed):
+        feed(governor, 4)
+    taken_by_others(disturbed, 10)
+    restored = Governor(first=2, limit_bytes=10**9)
+    restored.restore(json.loads(json.dumps(disturbed.to_json(), allow_nan=False)))
+    assert restored.return_after_others(10**9)
+    assert (restored.cap, restored.phase) == (calm.cap, calm.phase)
+    assert feed(restored, 60)[-1] == feed(calm, 60)[-1]

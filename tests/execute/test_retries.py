@@ -211,6 +211,51 @@ def test_a_recorded_failure_is_read_back_with_its_attempts(tmp_path: Path) -> No
     assert again.failures[3].attempts == ATTEMPTS
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_batches_are_as_large_as_before_once_others_have_given_the_memory_back(
+    monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    """On a device that says what other processes leave of it; a failure of our own keeps its caution."""
+    pytest.importorskip("torch")
+    from brim.memory.devices import CpuMemory
+
+    plenty = 2**60
+    sizes: list[int] = []
+    calls = 0
+
+    def function(batch: list[int]) -> list[int]:
+        nonlocal calls
+        calls += 1
+        if 4 <= calls < 30:
+            raise MemoryError
+        sizes.append(len(batch))
+        return batch
+
+    def left_by_others(memory: CpuMemory) -> int:
+        return 0 if others and 4 <= calls < 30 else plenty
+
+    monkeypatch.setattr(CpuMemory, "left_by_others_bytes", left_by_others)
+    monkeypatch.setattr(CpuMemory, "release", lambda memory, thorough=True: None)
+    result = brim.map(function, range(2000), batch_size=64, device="cpu")
+    assert not result.failures
+    assert list(result) == list(range(2000))
+    assert sizes[:3] == [64] * 3
+    assert (sizes[4:10] == [64] * 6) == others  # the one before was chosen while they held it
+
+
+@pytest.mark.parametrize(("left_bytes", "waited"), [(2**60, []), (0, [1.0]), (None, [1.0])])
+def test_others_are_waited_for_only_where_they_may_hold_the_memory(
+    monkeypatch: pytest.MonkeyPatch, pauses: list[float], left_bytes: int | None, waited: list[float]
+) -> None:
+    pytest.importorskip("torch")
+    from brim.memory.devices import CpuMemory
+
+    monkeypatch.setattr(CpuMemory, "left_by_others_bytes", lambda memory: left_bytes)
+    result = brim.map(_all_but_three, range(10), device="cpu")
+    assert result.failures[3].attempts == ATTEMPTS
+    assert pauses == waited
+
+
 def _all_but_three(batch: list[Any]) -> list[Any]:
     if 3 in batch:
         raise MemoryError

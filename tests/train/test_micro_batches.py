@@ -163,6 +163,94 @@ def test_the_size_grows_back_when_the_pressure_has_passed() -> None:
     assert runner.sizes.oom_events == 3  # 32, 16, 8: and none since
 
 
+class Neighbour:
+    """Another process that holds the card's memory, until it gives it back."""
+
+    limit = 2**30
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fits: int = 4) -> None:
+        self.holds, self.fits = False, fits
+        monkeypatch.setattr(CpuMemory, "left_by_others_bytes", lambda memory: self.left_bytes())
+        self.waits: list[float] = []
+        monkeypatch.setattr("brim.train.micro_batches.wait", self.wait)
+        self.gives_back_after: float = 0.0
+
+    def left_bytes(self) -> int:
+        return 0 if self.holds else self.limit
+
+    def fault(self, call: int, length: int) -> Exception | None:
+        return oom() if self.holds and length > self.fits else None
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.holds = self.holds and sum(self.waits) < self.gives_back_after
+
+
+def test_the_size_is_back_in_the_next_window_where_others_held_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    neighbour = Neighbour(monkeypatch)
+    faulty = Faulty(neighbour.fault)
+    runner = micro_batches(network(), faulty, sizes={"ceiling": 32, "limit_bytes": neighbour.limit})
+    told: list[str] = []
+    runner._tell = told.append
+    runner.run(work())
+    neighbour.holds = True
+    for _ in range(2):
+        runner.run(work())
+    assert runner.sizes.cap <= 4 + 2  # it tries a little more now and then
+    neighbour.holds = False
+    done = runner.run(work())
+    assert [len(part.items) for part in done.parts] == [32]
+    assert runner.sizes.cap == 32
+    assert "given memory back" in told[-1]
+
+
+def test_a_size_of_our_own_that_failed_does_not_return_because_others_leave_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    neighbour = Neighbour(monkeypatch)
+    faulty = Faulty(lambda call, length: oom() if length > 4 else None)
+    runner = micro_batches(network(), faulty, sizes={"ceiling": 32, "limit_bytes": neighbour.limit})
+    for _ in range(2):
+        runner.run(work())
+    assert faulty.lengths == [32, 16, 8] + [4] * 16
+
+
+def test_where_others_leave_nothing_at_all_the_window_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    neighbour = Neighbour(monkeypatch, fits=0)
+    neighbour.holds, neighbour.gives_back_after = True, 8.0
+    runner = micro_batches(network(), Faulty(neighbour.fault), sizes={"ceiling": 4, "limit_bytes": neighbour.limit})
+    assert seen(runner.run(work(4))) == [0, 1, 2, 3]
+    assert neighbour.waits == [1, 1, 2, 4]
+    runner.run(work(4))
+    assert runner.sizes.cap == 4
+
+
+def test_nobody_is_waited_for_longer_than_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    neighbour = Neighbour(monkeypatch, fits=0)
+    neighbour.holds, neighbour.gives_back_after = True, 1000.0
+    runner = micro_batches(network(), Faulty(neighbour.fault), sizes={"ceiling": 4, "limit_bytes": neighbour.limit})
+    with pytest.raises(DoesNotFitError, match="not even a micro-batch of 1 fits"):
+        runner.run(work(4))
+    assert sum(neighbour.waits) == 64
+
+
+def test_retries_of_the_allocator_while_others_hold_the_memory_do_not_make_the_size_smaller() -> None:
+    from brim.memory.devices import Reading
+
+    sizes = MicroSizes(SizeRequest(ceiling=None, known=40, largest=40, limit_bytes=1000))
+    for _ in range(6):
+        sizes.begin_window()
+        sizes.ran(40, 40, None, None)
+        sizes.end_window()
+        sizes.stepped(2, left_bytes=10)
+    assert sizes.cap == 40
+    looking = MicroSizes(SizeRequest(ceiling=None, largest=1024, limit_bytes=1_000_000))
+    looking.begin_window()
+    for _ in range(4):
+        looking.ran(2, 2, 0.2, Reading(peak_reserved_bytes=10_000, alloc_retries=1), 10)
+    assert not looking.settled
+
+
 def test_with_every_relapse_the_size_comes_back_later() -> None:
     """A limit that stays is not run into again and again."""
     faulty = Faulty(lambda call, length: oom() if length > 4 else None)

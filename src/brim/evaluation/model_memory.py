@@ -28,6 +28,10 @@ class ModelMemory:
             return self._memory.metered()
         return self._memory.metered([*self._module.parameters(), *self._module.buffers()])
 
+    def left_by_others_bytes(self) -> int | None:
+        """What other processes leave of the device now; None: not known."""
+        return self._memory.left_by_others_bytes()
+
     def release(self, *, thorough: bool = True) -> None:
         """Give back what nothing refers to any more."""
         self._memory.release(thorough=thorough)

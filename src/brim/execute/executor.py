@@ -106,6 +106,9 @@ class PeakMemory(Protocol):
     def release(self, *, thorough: bool = True) -> None:
         """Give back what nothing refers to any more."""
 
+    def left_by_others_bytes(self) -> int | None:
+        """What other processes leave of the device now; None: not known."""
+
 
 class Executor:
     """Runs `function` on batches of item numbers until every item is done.
@@ -162,6 +165,7 @@ class Executor:
         self._put_aside = put_aside
         self._pause = pause if pause is not None else wait
         self._retries = Retries()
+        self._by_others = True  # whether other processes may have caused the last failure
         self._stop_if_hopeless = stop_if_hopeless
         self._lonely_failures = 0  # items that did not fit alone, while nothing has fitted
         self._landed_at = 0.0
@@ -183,6 +187,8 @@ class Executor:
         flight: _Flight | None = None
         while (queue or flight is not None) and not self._hopeless():
             interrupts.check()
+            if self.governor.disturbed and self.governor.return_after_others(self._left_by_others()):
+                self._tell("other processes have given memory back: batches are as large as before again")
             following = self._take_off(queue, queue.take(self.governor.cap)) if queue else None
             if flight is not None:
                 self._land(queue, flight)
@@ -219,9 +225,7 @@ class Executor:
             failure, error = self._told_apart(problem, batch)
         if flight is None:
             assert failure is not None
-            # The except block has ended: nothing pins the failed batch's tensors any more.
-            self._release(failure)
-            self.figures.lost_seconds += time.perf_counter() - started
+            self._clean_up(failure, started)  # the except block has ended: nothing pins the batch's tensors any more
             self._after_failure(queue, batch, failure, error)
         return flight
 
@@ -240,8 +244,7 @@ class Executor:
         if failure is not None:
             started = max(flight.started, self._landed_at)
             del flight, results
-            self._release(failure)
-            self.figures.lost_seconds += time.perf_counter() - started
+            self._clean_up(failure, started)
             self._after_failure(queue, batch, failure, error)
             return
         assert not isinstance(results, Pending)
@@ -297,7 +300,7 @@ class Executor:
         """Put the item aside for another try; after the last one, the last resort, or its failure is recorded."""
         out_of_memory = failure.kind is FailureKind.OUT_OF_MEMORY
         first = item not in self._retries
-        if self._retries.failed(item, failure, by_others=not failure.own_limit):
+        if self._retries.failed(item, failure, by_others=self._by_others and not failure.own_limit):
             if first and self._put_aside is not None and self.figures.batches > 0:
                 self._put_aside([item])
         elif out_of_memory and self._last_resort is not None and self._last_resort():
@@ -410,10 +413,20 @@ class Executor:
         with self._memory.metered() as reading:
             yield reading
 
-    def _release(self, failure: Failure) -> None:
-        """Give a failed batch's memory back. That takes a third of a second: an error of other kinds can do without."""
+    def _clean_up(self, failure: Failure, started: float) -> None:
+        """Give a failed batch's memory back. That takes a third of a second: an error of other kinds can do without.
+
+        Before that it is noted whether other processes held the memory, or may have where that cannot be read.
+        """
         if self._memory is not None and failure.kind is not FailureKind.OTHER:
+            left = self._left_by_others()
+            self._by_others = left is None or self.governor.others_hold(left)
+            self.governor.note_others(left)
             self._memory.release()
+        self.figures.lost_seconds += time.perf_counter() - started
+
+    def _left_by_others(self) -> int | None:
+        return None if self._memory is None else self._memory.left_by_others_bytes()
 
 
 def _say_nothing(line: str) -> None:

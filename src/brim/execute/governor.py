@@ -7,8 +7,9 @@ nothing but memory (`looks_far`) it then compares once with the largest size tha
 little each may bring enough together. Then it is settled, until the items have become much cheaper: the best cap for
 long items is not that for short ones. Towards a size that the user gave it rises, as far as memory goes, however fast
 that is. An out-of-memory error halves the cap and marks the size that failed; the cap grows back towards the mark,
-never straight to it, and the mark itself moves up only after a long quiet stretch. Pure: it is told what happened, and
-asked for a cap.
+never straight to it, and the mark itself moves up only after a long quiet stretch. That caution is for failures of its
+own: where other processes held the memory at the failure and have given it back, the size from before returns at once.
+Pure: it is told what happened, and asked for a cap.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ FORGIVING_BATCHES = 64  # batches without trouble before a failed size may be ap
 USABLE = 0.97  # of the memory limit, when the byte model says how far a doubling may go
 ROOMY = 0.85  # of the memory limit, for a look far beyond
 NEARLY = 0.9  # of the largest batch since the cache was given back: what a smaller one takes is not its own
+MOST_CALM_READINGS = 64  # without others in the way, before a size returns that they have taken back again and again
 FAR = 1.2  # times the doubling just tried: what is nearer is not looked at again
 
 Phase = Literal["climbing", "rising", "comparing", "settled"]
@@ -85,6 +87,9 @@ class Governor:
         self._dearest: float = math.inf if not cap_known else 0  # item when it settled; 0: not known yet
         self._before_trouble: tuple[int, float, float, Phase] | None = None
         self._blamed = False  # an item was, and nothing has succeeded since
+        # Cap, ceiling, wanted cap, failed cost and phase before others took the memory, until they have given it back.
+        self._undisturbed: tuple[int, float, float, float, Phase] | None = None
+        self._calm_readings, self._returns = 0, 0  # readings without others since then; how often a size has returned
 
     @property
     def overlaps(self) -> bool:
@@ -156,6 +161,37 @@ class Governor:
         """From here on a batch takes no more than its own."""
         self._cached = 0
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether the size is smaller because other processes held the memory."""
+        return self._undisturbed is not None
+
+    def others_hold(self, left_bytes: int | None) -> bool:
+        """Whether other processes leave less of the device than sizes are chosen for; None: that is not known."""
+        return left_bytes is not None and self._limit_bytes is not None and left_bytes < USABLE * self._limit_bytes
+
+    def note_others(self, left_bytes: int | None) -> None:
+        """Before a failure is reported: what other processes leave. If they are to blame, its size may return."""
+        if self._undisturbed is None and self.others_hold(left_bytes):
+            self._undisturbed = (self.cap, self.ceiling, self._wanted, self._failed, self.phase)
+            self._calm_readings = 0
+
+    def return_after_others(self, left_bytes: int | None) -> bool:
+        """Between two batches: what other processes leave. Whether the size from before the disturbance is back.
+
+        After the first time it takes more than one reading, doubled each time: others may come and go for ever.
+        """
+        self._calm_readings = 0 if self.others_hold(left_bytes) else self._calm_readings + 1
+        if self._undisturbed is None or self._calm_readings < min(2**self._returns, MOST_CALM_READINGS):
+            return False
+        self._fallback = self.cap
+        self.cap, ceiling, self._wanted, self._failed, self.phase = self._undisturbed
+        self.ceiling = max(self.ceiling, ceiling)  # it may have been raised in the meantime
+        self._undisturbed, self._before_trouble = None, None
+        self._quiet, self._calm_readings = 0, 0
+        self._returns += 1
+        return True
+
     def ran_out(self, cost: int) -> None:
         """A batch of this padded cost ran out of memory: half of it from here on, and never straight back.
 
@@ -205,14 +241,14 @@ class Governor:
     def to_json(self) -> dict[str, Any]:
         """All that it knows, as a checkpoint keeps it."""
         own = {name: value for name, value in vars(self).items() if name not in ("model", "_comparison")}
-        held = {name: "inf" if value == math.inf else value for name, value in own.items()}
+        held = {name: _held(value) for name, value in own.items()}
         return {**held, "comparison": dict(vars(self._comparison)), "points": self.model.points}
 
     def restore(self, data: dict[str, Any]) -> None:
         """Go on where `to_json` was called."""
         for name, value in data.items():
             if name in vars(self):
-                setattr(self, name, math.inf if value == "inf" else value)
+                setattr(self, name, _unheld(value))
         vars(self._comparison).update(data.get("comparison", {}))
         for size, peak in data["points"]:
             self.model.observe(size, peak)
@@ -328,3 +364,16 @@ class Governor:
             return False
         self._fallback, self.cap, self._quiet = self.cap, grown, 0
         return True
+
+
+def _held(value: Any) -> Any:
+    """A value as JSON can hold it: there is no infinity in it."""
+    if isinstance(value, (tuple, list)):
+        return [_held(one) for one in value]
+    return "inf" if value == math.inf else value
+
+
+def _unheld(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_unheld(one) for one in value)
+    return math.inf if value == "inf" else value

@@ -78,6 +78,10 @@ class DeviceMemory(ABC):
         """What other processes hold on the same device, 0 where that cannot be seen."""
         return 0
 
+    def left_by_others_bytes(self) -> int | None:
+        """What other processes leave of the device now, whether this one uses it or not; None: not known."""
+        return None
+
     def release(self, *, thorough: bool = True) -> None:
         """Give back everything that nothing refers to any more.
 
@@ -109,6 +113,9 @@ class CudaMemory(DeviceMemory):
         own = torch.cuda.memory_reserved(self.device)
         reading = nvml_device_memory(device_uuid=device_uuid(self.device), own_bytes=own)
         return reading.used_by_others_bytes if reading is not None else 0
+
+    def left_by_others_bytes(self) -> int | None:
+        return self.available_bytes()
 
     @contextlib.contextmanager
     def limited(self, limit_bytes: int) -> Iterator[None]:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from brim.errors import BrimError, DoesNotFitError, LostError
+from brim.execute.retries import wait
 from brim.memory.devices import DeviceMemory, Reading
 from brim.memory.failures import Failure, FailureKind, classify
 from brim.memory.remedies import memory_remedies
@@ -25,6 +26,9 @@ from brim.train.objective import Batch, LossSum, Objective
 from brim.train.rewind import Rewinder
 
 __all__ = ["MicroBatches", "Part", "WindowDone", "WindowWork"]
+
+FIRST_WAIT_SECONDS = 1.0  # for other processes to give memory back; then as long as all waits before
+MOST_WAIT_SECONDS = 64.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,10 +115,13 @@ class MicroBatches:
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._watching = False
         self._doubted = False  # an error that may or may not be memory was survived once
+        self._waited_seconds = 0.0  # for other processes, in this window
 
     def run(self, work: WindowWork) -> WindowDone:
         """The gradients of this rank's share, in `.grad`: the sum of its losses over `work.samples`."""
         self.rewinder.mark()
+        if self.sizes.governor.disturbed and self.sizes.return_after_others(self._memory.left_by_others_bytes()):
+            self._tell("other processes have given memory back: micro-batches are as large as before again")
         self.sizes.begin_window(work.costs[0] if work.costs else 1)
         while True:
             self.drop_gradients()
@@ -122,16 +129,18 @@ class MicroBatches:
             if isinstance(outcome, WindowDone):
                 self.sizes.end_window()
                 self._doubted = False
+                self._waited_seconds = 0.0
                 return outcome
+            left = self._memory.left_by_others_bytes()
             # The except block has ended: nothing pins the failed micro-batch's tensors any more.
             self.rewinder.rewind()
             self.drop_gradients()
             self._memory.release()
-            self._after_failure(outcome)
+            self._after_failure(outcome, left)
 
     def stepped(self, retries: int) -> None:
         """A whole step is done, with so many retries of the allocator."""
-        if self.sizes.stepped(retries):
+        if self.sizes.stepped(retries, self._memory.left_by_others_bytes() if retries else None):
             self._give_back_cache()
 
     @property
@@ -206,7 +215,9 @@ class MicroBatches:
         if start == 0 and work.measure_noise:
             done.small_square = self._gradient_square(work.samples, loss.weight)
             done.small_weight = loss.weight
-        self.sizes.ran(length * work.costs[start], length, seconds, reading)
+        retried = reading is not None and reading.alloc_retries > 0
+        left = self._memory.left_by_others_bytes() if retried else None
+        self.sizes.ran(length * work.costs[start], length, seconds, reading, left)
         if not settled and self.sizes.settled:
             self._give_back_cache()
 
@@ -257,7 +268,7 @@ class MicroBatches:
             raise error
         return _RanOut(length=length, cost=cost, failure=failure, error=error.with_traceback(None))
 
-    def _after_failure(self, ran_out: _RanOut) -> None:
+    def _after_failure(self, ran_out: _RanOut, left_bytes: int | None) -> None:
         """Smaller from here on, or the end: fail as asked, or because nothing smaller is left."""
         length, failure = ran_out.length, ran_out.failure
         self._doubted = failure.kind is FailureKind.AMBIGUOUS
@@ -266,12 +277,23 @@ class MicroBatches:
         if self.sizes.hopeless(length):
             if self._doubted:
                 raise ran_out.error
+            if self.sizes.governor.others_hold(left_bytes) and self._waited_seconds < MOST_WAIT_SECONDS:
+                self._wait_for_others(length)
+                return
             remedies = "\n  - ".join(self.remedies(length))
             raise DoesNotFitError(
                 f"not even a micro-batch of {length} fits ({failure.reason}).\nWhat may help:\n  - {remedies}"
             )
-        self.sizes.ran_out(ran_out.cost, length, failure.reason)
+        self.sizes.ran_out(ran_out.cost, length, failure.reason, left_bytes)
         self._tell(f"a micro-batch of {length} failed ({failure.reason}): its window runs again in smaller ones")
+
+    def _wait_for_others(self, length: int) -> None:
+        """Nothing smaller is left, and other processes hold the memory: the window runs again in a while."""
+        seconds = min(max(self._waited_seconds, FIRST_WAIT_SECONDS), MOST_WAIT_SECONDS - self._waited_seconds)
+        self.sizes.oom_events += 1
+        self._tell(f"not even a micro-batch of {length} fits while others hold the memory: again in {seconds:g} s")
+        wait(seconds)
+        self._waited_seconds += seconds
 
 
 def gradient_square(parameters: Sequence[nn.Parameter]) -> torch.Tensor:

@@ -134,8 +134,13 @@ class MicroSizes:
         dearest = 1 if self.by_count else dearest
         return micro_batch_length(left, self.cap, dearest=dearest, smallest=self.request.smallest, even=even)
 
-    def ran(self, cost: int, length: int, seconds: float | None, reading: Reading | None) -> None:
-        """A micro-batch of this padded cost is done; `seconds` is None once the size is settled."""
+    def ran(
+        self, cost: int, length: int, seconds: float | None, reading: Reading | None, left_bytes: int | None = None
+    ) -> None:
+        """A micro-batch of this padded cost is done; `seconds` is None once the size is settled.
+
+        `left_bytes` is what other processes left of the device, where the allocator had to give back its cache.
+        """
         self._window.append(length)
         weight = length if self.by_count else cost
         peak = None if reading is None else reading.peak_reserved_bytes + self.reserved_bytes
@@ -145,6 +150,8 @@ class MicroSizes:
                 self._settled_cost = (weight, peak or 0)
             return
         retried = reading is not None and reading.alloc_retries > 0
+        if retried and self.governor.others_hold(left_bytes):
+            return  # they took the memory: that says nothing of the size
         if retried and self._warm_cap == self.governor.cap:
             self.governor.ran_short(weight)
             return
@@ -184,12 +191,13 @@ class MicroSizes:
                 self.governor.succeeded(weight, 0.0, peak or None)
         self._settled_cost = None
 
-    def stepped(self, retries: int) -> bool:
+    def stepped(self, retries: int, left_bytes: int | None = None) -> bool:
         """A whole step is done, the optimizer's part too, with so many retries of the allocator.
 
-        Whether micro-batches are smaller from here on.
+        Whether micro-batches are smaller from here on. Retries while others held the memory do not count.
         """
-        self._retrying_steps = self._retrying_steps + 1 if retries and self.settled else 0
+        own = retries > 0 and not self.governor.others_hold(left_bytes)
+        self._retrying_steps = self._retrying_steps + 1 if own and self.settled else 0
         may_cut = not self.request.fixed and self._heaviest > 1 and self._cuts < MOST_CUTS
         if not may_cut or self._retrying_steps < RETRYING_STEPS:
             return False
@@ -197,12 +205,19 @@ class MicroSizes:
         self.governor.ran_short(self._heaviest)
         return True
 
-    def ran_out(self, cost: int, length: int, detail: str) -> None:
-        """A micro-batch of this padded cost did not fit: the window begins again with smaller ones."""
+    def return_after_others(self, left_bytes: int | None) -> bool:
+        """Between two windows: whether others have given back what they left too little of, and the size is back."""
+        return self.governor.return_after_others(left_bytes)
+
+    def ran_out(self, cost: int, length: int, detail: str, left_bytes: int | None = None) -> None:
+        """A micro-batch of this padded cost did not fit: the window begins again with smaller ones.
+
+        Where other processes left too little, which `left_bytes` says, that does not count as trouble of our own.
+        """
         weight = length if self.by_count else cost
         self.oom_events += 1
         self._settled_cost, self._window, self._repeated = None, [], []
-        self._troubles += not self._in_trouble
+        self._troubles += not self._in_trouble and not self.governor.others_hold(left_bytes)
         self._in_trouble = True
         known = self._tried.get(length)
         if known is None or not known.fits:
@@ -210,6 +225,7 @@ class MicroSizes:
         if self.request.fixed:
             self._split = max(weight // 2, 1)
         else:
+            self.governor.note_others(left_bytes)
             self.governor.ran_out(weight)
 
     def repeat(self, lengths: list[int] | None) -> None:
