@@ -208,6 +208,57 @@ def test_a_journal_is_not_resumed_by_other_work(tmp_path: Path) -> None:
         brim.map(doubled, range(10), journal=journal, resume=True, key="another function")
 
 
+def circular() -> list[Any]:
+    item: list[Any] = []
+    item.append(item)
+    return item
+
+
+def nested() -> list[Any]:
+    item: list[Any] = []
+    for _ in range(100_000):
+        item = [item]
+    return item
+
+
+@pytest.mark.parametrize("item", [circular(), {("a", 1): 2}, {1, 2}, object(), "\udc80", nested()])
+def test_items_of_any_kind_may_be_journalled_by_their_results(tmp_path: Path, item: Any) -> None:
+    journal = tmp_path / "journal.jsonl"
+    for resumed in (0, 3):
+        result = brim.map(lambda batch: [7 for _ in batch], [item] * 3, journal=journal, resume=True)
+        assert (list(result), result.resumed) == ([7, 7, 7], resumed)
+
+
+@pytest.mark.parametrize("result", [circular(), {("a", 1): 2}, nested()])
+def test_results_that_json_cannot_hold_are_refused(tmp_path: Path, result: Any) -> None:
+    with pytest.raises(brim.RequestError, match="cannot be journalled"):
+        brim.map(lambda batch: [result for _ in batch], range(4), journal=tmp_path / "journal.jsonl")
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [{"item": 10, "result": 1, "failure": None, "batch_size": 1}, {"item": -1, "result": 1, "failure": None,
+     "batch_size": 1}, {"item": "3", "result": 1, "failure": None, "batch_size": 1}, {"answer": 42},
+     {"item": 3, "result": 1, "failure": {"why": "so"}, "batch_size": 1}],
+)  # fmt: skip
+def test_an_entry_that_is_no_item_s_is_left_out_and_named(tmp_path: Path, foreign: dict[str, Any]) -> None:
+    journal = tmp_path / "journal.jsonl"
+    brim.map(doubled, range(10), journal=journal)
+    with journal.open("a") as file:
+        file.write(json.dumps(foreign) + "\n")
+    result = brim.map(doubled, range(10), journal=journal, resume=True)
+    assert list(result) == [2 * item for item in range(10)]
+    assert result.resumed == 10
+    (note,) = result.notes
+    assert "line 12" in note
+    assert "journal.jsonl.damaged" in note
+
+
+def test_a_device_is_no_journal(tmp_path: Path) -> None:
+    with pytest.raises(brim.RequestError, match="/dev/zero is not a regular file"):
+        brim.map(doubled, range(3), journal="/dev/zero", resume=True)
+
+
 def test_a_memory_limit_on_the_cpu_splits_real_steps() -> None:
     torch = pytest.importorskip("torch")
     layer = torch.nn.Linear(1000, 1000)

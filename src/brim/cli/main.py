@@ -6,6 +6,7 @@ Imports no torch: a command loads what it needs when it runs, so that `--help` a
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import os
 import sys
@@ -93,6 +94,9 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     keep_command_line(["brim", *arguments])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # an answer may hold what UTF-8, or the terminal, cannot show
+            stream.reconfigure(errors="backslashreplace")
     code: int | str | None
     try:
         with stdout_for_document() if _asks_for_document(arguments) else contextlib.nullcontext():

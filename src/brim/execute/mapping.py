@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -44,6 +45,7 @@ class MapResult(Sequence[Any]):
     resumed: int  # items that the journal had already
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
+    notes: tuple[str, ...] = ()  # on damaged lines of the journal, whose items were computed again
 
     @property
     def batch_size_used(self) -> int | None:
@@ -103,8 +105,10 @@ def map(
         book = None
         if journal is not None:
             facts = {"count": len(items), "items": _digest(items), "key": key}
-            book = stack.enter_context(Journal(Path(journal), fingerprint=fingerprint(facts), resume=resume))
-            done.update(_read(book.entries))
+            check = functools.partial(_problem, count=len(items))
+            book = Journal(Path(journal), fingerprint=fingerprint(facts), resume=resume, check=check)
+            stack.enter_context(book)
+            done.update((entry["item"], _done(entry)) for entry in book.entries)
         resumed = len(done)
 
         def record(batch: list[Done]) -> None:
@@ -129,7 +133,8 @@ def map(
             by_count=batch_size != "auto",
         )
         executor.run(order)
-    return _result(done, executor.figures, resumed, measured=memory is not None)
+    found = _result(done, executor.figures, resumed, measured=memory is not None)
+    return found if book is None else dataclasses.replace(found, notes=tuple(book.notes))
 
 
 def _governor(batch_size: int | str, costs: Sequence[int], limit_bytes: int | None) -> Governor:
@@ -175,7 +180,14 @@ def _memory(device: Any, memory_limit: int | str | None) -> tuple[Any, int | Non
 
 def _digest(items: Sequence[Any]) -> str:
     """A fingerprint of the items: by value where JSON can hold them, else by type alone."""
-    return fingerprint({"items": [json.dumps(item, default=lambda value: type(value).__name__) for item in items]})
+    return fingerprint({"items": [_text(item) for item in items]})
+
+
+def _text(item: Any) -> str:
+    try:
+        return json.dumps(item, default=lambda value: type(value).__name__)
+    except (TypeError, ValueError, RecursionError):  # keys that are no text, an item that holds itself
+        return type(item).__name__
 
 
 def _entry(done: Done) -> dict[str, Any]:
@@ -183,11 +195,20 @@ def _entry(done: Done) -> dict[str, Any]:
     return {"item": done.item, "result": done.result, "failure": failure, "batch_size": done.batch_size}
 
 
-def _read(entries: Iterable[dict[str, Any]]) -> Iterator[tuple[int, Done]]:
-    for entry in entries:
-        failure = None if entry["failure"] is None else ItemFailure(**entry["failure"])
-        done = Done(item=entry["item"], result=entry["result"], failure=failure, batch_size=entry["batch_size"])
-        yield done.item, done
+def _done(entry: Mapping[str, Any]) -> Done:
+    failure = None if entry["failure"] is None else ItemFailure(**entry["failure"])
+    return Done(item=entry["item"], result=entry["result"], failure=failure, batch_size=entry["batch_size"])
+
+
+def _problem(entry: Mapping[str, Any], *, count: int) -> str | None:
+    """Why a line of the journal is not that of one of `count` items; None: it is."""
+    try:
+        done = _done(entry)
+    except (KeyError, TypeError):
+        return "not the line of an item"
+    if type(done.item) is not int or not 0 <= done.item < count:
+        return f"no item {done.item!r} among {count}"
+    return None
 
 
 def _result(done: dict[int, Done], figures: ExecutionFigures, resumed: int, *, measured: bool) -> MapResult:

@@ -10,7 +10,7 @@ from typing import Any
 
 from brim.errors import RequestError
 
-__all__ = ["cache_folder", "cannot_write", "read_json", "usual_mode", "write_atomic", "write_json"]
+__all__ = ["cache_folder", "cannot_write", "encode", "read_json", "usual_mode", "write_atomic", "write_json"]
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -23,7 +23,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
+                file.write(encode(content) if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             Path(temporary).chmod(usual_mode())  # a temporary file is its owner's alone; a report is to be shared
@@ -33,6 +33,11 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             raise
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+def encode(text: str) -> bytes:
+    """UTF-8. A lone surrogate, which UTF-8 cannot hold, becomes its escape: in JSON it is read back as it was."""
+    return text.encode("utf-8", errors="backslashreplace")
 
 
 def cannot_write(path: Path, error: Exception) -> RequestError:
@@ -56,6 +61,8 @@ def write_json(path: Path, data: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read one JSON document; None when it is not there or not JSON (a cache entry that is neither is no entry)."""
     try:
+        if not path.is_file():  # a pipe or a device may have no end
+            return None
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
