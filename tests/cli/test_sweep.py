@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 
 import numpy
 import pytest
+from rich.console import Console
 
+from brim.cli.sweep_progress import SweepProgress
 from brim.errors import RequestError
 from brim.sweep.experiment import run_job, train_run
 from brim.sweep.job import Job, Outcome, read_outcome
 from brim.sweep.listener import Recorder
+from brim.sweep.job import Job, Outcome
 from brim.sweep.scout import Scout
 
 Brim = Callable[..., Any]
@@ -364,3 +368,19 @@ def test_a_real_sweep_leaves_its_results_and_resumes(brim: Brim, folder: Path) -
     document = json.loads(again.out)
     assert document["counts"] == {"completed": 1, "failed": 1, "interrupted": 0, "waiting": 0}
     assert [one["result"]["attempts"] for one in document["experiments"]] == [1, 2], "what is done is not done again"
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_an_interrupted_experiment_is_said_to_have_a_checkpoint_only_if_it_has(
+    tmp_path: Path, checkpoint: bool
+) -> None:
+    if checkpoint:
+        (tmp_path / "checkpoint.json").write_text("{}")
+    shown = io.StringIO()
+    with SweepProgress(Console(file=shown, width=200)) as progress:
+        job = Job(id="x", settings={}, folder=str(tmp_path))
+        progress.planned(1, 0)
+        progress.started(job, "cpu")
+        progress.ended(job, Outcome(id="x", attempt=1, state="interrupted"), None)
+    assert ("with a checkpoint" in shown.getvalue()) is checkpoint
+    assert "stopped" in shown.getvalue()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from sweep_runs import GIB, Watcher, sweep_of, write_child
 
+from brim.sweep.child_process import ChildProcess
 from brim.sweep.forecasts import SizeForecast
 from brim.sweep.job import Job
 from brim.sweep.launch_local import LocalLauncher, _environment, _within
@@ -50,6 +52,20 @@ def test_out_of_memory_was_survived_by_a_retry_at_half(result: SweepResult) -> N
     memory = next(one for one in result.results if one.experiment.flat["model.type"] == "memory")
     assert memory.attempts == 2
     assert memory.state == "completed"
+
+
+def test_a_child_that_is_asked_to_stop_was_interrupted_however_it_ends(tmp_path: Path) -> None:
+    """As one that still imports torch at Ctrl-C, or that is killed after the second one."""
+    for place, end in enumerate((ChildProcess.interrupt, ChildProcess.kill)):
+        command = [sys.executable, "-c", 'import time; print(\'{"event": "up"}\', flush=True); time.sleep(60)']
+        child = ChildProcess(Job(id="x", settings={}, folder=str(tmp_path / str(place))), command=command)
+        while not child.news():
+            assert child.running
+            time.sleep(0.02)
+        child.interrupt()
+        end(child)
+        outcome = child.close()
+        assert (outcome.state, outcome.failure) == ("interrupted", "")
 
 
 CARD_CHILD = """

@@ -71,7 +71,7 @@ class SweepProgress(LiveBars, SweepListener):
             self._done += 1
         if self._whole is not None:
             self._progress.update(self._whole, completed=self._done, state=self._count())
-        self._say(f"[{self._done}/{self._total}] {job.id}: {_ending(outcome, retried)}")
+        self._say(f"[{self._done}/{self._total}] {job.id}: {_ending(job, outcome, retried)}")
 
     def note(self, line: str) -> None:
         """A line above the bars."""
@@ -81,9 +81,10 @@ class SweepProgress(LiveBars, SweepListener):
         return f"{self._done}/{self._total}"
 
 
-def _ending(outcome: Outcome, retried: Job | None) -> str:
+def _ending(job: Job, outcome: Outcome, retried: Job | None) -> str:
     if outcome.state == "interrupted":
-        return "stopped, with a checkpoint"
+        kept = (Path(job.folder) / "checkpoint.json").is_file()
+        return "stopped, with a checkpoint" if kept else "stopped before its first checkpoint"
     if outcome.state == "failed":
         then = f"; {retried.changed_because or 'tried again'}" if retried is not None else ""
         return f"failed: {first_line(outcome.error)}{then}"

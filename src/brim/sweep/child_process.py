@@ -35,6 +35,7 @@ class ChildProcess:
         self.started_at = time.monotonic()
         self.silent = False  # it has closed the pipe: nothing more will be heard
         self._pending = b""
+        self._asked_to_stop = False
         self._ended_because: tuple[FailureWord, str] | None = None
         folder = Path(job.folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +81,8 @@ class ChildProcess:
         return self._process.poll() is None
 
     def interrupt(self) -> None:
-        """Ask it to stop after the step under way, with a checkpoint."""
+        """Ask it to stop after the step under way, with a checkpoint; however it ends then, it was interrupted."""
+        self._asked_to_stop = True
         self._signal(signal.SIGINT)
 
     def kill(self, failure: FailureWord = "", reason: str = "") -> None:
@@ -104,13 +106,13 @@ class ChildProcess:
         if told is not None and (told.state == "completed" or told.attempt == job.attempt):
             return told
         failure, error = self._ended_because or self._death(code)
-        state = "interrupted" if code == INTERRUPTED and self._ended_because is None else "failed"
+        interrupted = (code == INTERRUPTED or self._asked_to_stop) and self._ended_because is None
         return Outcome(
             id=job.id,
             attempt=job.attempt,
-            state="interrupted" if state == "interrupted" else "failed",
-            failure="" if state == "interrupted" else failure,
-            error="" if state == "interrupted" else error,
+            state="interrupted" if interrupted else "failed",
+            failure="" if interrupted else failure,
+            error="" if interrupted else error,
             seconds=self.seconds,
             batch_size_reason=job.changed_because,
         )
