@@ -75,6 +75,8 @@ def crowded():
             raise MemoryError
         return [sample.prompt.upper() for sample in samples]
     return answer
+def halves():
+    return lambda samples: ["\\ud83d \\udc80" for sample in samples]
 
 def slow():
     def answer(samples):
@@ -449,10 +451,21 @@ def test_other_work_in_the_folder_ends_with_two_and_is_named(brim: Brim, case: C
     assert brim("eval", "-m", case.model(), "-d", case.data, "-o", case.out, *SMALL).code == 0
     twice = brim("eval", "-m", case.model(), "-d", case.data, "-o", case.out, *SMALL)
     assert twice.code == 2
-    assert "holds 12 results of an earlier run" in " ".join(twice.err.split())
+    assert "it holds the results of an evaluation; continue it with --resume" in " ".join(twice.err.split())
     other = brim("eval", "-m", case.model("slow"), "-d", case.data, "-o", case.out, "--resume", *SMALL)
     assert other.code == 2
     assert "model differ" in " ".join(other.err.split())
+
+
+def test_an_answer_that_utf_8_cannot_hold_is_kept_and_shown(brim: Brim, case: Case) -> None:
+    """As half of an emoji, or a byte that a tokenizer could not decode."""
+    arguments = ("eval", "-m", case.model("halves"), "-d", case.data, "-o", case.out, "--verbose", *SMALL)
+    result = brim(*arguments)
+    assert result.code == 0, result.err
+    assert {line["prediction"] for line in case.lines()} == {"\ud83d \udc80"}
+    assert r"\ud83d" in result.out
+    assert brim(*arguments, "--resume").code == 0
+    assert (Path(case.out) / "report.html").exists()
 
 
 def test_a_full_disk_ends_with_two_and_keeps_what_was_done(

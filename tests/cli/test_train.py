@@ -311,7 +311,7 @@ def test_resume_goes_on_from_the_checkpoint(brim: Brim, config: str, tmp_path: P
     assert brim("train", config, "hp.epochs=1", "-o", str(tmp_path / "run")).code == 0
     again = brim("train", config, "-o", str(tmp_path / "run"))
     assert again.code == 2
-    assert "go on with --resume" in again.err
+    assert "continue it with --resume" in again.err
     resumed = brim("train", config, "--resume", "-o", str(tmp_path / "run"))
     assert resumed.code == 0
     assert "resumed after step 5" in resumed.err

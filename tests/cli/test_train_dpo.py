@@ -79,7 +79,7 @@ def test_resuming_needs_a_folder_and_says_what_was_done(brim: Brim, sides: list[
     brim("train", "dpo", *sides, "-o", "run")
     refused = brim("train", "dpo", *sides, "-o", "run")
     assert refused.code == 2
-    assert "holds 3 results of an earlier run" in refused.err
+    assert "it holds the results of a run; continue it with --resume" in refused.err
     resumed = brim("train", "dpo", *sides, "-o", "run", "--resume")
     assert resumed.code == 0
     assert "resumed: 3 of 3 cells were done already" in resumed.err

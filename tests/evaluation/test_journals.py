@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from brim.errors import LostError, RequestError
-from brim.evaluation.journals import Journals
+from brim.evaluation.journals import Journals, check_contents
 
 
 def lines(*names: str) -> list[dict[str, Any]]:
-    return [{"id": name, "prediction": name.upper()} for name in names]
+    """Lines as the scorer makes them."""
+    more = {"score": None, "scores": {}, "batch_size": 1, "error": None}
+    return [{"id": name, "prediction": name.upper(), **more} for name in names]
 
 
 def write(folder: Path, entries: Iterable[dict[str, Any]], *, rank: int, ranks: int = 3, of: str = "f") -> None:
@@ -69,7 +71,32 @@ def test_a_further_ranks_file_of_other_work_is_refused(tmp_path: Path) -> None:
 
 def test_resume_needs_something_to_go_on_from(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"--resume: .* holds no samples.jsonl"):
-        Journals(tmp_path, fingerprint="f").gather_earlier(resume=True)
+        check_contents(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_results_are_named_before_anything_is_opened(tmp_path: Path, rank: int) -> None:
+    write(tmp_path, [], rank=rank)
+    check_contents(tmp_path, resume=False)  # a start that came to nothing is not in the way
+    write(tmp_path, lines("a"), rank=rank)
+    with pytest.raises(RequestError, match="results of an evaluation; continue it with --resume"):
+        check_contents(tmp_path, resume=False)
+    check_contents(tmp_path, resume=True)
+
+
+def test_a_file_of_the_users_own_is_not_offered_to_resume(tmp_path: Path) -> None:
+    (tmp_path / "samples.jsonl").write_text('{"question": "a"}\n')
+    with pytest.raises(RequestError, match="that brim eval did not write") as refused:
+        check_contents(tmp_path, resume=False)
+    assert "--resume" not in str(refused.value)
+
+
+def test_a_line_that_is_damaged_while_the_run_goes_on_is_named(tmp_path: Path) -> None:
+    write(tmp_path, lines("a"), rank=0)
+    with (tmp_path / "samples.jsonl").open("ab") as file:
+        file.write(b'{"id": "\xff"}\n')
+    with pytest.raises(LostError, match=r"samples\.jsonl, line 2 .*--resume"):
+        Journals(tmp_path, fingerprint="f").merged()
 
 
 def test_ranks_are_merged_and_their_files_removed(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from brim.evaluation.summary import RankFigures, merge_plans, plans_to_keep
 from brim.execute.figures import ExecutionFigures
 from brim.monitor.sampler import MonitorSummary
 from brim.records import MemoryFigures, Plan
+from brim.storage.run_lock import locked_folder
 
 SAMPLES = 40
 ENOUGH_SECONDS = 90.0  # ten times what it takes; a rank that waits for ever takes longer
@@ -87,6 +88,11 @@ def data_differs(folder: Path, settings: dict[str, Any]) -> Any:
     return evaluate(EvalRequest(**settings), output=folder / "different")
 
 
+def in_use(folder: Path, settings: dict[str, Any]) -> Any:
+    """Another process has the folder; the fixture `pair` is that process."""
+    return evaluate(EvalRequest(**settings), output=folder / "in-use")
+
+
 def sample_fails(folder: Path, settings: dict[str, Any]) -> Any:
     os.environ |= {"DOOMED": "1", "FATE": "raise"}
     try:
@@ -106,7 +112,7 @@ def killed(folder: Path, settings: dict[str, Any]) -> Any:
 
 
 SCENARIOS: dict[str, Callable[[Path, dict[str, Any]], Any]] = {
-    scenario.__name__: scenario for scenario in (whole, load_fails, data_differs, sample_fails, resumed, killed)
+    scenario.__name__: scenario for scenario in (whole, load_fails, data_differs, in_use, sample_fails, resumed, killed)
 }
 
 
@@ -206,7 +212,8 @@ def pair(
 ) -> tuple[Path, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("pair")
     shutil.copytree(stopped[0], folder / "resumed-by-2")
-    return folder, start_ranks(2, folder, settings, *SCENARIOS)
+    with locked_folder(folder / "in-use", command="eval"):
+        return folder, start_ranks(2, folder, settings, *SCENARIOS)
 
 
 def assert_complete(folder: Path, alone: Path) -> dict[str, Any]:
@@ -247,6 +254,13 @@ def test_a_rank_whose_model_does_not_load_stops_all_with_its_own_words_and_code(
 def test_ranks_that_read_different_data_are_refused(pair: tuple[Path, list[dict[str, Any]]]) -> None:
     errors = {rank["data_differs"]["error"] for rank in pair[1]}
     assert errors == {"rank 1 does not have the same data as rank 0: give all ranks the same files"}
+
+
+def test_ranks_are_refused_together_in_a_folder_that_is_in_use(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+    errors = [rank["in_use"] for rank in pair[1]]
+    assert {error["exit_code"] for error in errors} == {RequestError.exit_code}
+    assert len({error["error"] for error in errors}) == 1
+    assert f"in use by process {os.getpid()} on " in errors[0]["error"]
 
 
 def test_a_rank_that_fails_half_way_stops_all_and_what_is_finished_is_kept(

@@ -14,7 +14,9 @@ import pytest
 from evaluation_runs import lines_of, predictions, run, shout, without_sizes, write_words
 
 from brim.errors import LostError, RequestError
-from brim.evaluation.run import EvalResult
+from brim.evaluation.listener import EvalListener
+from brim.evaluation.request import EvalRequest
+from brim.evaluation.run import EvalResult, evaluate
 from brim.evaluation.tasks.function import FunctionTask
 from brim.evaluation.tasks.generate import GenerateTask
 
@@ -176,7 +178,7 @@ def test_other_settings_are_not_mixed_in(
 def test_an_earlier_run_is_never_overwritten(tmp_path: Path) -> None:
     data, model = write_words(tmp_path / "data.jsonl"), shout(tmp_path)
     run(model, data, tmp_path / "run")
-    with pytest.raises(RequestError, match="holds 20 results of an earlier run"):
+    with pytest.raises(RequestError, match="holds the results of an evaluation; continue it with --resume"):
         run(model, data, tmp_path / "run")
 
 
@@ -184,6 +186,37 @@ def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
     data, model = write_words(tmp_path / "data.jsonl"), shout(tmp_path)
     with pytest.raises(RequestError, match=r"--resume: .* holds no samples.jsonl"):
         run(model, data, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("damage", [b'{"id":"w3","prediction":"\xff"}', b"}{", b'{"id":"w3"}', b"\0" * 40])
+def test_a_damaged_line_is_computed_again_and_the_old_file_kept(tmp_path: Path, damage: bytes) -> None:
+    data, model = write_words(tmp_path / "data.jsonl", 6), shout(tmp_path)
+    plain = run(model, data, tmp_path / "plain")
+    folder = tmp_path / "run"
+    run(model, data, folder)
+    content = (folder / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    content[3] = damage + b"\n"
+    (folder / "samples.jsonl").write_bytes(b"".join(content))
+    told = Notes()
+    resumed = evaluate(
+        EvalRequest(model=model, data=str(data), device="cpu", use_cache=False, resume=True),
+        output=folder,
+        listener=told,
+    )
+    assert resumed.summary["num_resumed"] == 5
+    assert_same(resumed, plain)
+    assert any("samples.jsonl: damaged line 4" in line for line in told.lines)
+    assert (folder / "samples.jsonl.damaged").read_bytes() == b"".join(content)
+
+
+class Notes(EvalListener):
+    """Keeps the notes."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
 
 
 def test_other_metrics_may_be_asked_for_on_resuming(tmp_path: Path) -> None:

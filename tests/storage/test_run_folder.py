@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from brim.errors import RequestError
-from brim.storage.run_folder import keep_command_line, write_run
+from brim.storage.run_folder import check_folder, check_no_other_run, keep_command_line, write_run
 
 
 def write(folder: Path) -> dict[str, Any]:
@@ -51,6 +51,21 @@ def test_a_file_in_the_place_of_the_folder_is_a_wrong_request(tmp_path: Path) ->
     with pytest.raises(RequestError, match=r"--output .*taken: it is a file; give a folder"):
         write(tmp_path / "taken")
     assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "taken/below"])
+def test_a_name_that_cannot_be_a_folder_is_a_wrong_request(tmp_path: Path, name: str) -> None:
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(RequestError, match=r"--output .*choose another folder"):
+        check_folder(tmp_path / name)
+
+
+def test_the_record_of_another_command_is_not_overwritten(tmp_path: Path) -> None:
+    check_no_other_run(tmp_path, "eval")
+    write(tmp_path)
+    check_no_other_run(tmp_path, "find")
+    with pytest.raises(RequestError, match="holds a run of brim find; choose another folder"):
+        check_no_other_run(tmp_path, "eval")
 
 
 def test_a_record_says_with_which_command_it_was_made(tmp_path: Path) -> None:

@@ -124,5 +124,5 @@ def test_two_sweeps_do_not_share_a_folder(start: Start, tmp_path: Path) -> None:
         time.sleep(0.02)
     second = start()
     assert second.wait(timeout=30) != 0
-    assert "a sweep is running in it" in (tmp_path / "errors.txt").read_text()
+    assert f"in use by process {first.pid} on " in (tmp_path / "errors.txt").read_text()
     assert first.poll() is None

@@ -118,7 +118,7 @@ def test_no_retry_fails_it_instead(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_a_sweep_is_not_written_over(tmp_path: Path) -> None:
     run_fake(sweep_of(PAIRED), tmp_path / "out", by_model)
-    with pytest.raises(RequestError, match="resume it"):
+    with pytest.raises(RequestError, match="it holds a sweep; continue it with --resume"):
         run_fake(sweep_of(PAIRED), tmp_path / "out", by_model)
     with pytest.raises(RequestError, match="there is no sweep in"):
         run_fake(sweep_of(PAIRED), tmp_path / "other", by_model, resume=True)

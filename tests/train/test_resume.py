@@ -199,7 +199,7 @@ def test_a_folder_with_a_run_in_it_is_not_written_over(features: Path, tmp_path:
     nested = settings_of(features)
     run(nested, tmp_path / "run")
     before = (tmp_path / "run" / "run.json").read_text()
-    with pytest.raises(RequestError, match="it holds a run; go on with --resume"):
+    with pytest.raises(RequestError, match="it holds a run; continue it with --resume"):
         run(nested, tmp_path / "run")
     assert (tmp_path / "run" / "run.json").read_text() == before
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -41,31 +40,31 @@ def demo(
     from brim.demo.model import weights_folder
     from brim.errors import RequestError
     from brim.evaluation.request import EvalRequest
-    from brim.evaluation.run import default_folder
     from brim.profile.request import ProfileRequest
     from brim.ranks.world import current_world
+    from brim.storage.run_lock import locked_folder
 
     if current_world().size > 1:
         raise RequestError("brim demo runs in one process; for ranks use torchrun -m brim profile")
     if resume and output is None:
         raise RequestError("--resume: say which run with -o DIR")
-    folder = output if output is not None else default_folder("demo")
-    boards = write_digitboard(Path(folder) / "boards", questions=questions, seed=SEED)
-    console = error_console()
-    for line in (
-        f"{questions} questions about boards of handwritten digits, in {boards}",
-        f"at most {CEILING} in a batch, {memory_limit} of memory; the same as",
-        f"  brim profile -m {weights_folder()} -d {boards} --device cpu \\",
-        f"    --knob max_crops={','.join(CROPS)} -b {CEILING} --memory-limit {memory_limit}",
-    ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    base = EvalRequest(
-        model=str(weights_folder()),
-        data=str(boards),
-        device="cpu",
-        batch_size=CEILING,
-        memory_limit=memory_limit,
-        use_cache=False,
-    )
-    request = ProfileRequest(base=base, axes={"max_crops": CROPS}, resume=resume)
-    run_profile(request, folder, json_output=json_output)
+    with locked_folder(output, command="demo", note=error_console().print) as folder:
+        boards = write_digitboard(folder / "boards", questions=questions, seed=SEED)
+        console = error_console()
+        for line in (
+            f"{questions} questions about boards of handwritten digits, in {boards}",
+            f"at most {CEILING} in a batch, {memory_limit} of memory; the same as",
+            f"  brim profile -m {weights_folder()} -d {boards} --device cpu \\",
+            f"    --knob max_crops={','.join(CROPS)} -b {CEILING} --memory-limit {memory_limit}",
+        ):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        base = EvalRequest(
+            model=str(weights_folder()),
+            data=str(boards),
+            device="cpu",
+            batch_size=CEILING,
+            memory_limit=memory_limit,
+            use_cache=False,
+        )
+        request = ProfileRequest(base=base, axes={"max_crops": CROPS}, resume=resume)
+        run_profile(request, folder, json_output=json_output)

@@ -94,6 +94,7 @@ def _run(request: Any) -> EncodedFile:
                 request,
                 on_start=lambda total: progress.update(task, total=total),
                 on_batch=lambda done: progress.update(task, completed=done),
+                on_note=lambda line: console.print(line, markup=False, highlight=False),
             )
         except KeyboardInterrupt:
             if Path(f"{request.output}.partial.jsonl").exists():

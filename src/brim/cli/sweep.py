@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import time
@@ -115,8 +116,10 @@ def sweep(
 
     Example: brim sweep config/ucf101_video_grid.yaml hp.learning_rate=0.01 --max-experiments 3 --dry-run
     """
+    from brim.storage.run_lock import locked_folder
     from brim.sweep.request import SweepRequest
     from brim.sweep.scout import ANSWER_SECONDS, Scout
+    from brim.sweep.state import check_contents
 
     del multi_gpu
     file, changes = _source(file, overrides, config)
@@ -142,18 +145,23 @@ def sweep(
     )
     named = {"gpu": gpu, "memory": memory} if gpu or memory else {}
     patience = ANSWER_SECONDS if timeout is None else min(timeout, ANSWER_SECONDS)
-    with Scout(card=named, timeout_seconds=patience) as scout:
-        preparation = _Preparation(request, scout, strict=strict, forecasting=not no_forecast)
-        if check:
-            _show_check(preparation, json_output=json_output)
-            return
-        plan = preparation.plan()
-        if dry_run:
-            _show_preview(plan, request, preparation.seconds, json_output=json_output)
-            return
-        devices = preparation.devices
-    result = _run(plan, preparation.settled(request), devices, output, json_output=json_output)
-    _show_result(result, request, json_output=json_output)
+    with contextlib.ExitStack() as held:
+        folder = None
+        if not (check or dry_run):  # the folder is opened before any model is
+            folder = held.enter_context(locked_folder(output, command="sweep", note=error_console().print))
+            check_contents(folder, resume=resume)
+        with Scout(card=named, timeout_seconds=patience) as scout:
+            preparation = _Preparation(request, scout, strict=strict, forecasting=not no_forecast)
+            if check:
+                _show_check(preparation, json_output=json_output)
+                return
+            plan = preparation.plan()
+            if folder is None:
+                _show_preview(plan, request, preparation.seconds, json_output=json_output)
+                return
+            devices = preparation.devices
+        result = _run(plan, preparation.settled(request), devices, folder, json_output=json_output)
+        _show_result(result, request, json_output=json_output)
 
 
 def _source(file: str | None, overrides: list[str] | None, config: str | None) -> tuple[str, list[str]]:
@@ -312,12 +320,11 @@ def _show_preview(plan: SweepPlan, request: SweepRequest, seconds: float | None,
 
 
 def _run(
-    plan: SweepPlan, request: SweepRequest, devices: tuple[Device, ...], output: Path | None, *, json_output: bool
+    plan: SweepPlan, request: SweepRequest, devices: tuple[Device, ...], folder: Path, *, json_output: bool
 ) -> SweepResult:
     from brim.cli.sweep_progress import SweepProgress
-    from brim.sweep.run import default_folder, run_sweep
+    from brim.sweep.run import run_sweep
 
-    folder = output if output is not None else default_folder()
     with SweepProgress(error_console(), lines=not json_output) as progress:
         for problem in plan.expansion.problems:
             if problem.severity != "note":

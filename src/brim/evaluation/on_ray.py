@@ -20,11 +20,11 @@ from typing import Any
 
 from brim.errors import LostError, RequestError
 from brim.evaluation.deal import deal, deal_in_rounds
-from brim.evaluation.journals import Journals
+from brim.evaluation.journals import Journals, check_contents
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.remote_worker import Means, News, RemoteWorker
 from brim.evaluation.request import EvalRequest
-from brim.evaluation.run import EvalResult, default_folder, write_record
+from brim.evaluation.run import EvalResult, write_record
 from brim.evaluation.subject import SubjectFacts
 from brim.evaluation.summary import RankFigures, plans_to_keep
 from brim.evaluation.worker import Lines
@@ -32,7 +32,7 @@ from brim.execute.figures import ExecutionFigures
 from brim.execute.ray_cluster import connected_ray, exit_detail
 from brim.ranks.world import current_world
 from brim.storage.fingerprint import differing_parts
-from brim.storage.run_folder import check_folder
+from brim.storage.run_lock import locked_folder
 
 __all__ = ["evaluate_on_ray"]
 
@@ -57,15 +57,16 @@ def evaluate_on_ray(
     a GPU keeps to that part of its memory.
     """
     started_at = datetime.datetime.now(datetime.UTC)
-    folder = output if output is not None else default_folder("eval")
-    check_folder(folder)
     if current_world().size > 1:
         raise RequestError("--on ray: Ray starts the workers itself; leave torchrun out")
     if workers is not None and workers < 1:
         raise RequestError(f"--workers {workers}: the smallest is 1")
     if gpus_per_worker is not None and not 0 < gpus_per_worker <= 1:
         raise RequestError(f"--gpus-per-worker {gpus_per_worker:g}: give a part of one GPU, above 0 and up to 1")
-    with connected_ray(workers) as ray:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(locked_folder(output, command="eval", note=listener.note))
+        check_contents(folder, resume=request.resume)
+        ray = stack.enter_context(connected_ray(workers))
         means = _means(ray.cluster_resources(), request, workers, gpus_per_worker)
         crew = _Crew(ray, request, means, listener)
         try:
@@ -82,6 +83,8 @@ def _run(
     listener.opened(dataclasses.replace(facts, device=f"{many} ({facts.device})"))
     journals = Journals(folder, fingerprint=facts.fingerprint)
     before = journals.gather_earlier(resume=request.resume, drop_failed=request.retry_failed)
+    for note in journals.notes:
+        listener.note(note)
     done = {str(entry.get("id")) for entry in before}
     left = [item for item, name in enumerate(ids) if name not in done]
     listener.started(len(ids), len(ids) - len(left))

@@ -14,7 +14,7 @@ from typing import Any
 
 from brim.errors import BrimError, DoesNotFitError, RankError, RequestError
 from brim.evaluation.deal import deal
-from brim.evaluation.journals import Journals
+from brim.evaluation.journals import Journals, check_contents
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject, SubjectFacts, evaluation_savings, open_subject
@@ -22,14 +22,14 @@ from brim.evaluation.summary import RankFigures, merge_plans, plans_to_keep, sum
 from brim.evaluation.worker import Lines, Worker
 from brim.memory.remedies import memory_remedies
 from brim.ranks.agreement import Agreement
+from brim.ranks.shared_folder import shared_folder
 from brim.ranks.stopping import stop_signal_as_error
 from brim.records import Plan
 from brim.storage.fingerprint import differing_parts
-from brim.storage.run_folder import check_folder, write_run
+from brim.storage.run_folder import write_run
 
 __all__ = [
-    "EvalResult", "WorkerOpener", "agree_on_folder", "default_folder", "evaluate", "evaluate_together", "open_worker",
-    "run_subject", "write_record",
+    "EvalResult", "WorkerOpener", "evaluate", "evaluate_together", "open_worker", "run_subject", "write_record",
 ]  # fmt: skip
 
 WorkerOpener = Callable[[EvalRequest, EvalListener, Path], Worker]  # the last: where the monitor writes
@@ -57,18 +57,25 @@ class EvalResult:
 
 def evaluate(request: EvalRequest, *, output: Path | None = None, listener: EvalListener | None = None) -> EvalResult:
     """Evaluate, and leave the run's folder behind; on every rank but 0 the result has neither summary nor samples."""
-    with Agreement(patient=True, purpose="an evaluation") as agreement:
-        folder = agree_on_folder(agreement, output if output is not None else default_folder("eval"))
+    watcher = listener or EvalListener()
+
+    def check(folder: Path) -> None:
+        check_contents(folder, resume=request.resume)
+
+    with (
+        Agreement(patient=True, purpose="an evaluation") as agreement,
+        shared_folder(agreement, output, command="eval", check=check, note=watcher.note) as folder,
+    ):
         try:
             with stop_signal_as_error(agreement):
-                return evaluate_together(agreement, request, folder, listener or EvalListener(), open_worker)
+                return evaluate_together(agreement, request, folder, watcher, open_worker)
         except RankError as error:
             if error.exit_code == RankError.exit_code and (folder / "samples.jsonl").exists():
                 error.args = (f"{error}\nWhat is finished is kept: go on with --resume -o {folder}",)
             raise
         except KeyboardInterrupt:
-            if listener is not None and agreement.world.rank == 0 and (folder / "samples.jsonl").exists():
-                listener.note(f"what is finished is kept: go on with --resume -o {folder}")
+            if agreement.world.rank == 0 and (folder / "samples.jsonl").exists():
+                watcher.note(f"what is finished is kept: go on with --resume -o {folder}")
             raise
 
 
@@ -98,11 +105,6 @@ def run_subject(request: EvalRequest, subject: Subject, folder: Path, listener: 
         listener.started(len(items), 0)
         outcome = worker.run(items, lines.extend)
     return summarise(worker.scorer.ordered(lines), worker.scorer, [outcome])
-
-
-def default_folder(command: str) -> Path:
-    """Where a run of this command goes that was given no folder."""
-    return Path("runs") / f"{command}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
 class _Ranks:
@@ -164,6 +166,8 @@ class _Ranks:
             if self.world.rank > 0:
                 return None
             before = self.journals.gather_earlier(resume=self.request.resume, drop_failed=self.request.retry_failed)
+            for note in self.journals.notes:
+                self.listener.note(note)
             done = {item for entry in before if (item := self.scorer.item_of(entry)) is not None}
             return [item for item in range(len(self.subject.costs)) if item not in done]
 
@@ -211,16 +215,6 @@ def write_record(
             f"The record is in {folder}"
         )
     return EvalResult(summary=summary, folder=folder, plan=plan, samples=tuple(entries), notes=notes)
-
-
-def agree_on_folder(agreement: Agreement, folder: Path) -> Path:
-    """One folder for all ranks, though their clocks differ, that each of them can write."""
-
-    def usable() -> str:
-        check_folder(folder)
-        return str(folder)
-
-    return Path(agreement.run_on_all(usable)[0])
 
 
 def _open_everywhere(

@@ -6,6 +6,7 @@ The model stays loaded and the data read while only knobs change. Every point is
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
 from brim.evaluation.hint import Hint
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.request import EvalRequest
-from brim.evaluation.run import EvalResult, agree_on_folder, default_folder, evaluate_together
+from brim.evaluation.run import EvalResult, evaluate_together
 from brim.evaluation.stage_clock import StageClock
 from brim.evaluation.subject import open_subject, read_data
 from brim.evaluation.worker import Worker
@@ -30,9 +31,11 @@ from brim.profile.listener import ProfileListener
 from brim.profile.points import Point, matches, plan_points, point_folder, point_label
 from brim.profile.request import ProfileRequest, scale_for
 from brim.ranks.agreement import Agreement
+from brim.ranks.shared_folder import shared_folder
 from brim.ranks.stopping import stop_signal_as_error
 from brim.storage.files import read_json, write_json
 from brim.storage.fingerprint import fingerprint
+from brim.storage.run_folder import check_no_other_run
 
 __all__ = ["ProfileResult", "profile"]
 
@@ -65,17 +68,37 @@ def profile(
 ) -> ProfileResult:
     """Profile, and leave the folder behind. Points that fail are recorded and do not stop the others."""
     listener = listener or ProfileListener()
-    with Agreement(patient=True, purpose="a profile") as agreement:
-        folder = agree_on_folder(agreement, output if output is not None else default_folder("profile"))
-        points = [dict(point) for point in agreement.run_on_all(lambda: plan_points(request))[0]]
-        run = _Run(request, points, folder, listener, rank=agreement.world.rank)
-        done = agreement.run_on_all(run.finished_before)[0]
-    try:
-        run.go(set(done))
-    except KeyboardInterrupt:
-        listener.note(f"what is finished is kept: go on with --resume -o {folder}")
-        raise
+    with contextlib.ExitStack() as stack:
+        with Agreement(patient=True, purpose="a profile") as agreement:
+            folder = stack.enter_context(
+                shared_folder(
+                    agreement,
+                    output,
+                    command="profile",
+                    check=lambda folder: _check_contents(folder, resume=request.resume),
+                    note=listener.note,
+                )
+            )
+            points = [dict(point) for point in agreement.run_on_all(lambda: plan_points(request))[0]]
+            run = _Run(request, points, folder, listener, rank=agreement.world.rank)
+            done = agreement.run_on_all(run.finished_before)[0]
+        try:
+            run.go(set(done))
+        except KeyboardInterrupt:
+            listener.note(f"what is finished is kept: go on with --resume -o {folder}")
+            raise
     return ProfileResult(folder=folder, document=run.document if agreement.world.rank == 0 else {})
+
+
+def _check_contents(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds another run, or points of a profile without `resume`. Reads no model."""
+    check_no_other_run(folder, "profile")
+    points = folder / "values"
+    begun = any(next(points.glob(f"*/{name}"), None) is not None for name in (POINT_FILE, "samples.jsonl"))
+    if begun and not resume:
+        raise RequestError(
+            f"--output {folder}: it holds a profile already; continue it with --resume, or choose another folder"
+        )
 
 
 class _Run:
@@ -185,15 +208,11 @@ class _Run:
         self.document = ProfileDocuments(self.folder, self.request, environment, started_at).write(entries, notes)
 
     def _earlier(self, point: Point) -> dict[str, Any] | None:
-        """What an earlier run left of a point; without --resume there must be nothing."""
+        """What an earlier run left of a point; without --resume there is nothing."""
+        if not self.request.resume:
+            return None
         folder = self._place_of(point)
         kept = read_json(folder / POINT_FILE)
-        if not self.request.resume:
-            if kept is not None or (folder / "samples.jsonl").exists():
-                raise RequestError(
-                    f"--output {self.folder}: it holds a profile already; go on with --resume, or choose another folder"
-                )
-            return None
         if not isinstance(kept, Mapping) or "entry" not in kept:
             return None
         if kept.get("identity") != self._identity(point):

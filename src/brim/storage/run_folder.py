@@ -1,4 +1,4 @@
-"""One run, one folder: `run.json`, written atomically."""
+"""One run, one folder: `run.json`, written atomically, and whether a folder can take a run at all."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
-from brim.storage.files import write_json
+from brim.storage.files import read_json, write_json
 
-__all__ = ["RUN_SCHEMA", "check_folder", "keep_command_line", "write_run"]
+__all__ = ["RUN_SCHEMA", "check_folder", "check_no_other_run", "command_line", "keep_command_line", "write_run"]
 
 RUN_SCHEMA = "brim.run/1"
 
@@ -23,13 +23,37 @@ def keep_command_line(arguments: Sequence[str]) -> None:
     _command_line[:] = arguments
 
 
+def command_line() -> list[str]:
+    """The `brim` command of this process; empty in a Python call."""
+    return list(_command_line)
+
+
 def check_folder(folder: Path) -> None:
     """Raise a `RequestError` for a folder that cannot be one, before any work is done for it."""
-    if folder.exists() and not folder.is_dir():
-        raise RequestError(f"--output {folder}: it is a file; give a folder")
-    parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        if "\0" in str(folder):
+            raise ValueError("a name has no null byte")
+        if folder.exists() and not folder.is_dir():
+            raise RequestError(f"--output {folder}: it is a file; give a folder")
+        parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except (OSError, ValueError) as error:  # a name that no file system takes
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"--output {folder}: {reason}; choose another folder") from error
+    if not parent.is_dir():
+        raise RequestError(f"--output {folder}: {parent} is a file; choose another folder")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise RequestError(f"--output {folder}: {parent} is not writable; choose another folder")
+
+
+def check_no_other_run(folder: Path, command: str) -> None:
+    """Raise a `RequestError` if the folder holds the record of another command, which this one would overwrite."""
+    record = read_json(folder / "run.json")
+    if not isinstance(record, dict) or record.get("schema") != RUN_SCHEMA:
+        return
+    request = record.get("request")
+    found = (request.get("command") if isinstance(request, dict) else None) or record.get("kind")
+    if found != command:
+        raise RequestError(f"--output {folder}: it holds a run of brim {found}; choose another folder")
 
 
 def write_run(
@@ -49,7 +73,7 @@ def write_run(
     document = {
         "schema": RUN_SCHEMA,
         "kind": kind,
-        "request": {**request, "argv": list(_command_line)} if _command_line else request,
+        "request": {**request, "argv": command_line()} if _command_line else request,
         "environment": environment,
         "plan": plan,
         "summary": summary,

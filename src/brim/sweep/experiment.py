@@ -17,11 +17,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
+from brim.storage.run_lock import locked_folder
 from brim.sweep.job import OUTCOME_FILE, FailureWord, Job, Outcome, read_outcome, write_outcome
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def run_job(job: Job, tell: Tell, train: Train) -> int:
     folder = Path(job.folder)
     started = time.monotonic()
     try:
-        with _sole_writer(folder):
+        with locked_folder(folder, command="train", wait_seconds=LOCK_SECONDS):
             done = read_outcome(folder, id=job.id)
             if done is not None and done.state == "completed":
                 return 0  # a process that was given up had finished after all
@@ -192,33 +193,6 @@ def end_with_parent(*, watch_input: bool = True) -> None:
         os._exit(PARENT_GONE)
 
     threading.Thread(target=wait, name="parent", daemon=True).start()
-
-
-@contextlib.contextmanager
-def _sole_writer(folder: Path) -> Iterator[None]:
-    """While inside, no other process of this experiment writes into its folder, on this machine."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise RequestError(f"cannot write {folder}: {error.strerror or error}; choose another folder") from error
-    with lock:
-        deadline = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise LostError(f"{folder}: another process has been at it for {LOCK_SECONDS:g} s") from None
-                time.sleep(0.05)
-        yield
 
 
 if __name__ == "__main__":

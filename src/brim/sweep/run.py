@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from brim.config.grid import Expansion
 from brim.storage.files import read_json, write_atomic, write_json
 from brim.storage.run_folder import write_run
+from brim.storage.run_lock import locked_folder
 from brim.storage.tables import csv_text
 from brim.sweep.forecasts import SizeForecast, bytes_needed
 from brim.sweep.job import Job, Outcome
@@ -23,7 +24,7 @@ from brim.sweep.retry import first_attempt, next_attempt
 from brim.sweep.state import SweepState
 from brim.sweep.summary import sweep_document
 
-__all__ = ["Launcher", "SweepPlan", "SweepResult", "default_folder", "run_sweep"]
+__all__ = ["Launcher", "SweepPlan", "SweepResult", "run_sweep"]
 
 WRITE_SECONDS = 2.0  # between two writings of the tables while experiments end
 
@@ -63,11 +64,6 @@ class SweepResult:
         return tuple(one for one in sorted_results(self.results, goal) if goal and one.metric(goal.metric) is not None)
 
 
-def default_folder() -> Path:
-    """Where a sweep goes that was given no folder."""
-    return Path("runs") / f"sweep-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-
-
 def run_sweep(
     plan: SweepPlan,
     request: SweepRequest,
@@ -77,10 +73,12 @@ def run_sweep(
     listener: SweepListener | None = None,
 ) -> SweepResult:
     """Run every experiment that is not done yet, and leave the sweep's folder behind."""
-    folder = output if output is not None else default_folder()
     watcher = listener or SweepListener()
     started_at = datetime.datetime.now(datetime.UTC)
-    with SweepState(folder, resume=request.resume) as state:
+    with (
+        locked_folder(output, command="sweep", note=watcher.note) as folder,
+        SweepState(folder, resume=request.resume, note=watcher.note) as state,
+    ):
         loggers = open_loggers(request.loggers, folder, watcher.note)
         recording = _Recording(plan, request, state, watcher, loggers)
         interrupted = True

@@ -2,27 +2,41 @@
 
     journal.jsonl        an entry for every start and every end
     experiments/ID/      the training run of each, with its outcome.json
-    .lock                held while a sweep runs, so that two never share a folder
+    .lock                while a sweep runs, so that two never share a folder (storage/run_lock.py)
 
 What an experiment's process finished while nobody was there to note it is taken over on the next start.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from brim.errors import RequestError
 from brim.storage.journal import Journal
-from brim.storage.run_folder import check_folder
+from brim.storage.run_folder import check_no_other_run
+from brim.storage.run_lock import locked_folder
 from brim.sweep.job import Job, Outcome, read_outcome
+from brim.sweep.listener import SweepListener
 
-__all__ = ["SweepState"]
+__all__ = ["SweepState", "check_contents"]
 
+JOURNAL = "journal.jsonl"
 _JOURNAL_OF = "brim.sweep/1"  # not of a file's content: experiments are told apart by their ids
+
+
+def check_contents(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds another run, or a sweep without `resume`, or none with it. Nothing is forecast yet."""
+    check_no_other_run(folder, "sweep")
+    journal = folder / JOURNAL
+    if resume and not journal.exists():
+        raise RequestError(f"--resume: there is no sweep in {folder}; give its folder with -o")
+    if not resume and journal.is_file() and journal.read_bytes().count(b"\n") > 1:  # more than its first line
+        raise RequestError(f"--output {folder}: it holds a sweep; continue it with --resume, or choose another folder")
 
 
 class SweepState:
@@ -34,24 +48,23 @@ class SweepState:
         state.ended(outcome)
     """
 
-    def __init__(self, folder: Path, *, resume: bool = False) -> None:
+    def __init__(self, folder: Path, *, resume: bool = False, note: Callable[[str], None] | None = None) -> None:
         self.folder = folder
         self._resume = resume
-        self._journal = Journal(folder / "journal.jsonl", fingerprint=_JOURNAL_OF, resume=resume)
-        self._lock: IO[str] | None = None
+        self._note = note or SweepListener().note
+        self._journal = Journal(folder / JOURNAL, fingerprint=_JOURNAL_OF, resume=resume, check=_problem)
+        self._held = contextlib.ExitStack()
         self._ends: dict[str, Outcome] = {}
         self._starts: dict[str, int] = {}
 
     def __enter__(self) -> Self:
-        check_folder(self.folder)
-        if self._resume and not (self.folder / "journal.jsonl").exists():
-            raise RequestError(f"--resume: there is no sweep in {self.folder}; give its folder with -o")
-        self._take_lock()
-        try:
-            self._journal.__enter__()
-        except BaseException:
-            self._release()
-            raise
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(locked_folder(self.folder, command="sweep", note=self._note))
+            check_contents(self.folder, resume=self._resume)
+            stack.enter_context(self._journal)
+            self._held = stack.pop_all()
+        for line in self._journal.notes:
+            self._note(line)
         for entry in self._journal.entries:
             self._take(entry)
         return self
@@ -59,8 +72,7 @@ class SweepState:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._journal.__exit__(kind, error, trace)
-        self._release()
+        self._held.__exit__(kind, error, trace)
 
     def experiment_folder(self, experiment: str) -> Path:
         """Where an experiment's training run goes."""
@@ -113,29 +125,18 @@ class SweepState:
     def _append(self, entry: dict[str, Any]) -> None:
         self._journal.append([entry])
 
-    def _take_lock(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / ".lock").open("w")
-        except OSError as error:
-            raise RequestError(f"cannot write {self.folder}: {error.strerror or error}") from error
-        try:
-            import fcntl
 
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # Windows: the lock is not held there
-            pass
-        except OSError as error:
-            lock.close()
-            raise RequestError(
-                f"{self.folder}: a sweep is running in it; wait for its end, or choose another folder"
-            ) from error
-        self._lock = lock
+def _problem(entry: Mapping[str, Any]) -> str | None:
+    """Why a line of the journal is neither a start nor an end; None: it is one."""
+    try:
+        known = isinstance(entry["id"] if entry["event"] == "started" else _ended(entry), str)
+    except (KeyError, TypeError):
+        known = False
+    return None if known else "neither a start nor an end of an experiment"
 
-    def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+
+def _ended(entry: Mapping[str, Any]) -> str | None:
+    return Outcome.from_json(entry["outcome"]).id if entry["event"] == "ended" else None
 
 
 def _now() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,13 @@ from brim.monitor.sampler import Sampler
 from brim.ranks.agreement import Agreement, Outcome
 from brim.ranks.gradients import RankGroup
 from brim.ranks.sharding import shard_model
+from brim.ranks.shared_folder import shared_folder
 from brim.ranks.stopping import stop_signal_as_error
 from brim.records import Plan
 from brim.search.environment import environment_facts
 from brim.storage.files import read_json
 from brim.storage.fingerprint import combined_fingerprint, differing_parts
-from brim.storage.run_folder import check_folder, write_run
+from brim.storage.run_folder import check_no_other_run, write_run
 from brim.train.assembly import Assembled, Surroundings
 from brim.train.checkpoint import find_checkpoint
 from brim.train.interrupt import interrupt_as_request
@@ -35,7 +35,7 @@ from brim.train.sizing import EarlierSizes, choose_effective_batch
 from brim.train.subject import Subject, open_subject
 from brim.train.summary import RankReport, summarise
 
-__all__ = ["SEVERAL", "TrainResult", "default_folder", "run_fingerprint", "run_training"]
+__all__ = ["SEVERAL", "TrainResult", "run_fingerprint", "run_training"]
 
 VOTE_SECONDS = 1800.0  # a rank may repeat a window, or write a checkpoint, while the others wait
 SEVERAL = "runs.json"  # in the folder of a training of several seeds: which ones, and where each lies
@@ -60,13 +60,6 @@ class TrainResult:
         return metrics
 
 
-def default_folder() -> Path:
-    """Where a run goes that was given no folder: a new one, also for a second run in the same second."""
-    named = Path("runs") / f"train-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    others = (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))
-    return next(folder for folder in itertools.chain([named], others) if not folder.exists())
-
-
 def run_training(
     request: TrainRequest,
     *,
@@ -77,8 +70,14 @@ def run_training(
     """Train one seed, and leave the run's folder behind; interrupted, it tells how to go on if it is on its own."""
     started_at = datetime.datetime.now(datetime.UTC)
     watcher = listener or TrainListener()
-    with Agreement(timeout_seconds=VOTE_SECONDS, purpose="training") as agreement:
-        folder = _agree_on_folder(agreement, request, output)
+
+    def check(folder: Path) -> None:
+        _check_contents(folder, resume=request.resume)
+
+    with (
+        Agreement(timeout_seconds=VOTE_SECONDS, purpose="training") as agreement,
+        shared_folder(agreement, output, command="train", check=check, note=watcher.note) as folder,
+    ):
         try:
             with stop_signal_as_error(agreement):
                 return _Run(request, agreement, folder, watcher, started_at).run()
@@ -180,14 +179,10 @@ class _Run:
         return group
 
     def _go_on(self, parts: Assembled) -> None:
-        """From the checkpoint in the folder where that was asked for; a folder with one is not written over."""
+        """With --resume, from the checkpoint in the folder."""
 
         def resume() -> int:
-            checkpoint = find_checkpoint(self.folder)
-            if not self.request.resume and (checkpoint is not None or (self.folder / "run.json").exists()):
-                raise RequestError(
-                    f"--output {self.folder}: it holds a run; go on with --resume, or choose another folder"
-                )
+            checkpoint = find_checkpoint(self.folder) if self.request.resume else None
             if checkpoint is None:
                 return 0
             stored: Any = read_json(checkpoint / "state.json") or {}
@@ -313,19 +308,16 @@ def run_fingerprint(subject: Subject, request: TrainRequest, *, ranks: int = 1) 
     return combined_fingerprint({**subject.identity(), "batch": effective.identity()})
 
 
-def _agree_on_folder(agreement: Agreement, request: TrainRequest, output: Path | None) -> Path:
-    """One folder for all ranks, though their clocks differ, that each of them can write."""
-
-    def usable() -> str:
-        folder = output if output is not None else default_folder()
-        check_folder(folder)
-        if (folder / SEVERAL).exists():
-            raise RequestError(
-                f"--output {folder}: it holds a run of several seeds; go on with --seeds and --resume, or choose "
-                "another folder"
-            )
-        if request.resume and find_checkpoint(folder) is None and not (folder / "steps.jsonl").exists():
-            raise RequestError(f"--resume: there is no run in {folder}; give the folder of the run with -o")
-        return str(folder)
-
-    return Path(agreement.run_on_all(usable)[0])
+def _check_contents(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds another run, or this one without `resume`, or nothing to resume. Reads no model."""
+    check_no_other_run(folder, "train")
+    if (folder / SEVERAL).exists():
+        raise RequestError(
+            f"--output {folder}: it holds a run of several seeds; continue it with --seeds and --resume, or choose "
+            "another folder"
+        )
+    checkpoint = find_checkpoint(folder)
+    if resume and checkpoint is None and not (folder / "steps.jsonl").exists():
+        raise RequestError(f"--resume: there is no run in {folder}; give the folder of the run with -o")
+    if not resume and (checkpoint is not None or (folder / "run.json").exists()):
+        raise RequestError(f"--output {folder}: it holds a run; continue it with --resume, or choose another folder")

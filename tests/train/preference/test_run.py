@@ -181,7 +181,7 @@ def test_a_finished_run_can_be_resumed_with_more_seeds(tmp_path: Path, monkeypat
 def test_a_run_is_not_mixed_with_another(tmp_path: Path) -> None:
     asked = on_features(tmp_path)
     train_dpo(asked, output=tmp_path / "run")
-    with pytest.raises(RequestError, match="holds 2 results of an earlier run"):
+    with pytest.raises(RequestError, match="holds the results of a run; continue it with --resume"):
         train_dpo(asked, output=tmp_path / "run")
     with pytest.raises(RequestError, match="other items or settings: settings differ"):
         train_dpo(dataclasses.replace(asked, beta=0.5, resume=True), output=tmp_path / "run")

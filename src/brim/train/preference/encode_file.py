@@ -9,6 +9,7 @@ from typing import Any
 
 from brim.errors import RequestError
 from brim.models.molecules import load_encoder
+from brim.storage.run_lock import locked_file
 from brim.train.preference.encoding import EncodingFigures, encode_molecules
 from brim.train.preference.feature_files import write_arrays
 from brim.train.preference.smiles_files import read_smiles
@@ -54,21 +55,43 @@ def encode_file(
     *,
     on_start: Callable[[int], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> EncodedFile:
     """Encode every molecule of the file once and write its features, with the lines they come from.
 
     Lines that RDKit rejects are left out and named. A killed run leaves `FILE.partial.jsonl`, which `resume` reads.
     """
+    path = Path(request.output)
+    partial = path.with_name(f"{path.name}.partial.jsonl")
+    with locked_file(path, note=on_note):
+        _check_output(path, partial, resume=request.resume)
+        return _encode(request, path, partial, on_start, on_batch, on_note)
+
+
+def _check_output(path: Path, partial: Path, *, resume: bool) -> None:
+    """Refuse a folder, a part of an earlier run without `resume`, or nothing to resume. Loads no encoder."""
+    if path.is_dir():
+        raise RequestError(f"-o {path}: it is a folder; give a file")
+    if resume and not partial.exists() and not path.exists():
+        raise RequestError(f"--resume: {partial} is not there, so there is nothing to go on from; leave --resume out")
+    if not resume and partial.is_file() and partial.read_bytes().count(b"\n") > 1:  # more than its first line
+        raise RequestError(
+            f"-o {path}: {partial.name} holds a part of it; continue with --resume, or choose another file"
+        )
+
+
+def _encode(
+    request: EncodeRequest,
+    path: Path,
+    partial: Path,
+    on_start: Callable[[int], None] | None,
+    on_batch: Callable[[int], None] | None,
+    on_note: Callable[[str], None] | None,
+) -> EncodedFile:
     molecules = read_smiles(Path(request.data), request.mapping)
     if request.limit is not None:
         molecules = molecules.chosen(range(min(request.limit, len(molecules))))
-    path = Path(request.output)
-    if path.is_dir():
-        raise RequestError(f"-o {path}: it is a folder; give a file")
     encoder = load_encoder(request.model, request.knobs, device=request.device)
-    partial = path.with_name(f"{path.name}.partial.jsonl")
-    if request.resume and not partial.exists() and not path.exists():
-        raise RequestError(f"--resume: {partial} is not there, so there is nothing to go on from; leave --resume out")
     if on_start is not None:
         on_start(len(molecules))
     encoded = encode_molecules(
@@ -81,6 +104,9 @@ def encode_file(
         use_cache=request.use_cache,
         on_batch=on_batch,
     )
+    if on_note is not None:
+        for note in encoded.notes:
+            on_note(note)
     failures = {record.place: record.reason for record in molecules.bad}
     failures |= {molecules.places[place]: why for place, why in sorted(encoded.failures.items())}
     if not encoded.kept:

@@ -59,6 +59,7 @@ class EncodedMolecules:
     kept: tuple[int, ...]  # places in the list that was given
     failures: dict[int, str]  # place → reason
     figures: EncodingFigures
+    notes: tuple[str, ...] = ()  # on the journal
 
 
 def feature_cache() -> Path:
@@ -143,7 +144,7 @@ def _collected(mapped: MapResult) -> EncodedMolecules:
         peak_reserved_bytes=mapped.peak_reserved_bytes or None,
     )
     features = np.stack(rows) if rows else np.zeros((0, 0), dtype=np.float32)
-    return EncodedMolecules(features=features, kept=tuple(kept), failures=failures, figures=figures)
+    return EncodedMolecules(features=features, kept=tuple(kept), failures=failures, figures=figures, notes=mapped.notes)
 
 
 def _as_text(row: npt.NDArray[Any]) -> str:

@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from brim.search.environment import environment_facts
 from brim.storage.files import write_atomic, write_json
 from brim.storage.fingerprint import combined_fingerprint
 from brim.storage.journal import Journal
-from brim.storage.run_folder import check_folder, write_run
+from brim.storage.run_folder import check_no_other_run, write_run
+from brim.storage.run_lock import locked_folder
 from brim.train.preference.cells import CellMaker
 from brim.train.preference.encoding import EncodedMolecules, encode_molecules
 from brim.train.preference.listener import DpoListener
@@ -60,21 +61,43 @@ def train_dpo(request: DpoRequest, *, output: Path | None = None, listener: DpoL
     """
     if current_world().size > 1:
         raise RequestError("brim train dpo runs in one process, with its seeds stacked; start it without torchrun")
-    folder = output if output is not None else default_folder()
-    check_folder(folder)
-    sources = _open_sources(request)
-    run = _Run(request, sources, folder, listener or DpoListener())
+    watcher = listener or DpoListener()
+    with locked_folder(output, command="train", note=watcher.note) as folder:
+        _check_contents(folder, resume=request.resume)
+        run = _Run(request, _open_sources(request), folder, watcher)
+        try:
+            return run.run()
+        except KeyboardInterrupt:
+            if (folder / JOURNAL).exists():
+                watcher.note(f"what is finished is kept: go on with --resume -o {folder}")
+            raise
+
+
+def _check_contents(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds another run, or cells without `resume`, or nothing to resume. Loads no encoder."""
+    check_no_other_run(folder, "train dpo")
+    path = folder / JOURNAL
+    if resume and not path.exists():
+        raise RequestError(f"--resume: {folder} holds no {JOURNAL} to go on from; leave --resume out")
+    if not resume and path.exists() and path.stat().st_size > 0:
+        raise RequestError(
+            f"--output {folder}: it holds the results of a run; continue it with --resume, or choose another folder"
+        )
+
+
+def _problem(entry: Mapping[str, Any]) -> str | None:
+    """Why a line of the journal is not a cell; None: it is."""
     try:
-        return run.run()
-    except KeyboardInterrupt:
-        if (folder / JOURNAL).exists():
-            run.listener.note(f"what is finished is kept: go on with --resume -o {folder}")
-        raise
-
-
-def default_folder() -> Path:
-    """Where a run goes that was given no folder."""
-    return Path("runs") / f"train-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        cell = Cell.from_json(entry)
+    except TypeError:
+        return "not a cell of the table"
+    known = (
+        all(isinstance(name, str) for name in (cell.data, cell.encoder, cell.method))
+        and isinstance(cell.seed, int | None)
+        and isinstance(cell.metrics, dict | None)
+        and isinstance(cell.details, dict)
+    )
+    return None if known else "not a cell of the table"
 
 
 def _open_sources(request: DpoRequest) -> list[Source]:
@@ -116,17 +139,22 @@ class _Run:
 
     def run(self) -> DpoResult:
         started_at, started = datetime.datetime.now(datetime.UTC), time.perf_counter()
-        path = self.folder / JOURNAL
-        if self.request.resume and not path.exists():
-            raise RequestError(f"--resume: {self.folder} holds no {JOURNAL} to go on from; leave --resume out")
         if not self.request.resume:  # a package that is missing is told before anything is written
             for name in dict.fromkeys(name for one in self.sources for name in one.encoders(self.request.encoders)):
                 if name != FEATURES:
                     self._encoder(name)
         fingerprint = self._fingerprint()
         monitor = Sampler(self.folder / "monitor.csv", device_uuid=device_uuid(self.device))
-        label = self.folder / LABEL
-        with Journal(path, fingerprint=fingerprint, resume=self.request.resume, label=label) as journal, monitor:
+        journal = Journal(
+            self.folder / JOURNAL,
+            fingerprint=fingerprint,
+            resume=self.request.resume,
+            label=self.folder / LABEL,
+            check=_problem,
+        )
+        with journal, monitor:
+            for note in journal.notes:
+                self._note(note)
             for entry in journal.entries:
                 cell = Cell.from_json(entry)
                 self._done[cell.key] = cell
@@ -187,6 +215,8 @@ class _Run:
             use_cache=self.request.use_cache,
             on_batch=told,
         )
+        for note in encoded.notes:
+            self._note(note)
         journal.unlink(missing_ok=True)
         self.encodings.append({"data": data, "encoder": name, **encoded.figures.to_json()})
         return encoded

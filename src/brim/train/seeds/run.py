@@ -21,14 +21,15 @@ from brim.ranks.world import current_world
 from brim.records import Plan
 from brim.search.environment import environment_facts
 from brim.storage.files import write_atomic, write_json
-from brim.storage.run_folder import check_folder, write_run
+from brim.storage.run_folder import check_no_other_run, write_run
+from brim.storage.run_lock import locked_folder
 from brim.storage.tables import csv_text
 from brim.train.checkpoint import find_checkpoint
 from brim.train.learner import model_reads
 from brim.train.listener import TrainListener
 from brim.train.objective import choose_monitor
 from brim.train.request import TrainRequest
-from brim.train.run import SEVERAL, TrainResult, default_folder, run_fingerprint, run_training
+from brim.train.run import SEVERAL, TrainResult, run_fingerprint, run_training
 from brim.train.seeds.one_by_one import OneOfSeveral
 from brim.train.seeds.seed_folder import RunRecord, check_same, keep_stack, loop_record, read_finished
 from brim.train.seeds.stacked import StackDone, train_stacked
@@ -49,25 +50,27 @@ def run_seeds(
             "--seeds: several seeds are trained in one process; start it without torchrun, or train each under "
             "torchrun with hp.seed=N"
         )
-    folder = output if output is not None else default_folder()
-    check_folder(folder)
-    _check_resume(folder, request)
-    run = _Seeds(request, folder, listener or TrainListener())
-    try:
-        return run.run()
-    except KeyboardInterrupt:
-        run.tell_interrupted()
-        raise
+    watcher = listener or TrainListener()
+    with locked_folder(output, command="train", note=watcher.note) as folder:
+        _check_contents(folder, request)
+        run = _Seeds(request, folder, watcher)
+        try:
+            return run.run()
+        except KeyboardInterrupt:
+            run.tell_interrupted()
+            raise
 
 
-def _check_resume(folder: Path, request: TrainRequest) -> None:
+def _check_contents(folder: Path, request: TrainRequest) -> None:
+    """Refuse a folder that holds another run, or this one without `resume`, or nothing to resume. Reads no model."""
+    check_no_other_run(folder, "train")
     several = (folder / SEVERAL).exists()
     if request.resume and not several:
         raise RequestError(
             f"--resume: there is no run of several seeds in {folder}; give its folder with -o, or leave --resume out"
         )
     if not request.resume and (several or find_checkpoint(folder) is not None or (folder / "run.json").exists()):
-        raise RequestError(f"--output {folder}: it holds a run; go on with --resume, or choose another folder")
+        raise RequestError(f"--output {folder}: it holds a run; continue it with --resume, or choose another folder")
 
 
 class _Seeds:
