@@ -18,7 +18,6 @@ from brim.errors import RequestError
 from brim.sweep.experiment import run_job, train_run
 from brim.sweep.job import Job, Outcome, read_outcome
 from brim.sweep.listener import Recorder
-from brim.sweep.job import Job, Outcome
 from brim.sweep.scout import Scout
 
 Brim = Callable[..., Any]
