@@ -17,6 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import saved_models
+
 Brim = Callable[..., Any]
 
 CONFIG = """\
@@ -230,6 +232,62 @@ def test_features_and_labels_of_different_length_are_exit_2(brim: Brim, config: 
     result = brim("train", config)
     assert result.code == 2
     assert "5 rows of features and 6 labels" in result.err
+
+
+NEGATIVE = """
+import torch
+from torch import nn
+
+def net(num_classes: int = 2):
+    return nn.Linear(4, 2)
+
+def rows(label: int = -1, validation: bool = False):
+    good = [(torch.ones(4), item % 2) for item in range(12)]
+    bad = [*good, (torch.ones(4), label)]
+    return lambda split: bad if (split == "validation") == validation else good
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["data.root={folder}/rows.npz"], "the label -1 of sample 1 is no class"),
+        (["data.val_root={folder}/rows.npz"], "the label -1 of sample 1 is no class"),
+        (["{py}"], "the label -1 of sample 12 is no class"),
+        (["{py}", "data.params.label=-100", "model.num_classes=2"], "the label -100 is no class"),
+        (["{py}", "data.params.label=2", "data.params.validation=true"], "sample 12: the label 2 is no class"),
+        (["{py}", "data.params.validation=true"], "sample 12: the label -1 is no class"),
+    ],
+)
+def test_a_label_that_is_no_class_is_exit_2_with_its_sample(
+    brim: Brim, config: str, tmp_path: Path, changes: list[str], words: str
+) -> None:
+    (tmp_path / "nets.py").write_text(NEGATIVE)
+    numpy.savez(tmp_path / "rows.npz", features=numpy.ones((6, 4), "float32"), labels=numpy.array([0, -1, 1, 0, 1, 1]))
+    Path(config).write_text(Path(config).read_text().replace("  params: {hidden: [8]}\n", ""))
+    given = []
+    for change in changes:
+        py = [f"model.type=py:{tmp_path}/nets.py:net", f"data.type=py:{tmp_path}/nets.py:rows"]
+        given += py if change == "{py}" else [change.format(folder=tmp_path)]
+    result = brim("train", config, *given, "-o", str(tmp_path / "run"))
+    assert result.code == 2
+    assert words in " ".join(result.err.split())
+
+
+def test_a_table_with_a_negative_label_is_exit_2_without_a_flag_that_train_lacks(
+    brim: Brim, config: str, tmp_path: Path
+) -> None:
+    folder = saved_models.save_text_classifier(tmp_path / "bert", ("no", "yes"))
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps({"text": "w1", "label": label}) + "\n" for label in (0, 1, -1)))
+    Path(config).write_text(Path(config).read_text().replace("  params: {hidden: [8]}\n", ""))
+    trained = brim("train", config, f"model.type=hf:{folder}", f"data.root={file}", "-o", str(tmp_path / "run"))
+    judged = brim("eval", "-m", str(folder), "-d", str(file), "--device", "cpu", "-o", str(tmp_path / "eval"))
+    for result in (trained, judged):
+        assert result.code == 2
+        assert "line 3: the label '-1' in 'label' is no class" in " ".join(result.err.split())
+    assert "--skip-bad" not in trained.err
+    assert "--skip-bad" in judged.err
 
 
 def test_nothing_fits_is_exit_3(brim: Brim, config: str, tmp_path: Path) -> None:

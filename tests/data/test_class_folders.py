@@ -112,6 +112,11 @@ class TestVideos:
         (root / "ucfTrainTestlist").rmdir()
         assert opened(root).samples[0].video == root / "UCF-101" / "Surf" / "v_1.avi"
 
+    def test_lists_of_other_videos_beside_the_folder_are_left_alone(self, root: Path) -> None:
+        other = touch(root / "other", "Cat/1.avi", "Dog/1.avi")
+        assert opened(other).facts["split"] is None
+        assert opened(other).class_names == ("Cat", "Dog")
+
     def test_without_lists_all_videos_are_read_and_classes_are_sorted(self, tmp_path: Path) -> None:
         touch(tmp_path, "b/2.mp4", "b/1.avi", "a/1.avi", "c/notes.txt")
         found = opened(tmp_path)

@@ -214,6 +214,60 @@ class TestClips:
         assert (watcher.facts.train_samples, watcher.facts.validation_samples) == (8, 2)
         assert result.metrics["top1"]["mean"] == 1.0
 
+    def write_groups(self, root: Path, groups: int) -> list[str]:
+        """Four clips of each of some groups of two classes; empty files, which are not opened before training."""
+        names = [
+            f"{name}/v_{name}_g{group:02d}_c{clip:02d}.avi"
+            for name in ("Fade", "Glow")
+            for group in range(1, groups + 1)
+            for clip in range(1, 5)
+        ]
+        for name in names:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).touch()
+        return names
+
+    def split_ids(self, nested: dict[str, Any]) -> tuple[list[str], list[str], tuple[str, ...]]:
+        settings = train_settings(nested)
+        read = read_data(settings, model_reads(settings))
+        data = make_items(read, build_learner(settings, outputs=read.outputs))
+        assert data.validation is not None
+        return list(data.train.ids), list(data.validation.ids), read.notes
+
+    def test_the_lists_beside_the_folder_of_clips_are_found(self, tmp_path: Path, nets: Path) -> None:
+        names = self.write_groups(tmp_path / "UCF-101", groups=3)
+        lists = tmp_path / "ucfTrainTestlist"
+        lists.mkdir()
+        (lists / "classInd.txt").write_text("1 Fade\n2 Glow\n")
+        tests = [name for name in names if "_g01_" in name]
+        (lists / "testlist01.txt").write_text("\n".join(tests))
+        (lists / "trainlist01.txt").write_text("\n".join(name for name in names if name not in tests))
+        nested = base(model__type=f"py:{nets}:clips", data__root=str(tmp_path / "UCF-101"))
+        train, validation, _ = self.split_ids(nested)
+        assert sorted(validation) == sorted(tests)
+        assert len(train) == 16
+
+    @pytest.mark.parametrize("fraction", [0.1, 0.3, 0.9])
+    def test_without_lists_whole_groups_of_clips_are_held_out(
+        self, tmp_path: Path, nets: Path, fraction: float
+    ) -> None:
+        self.write_groups(tmp_path / "clips", groups=5)
+        nested = base(model__type=f"py:{nets}:clips", data__root=str(tmp_path / "clips"), data__val_fraction=fraction)
+        train, validation, notes = self.split_ids(nested)
+        groups = [{name.rpartition("_c")[0] for name in side} for side in (train, validation)]
+        assert not groups[0] & groups[1]
+        assert {name.partition("/")[0] for name in train} == {"Fade", "Glow"}
+        assert len(validation) == pytest.approx(fraction * 40, abs=8)
+        assert len(train) + len(validation) == 40
+        assert "whole groups of clips" in notes[-1]
+
+    def test_classes_of_one_group_are_divided_and_that_is_said(self, tmp_path: Path, nets: Path) -> None:
+        self.write_groups(tmp_path / "clips", groups=1)
+        nested = base(model__type=f"py:{nets}:clips", data__root=str(tmp_path / "clips"), data__val_fraction=0.25)
+        train, validation, notes = self.split_ids(nested)
+        assert (len(train), len(validation)) == (6, 2)
+        assert "clips of one group are on both sides" in notes[-1]
+
 
 class TestTexts:
     def write(self, path: Path, count: int) -> Path:

@@ -46,6 +46,7 @@ class Sample:
     choices: tuple[str, ...] = ()
     references: tuple[str | int, ...] = ()  # accepted answers, or the index of the right class or choice
     group: str | None = None  # what a stratified sample keeps in proportion
+    recording: str | None = None  # samples of the same one are alike: they belong on one side of a split
     original: Mapping[str, Any] = field(default_factory=dict)  # the record as found; values that JSON can hold
 
 

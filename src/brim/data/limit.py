@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from brim.data.base import Sample
 from brim.errors import RequestError
 
-__all__ = ["stratified"]
+__all__ = ["held_out", "stratified"]
 
 
 def stratified(samples: Sequence[Sample], count: int) -> tuple[Sample, ...]:
@@ -29,6 +29,28 @@ def stratified(samples: Sequence[Sample], count: int) -> tuple[Sample, ...]:
         for step in range(share)
     ]
     return tuple(samples[place] for place in sorted(chosen))
+
+
+def held_out(samples: Sequence[Sample], count: int) -> tuple[Sample, ...]:
+    """About `count` of the samples, every group in proportion: whole recordings, where samples name theirs.
+
+    One recording of each group stays, so that there is something to learn it from. Where no group has a second one,
+    single samples are held out, as where samples name no recording.
+    """
+    recordings: dict[tuple[str | None, str], list[Sample]] = {}
+    for sample in samples:
+        recordings.setdefault(_recording(sample), []).append(sample)
+    stays = {group: (group, name) for group, name in recordings}  # the last of each group
+    free = [members[0] for key, members in recordings.items() if key != stays[key[0]]]
+    if not free or all(sample.recording is None for sample in samples):
+        return stratified(samples, count)
+    share = max(round(count * len(recordings) / len(samples)), 1)
+    chosen = {_recording(sample) for sample in stratified(free, share)}
+    return tuple(sample for sample in samples if _recording(sample) in chosen)
+
+
+def _recording(sample: Sample) -> tuple[str | None, str]:
+    return sample.group, sample.recording or f"sample {sample.id}"
 
 
 def _shares(sizes: Sequence[int], count: int) -> list[int]:

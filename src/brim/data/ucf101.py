@@ -5,7 +5,8 @@
     ucfTrainTestlist/testlist01.txt    ApplyEyeMakeup/v_ApplyEyeMakeup_g01_c01.avi
     ucfTrainTestlist/trainlist01.txt   ApplyEyeMakeup/v_ApplyEyeMakeup_g08_c01.avi 1
 
-Classes count from 1 in these files and from 0 here.
+Classes count from 1 in these files and from 0 here. The lists may lie in the folder given or beside it. Clips of one
+group (`g01`) are cut from one recording: they belong on the same side of any split.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from brim.data.base import BadRecord, Sample, SampleSet
-from brim.data.class_folders import VIDEO_SUFFIXES, class_folders, files_below, has_class_folders
+from brim.data.class_folders import VIDEO_SUFFIXES, class_folders, files_below, has_class_folders, subfolders
 from brim.data.splits import choose_split, refuse_split
 from brim.data.text_files import decoded, read_content
 from brim.errors import RequestError
@@ -23,6 +24,8 @@ from brim.errors import RequestError
 __all__ = ["is_video_folder", "read_ucf101"]
 
 _LIST = re.compile(r"(train|test)list(\d+)\.txt")
+_GROUP = re.compile(r"v_.+_(g\d+)_c\d+")
+_LISTS = "ucfTrainTestlist"
 
 
 def is_video_folder(root: Path) -> bool:
@@ -76,11 +79,13 @@ def _listed(path: Path, videos: Path, index_of: Mapping[str, int]) -> Iterator[S
 
 def _sample(videos: Path, name: str, index_of: Mapping[str, int]) -> Sample:
     class_name = PurePosixPath(name).parts[0]
+    match = _GROUP.fullmatch(PurePosixPath(name).stem)
     return Sample(
         id=name,
         video=videos / name,
         references=(index_of[class_name],),
         group=class_name,
+        recording=f"{class_name}/{match[1]}" if match else None,
         original={"file": name, "class": class_name},
     )
 
@@ -119,8 +124,20 @@ def _split_lists(root: Path) -> dict[str, Path]:
 
 
 def _lists_folder(root: Path) -> Path:
-    folder = root / "ucfTrainTestlist"
-    return folder if folder.is_dir() else root
+    """The folder in it, or the one beside it if its lists name classes that lie here; else the folder itself."""
+    if (root / _LISTS).is_dir() or any(_LIST.fullmatch(path.name) for path in root.glob("*list*.txt")):
+        return root / _LISTS if (root / _LISTS).is_dir() else root
+    beside = root.absolute().parent / _LISTS
+    if beside.is_dir() and _listed_classes(beside) & {folder.name for folder in subfolders(root)}:
+        return beside
+    return root
+
+
+def _listed_classes(folder: Path) -> set[str]:
+    """The classes that the lists in a folder name."""
+    files = [path for path in sorted(folder.glob("*list*.txt")) if _LIST.fullmatch(path.name)]
+    lines = [line for path in files for line in decoded(read_content(path), path).split("\n") if line.strip()]
+    return {PurePosixPath(line.strip()).parts[0] for line in lines}
 
 
 def _video_root(root: Path) -> Path:

@@ -20,7 +20,7 @@ from brim.errors import RequestError
 from brim.models import python_factory
 from brim.train.items import Items, OwnItems
 from brim.train.learner import Learner
-from brim.train.reading import ReadData, natural_task, outputs_of, task_of
+from brim.train.reading import ReadData, natural_task, outputs_of, refuse_other_classes, task_of
 from brim.workloads.knobs import check_knobs
 
 __all__ = ["read_factory_data"]
@@ -33,43 +33,45 @@ def read_factory_data(settings: TrainSettings, name: str) -> ReadData:
     train, validation = split("train"), split("validation")
     if not hasattr(train, "__len__") or len(train) == 0:
         raise RequestError(f"data.type py:{name}: the training split is empty or has no length")
-    task, classes = _task_and_classes(settings, train)
+    task, labels = _task_and_labels(settings, train)
+    classes = settings.model.num_classes or 1 + max(labels, default=-1)
+    outputs = outputs_of(settings, task, classes)
 
-    def items(samples: Any, dtype: torch.dtype) -> OwnItems:
+    def items(samples: Any, dtype: torch.dtype, known: int | None) -> OwnItems:
         kinds = {"own": None, "classify": torch.int64, "regress": dtype}
-        return OwnItems(samples, label_dtype=kinds[task], join=getattr(split, "collate", None))
+        return OwnItems(samples, label_dtype=kinds[task], classes=known, join=getattr(split, "collate", None))
 
     def make(learner: Learner, dtype: torch.dtype) -> tuple[Items, Items | None]:
-        del learner
-        return items(train, dtype), None if validation is None else items(validation, dtype)
+        known = outputs if task == "classify" and not hasattr(learner.model, "training_loss") else None
+        if known is not None:
+            refuse_other_classes(labels, known, where=f"data.type py:{name}")
+        return items(train, dtype, known), None if validation is None else items(validation, dtype, known)
 
     return ReadData(
         name=f"py:{name}",
         task=task,
-        outputs=outputs_of(settings, task, classes),
+        outputs=outputs,
         make=make,
         facts={"source": python_factory.factory_source_digest(name), "params": checked},
     )
 
 
-def _task_and_classes(settings: TrainSettings, train: Any) -> tuple[str, int]:
-    """What the labels are for, and how many classes there are.
+def _task_and_labels(settings: TrainSettings, train: Any) -> tuple[str, list[int]]:
+    """What the labels are for, and the class of each sample, from which the classes are counted.
 
-    Classes are counted in `train.targets` where there is one, as torchvision's data sets have it; with
-    `model.num_classes` they are not counted; else every sample is looked at.
+    They are read from `train.targets` where there is one, as torchvision's data sets have it; with `model.num_classes`
+    they are not read ahead; else every sample is looked at.
     """
     first = train[0]
     if settings.task is None and not (isinstance(first, tuple) and len(first) == 2):
-        return "own", 0
+        return "own", []
     task = task_of(settings, natural_task([_plain(first[1])]))
-    if task != "classify":
-        return task, 0
-    if settings.model.num_classes is not None:
-        return task, settings.model.num_classes
+    if task != "classify" or settings.model.num_classes is not None:
+        return task, []
     labels = getattr(train, "targets", None)
     if labels is None:
         labels = [train[item][1] for item in range(len(train))]
-    return task, 1 + max(int(label) for label in labels)
+    return task, [int(label) for label in labels]
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from brim.errors import RequestError
 from brim.train.features import Features, read_features
 from brim.train.items import Items, TensorItems, labels_tensor
 from brim.train.learner import Learner
-from brim.train.reading import ReadData, natural_task, outputs_of, samples_kept, task_of
+from brim.train.reading import ReadData, natural_task, outputs_of, refuse_other_classes, samples_kept, task_of
 
 __all__ = ["read_feature_data"]
 
@@ -34,7 +34,7 @@ def read_feature_data(settings: TrainSettings) -> ReadData:
     whole = read_features(data.root, label=label, labels_file=params.get("labels"))
     apart = read_features(data.val_root, label=label) if data.val_root else None
     task = task_of(settings, natural_task(whole.labels))
-    classes = _classes(whole.labels, apart.labels if apart else ()) if task == "classify" else ()
+    classes = _classes(whole, apart, data) if task == "classify" else ()
     kept = _chosen_rows(whole, data)
     held_out = _held_out(kept, data) if apart is None else []
     apart_rows = set(held_out)
@@ -68,16 +68,19 @@ def read_feature_data(settings: TrainSettings) -> ReadData:
     )
 
 
-def _classes(labels: Sequence[Any], others: Sequence[Any]) -> tuple[Any, ...]:
-    """Numbers from 0 as they are; anything else by its sorted names."""
-    whole = [int(label) for label in labels if isinstance(label, (int, float))]
-    if len(whole) == len(labels) and min(whole) >= 0:
-        top = max(whole)
-        beyond = [label for label in others if int(label) > top]
-        if beyond:
-            raise RequestError(f"data.val_root: it has a class {beyond[0]}, the training data has 0 to {top}")
-        return tuple(range(top + 1))
-    return tuple(sorted({str(label) for label in labels}))
+def _classes(train: Features, apart: Features | None, data: DataSettings) -> tuple[Any, ...]:
+    """Numbers from 0 as they are; texts, and numbers among them, by their sorted names."""
+    if not all(isinstance(label, (int, float)) for label in train.labels):
+        return tuple(sorted({str(label) for label in train.labels}))
+    numbers = [int(label) for label in train.labels]
+    count = max(numbers, default=0) + 1
+    refuse_other_classes(numbers, count, where=f"data.root {data.root}", ids=train.ids)
+    for place, label in enumerate(apart.labels if apart is not None else ()):
+        where = f"data.val_root {data.val_root}"
+        if not isinstance(label, (int, float)):
+            raise RequestError(f"{where}: the label {label!r} is a text, and the training data has numbers")
+        refuse_other_classes([int(label)], count, where=where, ids=[apart.ids[place] if apart.ids else str(place)])
+    return tuple(range(count))
 
 
 def _numbers(labels: Sequence[Any], classes: tuple[Any, ...], task: str) -> list[float]:

@@ -183,9 +183,15 @@ class OwnItems(Items):
     """What a Python factory gives: (input, label) pairs, or inputs alone where the model has its own loss."""
 
     def __init__(
-        self, samples: Any, *, label_dtype: torch.dtype | None, join: Callable[[Sequence[Any]], Any] | None = None
+        self,
+        samples: Any,
+        *,
+        label_dtype: torch.dtype | None,
+        classes: int | None = None,
+        join: Callable[[Sequence[Any]], Any] | None = None,
     ) -> None:
         super().__init__(_Numbers(len(samples)), None)
+        self._classes = classes  # None: labels are not the numbers of classes
         self._samples = samples
         self._label_dtype = label_dtype  # None: samples have no label
         self._join = join
@@ -217,7 +223,19 @@ class OwnItems(Items):
         if self._label_dtype is None:
             return Batch(self.join(samples, device), None)
         labels = torch.stack([torch.as_tensor(label, dtype=self._label_dtype) for _, label in samples])
+        self._check_classes(items, labels)
         return Batch(self.join([one for one, _ in samples], device), labels)
+
+    def _check_classes(self, items: Sequence[int], labels: torch.Tensor) -> None:
+        """A label that is no class would stop the loss deep inside, or, as -100, be left out of it in silence."""
+        if self._classes is None or labels.dim() != 1:
+            return
+        for item, label in zip(items, labels.tolist(), strict=True):
+            if not 0 <= label < self._classes:
+                raise RequestError(
+                    f"sample {self.ids[item]}: the label {label} is no class: they are numbered from 0 to "
+                    f"{self._classes - 1}"
+                )
 
 
 class _Numbers(Sequence[str]):

@@ -14,7 +14,7 @@ from brim.errors import RequestError
 from brim.train.items import Items
 from brim.train.learner import Learner
 
-__all__ = ["Maker", "ReadData", "natural_task", "outputs_of", "samples_kept", "task_of"]
+__all__ = ["Maker", "ReadData", "natural_task", "outputs_of", "refuse_other_classes", "samples_kept", "task_of"]
 
 Maker = Callable[[Learner, torch.dtype], tuple[Items, Items | None]]
 
@@ -48,6 +48,18 @@ def outputs_of(settings: TrainSettings, task: str, classes: int) -> int:
     if max(asked or 0, classes) < 2:
         raise RequestError(f"the data has {classes} class; there must be 2 or more to tell apart")
     return asked or classes
+
+
+def refuse_other_classes(labels: Sequence[int], classes: int, *, where: str, ids: Sequence[str] | None = None) -> None:
+    """Classes are numbered from 0 to one below their number; the first label that is not is a `RequestError`."""
+    for place, label in enumerate(labels):
+        if not 0 <= label < classes:
+            sample = str(place) if ids is None else ids[place]
+            raise RequestError(
+                f"{where}: the label {label} of sample {sample} is no class: they are numbered from 0 to "
+                f"{classes - 1}. Number the classes from 0, leave out samples without one, or learn values with "
+                "task: regress"
+            )
 
 
 def natural_task(labels: Sequence[Any]) -> str:

@@ -10,12 +10,12 @@ import torch
 
 from brim.config.train_settings import TrainSettings
 from brim.data.base import Sample, SampleSet
-from brim.data.limit import stratified
+from brim.data.limit import held_out, stratified
 from brim.data.open import DataRequest, open_data
 from brim.errors import RequestError
 from brim.train.items import ImageItems, Items, TextItems, VideoItems, labels_tensor
 from brim.train.learner import Learner, input_shape
-from brim.train.reading import ReadData, outputs_of, samples_kept, task_of
+from brim.train.reading import ReadData, outputs_of, refuse_other_classes, samples_kept, task_of
 
 __all__ = ["read_sample_data"]
 
@@ -35,15 +35,15 @@ def read_sample_data(settings: TrainSettings) -> ReadData:
         share = max(round(data.val_fraction * len(samples)), 1)
         if share >= len(samples):
             raise RequestError(f"{train.name}: {len(samples)} samples are too few to hold some out for validation")
-        held = {sample.id for sample in stratified(samples, share)}
+        held = {sample.id for sample in held_out(samples, share)}
         validation = dataclasses.replace(train, samples=tuple(one for one in samples if one.id in held))
         samples = [one for one in samples if one.id not in held]
-        notes = (*notes, f"there is no validation split: {share} of the training samples were held out")
+        notes = (*notes, _held_out_note(samples, validation.samples))
     classes = _class_count(train, validation) if task == "classify" else 0
 
     def make(learner: Learner, dtype: torch.dtype) -> tuple[Items, Items | None]:
         def joined(chosen: Sequence[Sample], owner: SampleSet) -> Items:
-            values = _sample_labels(chosen, owner, train, task)
+            values = _sample_labels(chosen, owner, train, task, classes)
             return _sample_items(learner, chosen, labels_tensor(values, task=task, dtype=dtype), settings)
 
         return joined(samples, train), None if validation is None else joined(validation.samples, validation)
@@ -59,13 +59,26 @@ def read_sample_data(settings: TrainSettings) -> ReadData:
     )
 
 
+def _held_out_note(training: Sequence[Sample], held: Sequence[Sample]) -> str:
+    """How many samples were held out, and whether clips of one recording are all on one side."""
+    note = f"there is no validation split: {len(held)} of the training samples were held out"
+    own = {sample.recording for sample in held} - {None}
+    if not own:
+        return note
+    apart = own.isdisjoint(sample.recording for sample in training)
+    return f"{note}, {'whole groups of clips' if apart else 'and clips of one group are on both sides'}"
+
+
 def _open_splits(settings: TrainSettings) -> tuple[SampleSet, SampleSet | None, tuple[str, ...]]:
     """The training split, and the validation split where the data has one."""
     data = settings.data
     task = "generate" if settings.task == "regress" else "classify"  # classes are no values
 
     def opened(path: str, split: str | None) -> SampleSet:
-        return open_data(DataRequest(path=path, split=split, mapping=data.map, task=task))
+        try:
+            return open_data(DataRequest(path=path, split=split, mapping=data.map, task=task))
+        except RequestError as error:  # a training run leaves no records out
+            raise RequestError(str(error).replace(", or add --skip-bad to leave such records out", "")) from error
 
     assert data.root is not None
     wanted = data.train_split or "train"
@@ -116,12 +129,15 @@ def _class_count(train: SampleSet, validation: SampleSet | None) -> int:
     return 1 + max((int(sample.references[0]) for one in sets for sample in one.samples), default=0)
 
 
-def _sample_labels(samples: Sequence[Sample], owner: SampleSet, train: SampleSet, task: str) -> list[float]:
+def _sample_labels(
+    samples: Sequence[Sample], owner: SampleSet, train: SampleSet, task: str, classes: int
+) -> list[float]:
     """Class numbers as the training data counts them, or the values of the label's column."""
     if task == "regress":
         return [_value_of(sample, owner) for sample in samples]
     numbers = [int(sample.references[0]) for sample in samples]
     if not owner.class_names or owner.class_names == train.class_names:
+        refuse_other_classes(numbers, classes, ids=[sample.id for sample in samples], where=owner.name)
         return [float(number) for number in numbers]
     places = {name: place for place, name in enumerate(train.class_names)}
     names = [owner.class_names[number] for number in numbers]
