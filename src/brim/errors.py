@@ -14,7 +14,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["BrimError", "DoesNotFitError", "LostError", "RankError", "RequestError", "first_line", "nearest_names"]
+__all__ = [
+    "BrimError",
+    "DoesNotFitError",
+    "LostError",
+    "RankError",
+    "RequestError",
+    "first_line",
+    "nearest_names",
+    "plural",
+]
 
 
 class BrimError(Exception):
@@ -56,6 +65,11 @@ class RankError(LostError):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; of one without a message, its kind."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def plural(count: int, singular: str, many: str | None = None) -> str:
+    """`1 sample`, `2,000 samples`."""
+    return f"{count:,} {singular if count == 1 else many or singular + 's'}"
 
 
 def nearest_names(name: str, known: Iterable[str], *, count: int = 4) -> str:

@@ -385,7 +385,7 @@ def test_skipped_records_are_counted_and_told(brim: Brim, case: Case) -> None:
     assert "line 13" in " ".join(refused.err.split())
     result = brim("eval", "-m", case.model(), "-d", case.data, "-o", case.out, "--skip-bad", *SMALL)
     assert result.code == 0
-    assert "note: 1 records left out; the first is data.jsonl line 13" in " ".join(result.err.split())
+    assert "note: 1 record left out; the first is data.jsonl line 13" in " ".join(result.err.split())
 
 
 def test_out_of_memory_is_told_in_one_line_and_survived(brim: Brim, case: Case) -> None:

@@ -81,6 +81,27 @@ def seed(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("model.type: [r3d_18, s3d]\nhp.batch_size: [128, 32]\n", 1),
+        ("model:\n  type: r3d_18\nhp:\n  batch_size: [128, 32]\n", 4),
+        ("model.type: r3d_18\noptimizer: [{name: adam}, {name: sgd}]\n", 2),
+        ("grid_search:\n  model:\n    type: [r3d_18]\n", 2),
+    ],
+)
+def test_lists_outside_of_the_grid_are_answered_with_where_they_belong(
+    brim: Brim, scout: None, tmp_path: Path, text: str, line: int
+) -> None:
+    file = tmp_path / "fragment.yaml"
+    file.write_text(text)
+    for command in ("sweep", "train"):
+        result = brim(command, str(file))
+        assert result.code == 2
+        assert f"{file}:{line if command == 'sweep' or 'grid_search' not in text else 1}" in result.err
+        assert ("grid_search.grid" if command == "sweep" else "brim sweep") in " ".join(result.err.split())
+
+
 def test_weights_that_a_model_cannot_have_are_told_with_their_lines(brim: Brim, scout: None, tmp_path: Path) -> None:
     file = tmp_path / "grid.yaml"
     file.write_text(

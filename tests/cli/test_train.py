@@ -63,6 +63,13 @@ def test_a_file_is_trained_and_the_figures_shown(brim: Brim, config: str, tmp_pa
     assert json.loads((tmp_path / "run" / "run.json").read_text())["kind"] == "train"
 
 
+def test_one_is_counted_as_one(brim: Brim, config: str, tmp_path: Path) -> None:
+    result = brim("train", config, "--effective-batch", "72", "-o", str(tmp_path / "run"))
+    assert "1 step an epoch" in result.err
+    result = brim("train", config, "data.limit=1", "-o", str(tmp_path / "other"))
+    assert "1 row is too few" in result.err
+
+
 def test_json_is_one_document_on_standard_output(brim: Brim, config: str, tmp_path: Path) -> None:
     result = brim("train", config, "--json", "-o", str(tmp_path / "run"))
     record = json.loads(result.out)

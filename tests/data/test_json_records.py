@@ -62,6 +62,7 @@ def test_a_line_separator_inside_a_text_does_not_end_the_line(file: Path) -> Non
     ("line", "reason"),
     [
         (b'{"question": "a", "answer": ', "not JSON: Expecting value at column"),
+        (b'{"question": "a\tb", "answer": "c"}', "not JSON: Invalid control character at column"),
         (b"[1, 2]", "holds a list, not an object"),
         (b'"text"', "holds a text, not an object"),
         (b"3", "holds a number, not an object"),

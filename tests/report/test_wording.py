@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from brim.errors import plural
 from brim.report.units import score_text
-from brim.report.wording import listed, plural, trend_words
+from brim.report.wording import listed, trend_words
 
 
 def test_a_trend_names_its_ends_and_what_lies_beyond_them() -> None:

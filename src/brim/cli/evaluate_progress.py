@@ -11,6 +11,7 @@ from rich.table import Table
 
 from brim.cli.live_bars import LiveBars
 from brim.config.sizes import format_bytes
+from brim.errors import plural
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.run import EvalResult
 from brim.evaluation.subject import SubjectFacts
@@ -38,20 +39,20 @@ class EvalProgress(LiveBars, EvalListener):
 
     def opened(self, facts: SubjectFacts) -> None:
         """Say what is evaluated."""
-        self._say(f"{facts.task}: {facts.num_samples:,} samples of {facts.data} on {facts.device}")
+        self._say(f"{facts.task}: {plural(facts.num_samples, 'sample')} of {facts.data} on {facts.device}")
         fields = ", ".join(f"{name} from {column}" for name, column in facts.fields.items() if name != column)
         if fields:
             self._say(f"  {fields}")
         if facts.bad:
             first = facts.bad[0]
-            self._say(f"note: {len(facts.bad)} records left out; the first is {first.place}: {first.reason}")
+            self._say(f"note: {plural(len(facts.bad), 'record')} left out; the first is {first.place}: {first.reason}")
 
     def started(self, total: int, done: int) -> None:
         """Set the bar up."""
         self._task = self._progress.add_task("", total=total, completed=done, rate="", state="")
         self._done_before = done
         if done:
-            self._say(f"resumed: {done:,} of {total:,} samples were done already")
+            self._say(f"resumed: {done:,} of {plural(total, 'sample')} {'was' if done == 1 else 'were'} done already")
 
     def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
         """Move the bar on."""
@@ -101,7 +102,7 @@ def _figures(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if sizes:
         spread = f" ({sizes['smallest']} to {sizes['largest']})" if sizes["smallest"] != sizes["largest"] else ""
         rows.append(("batch size", f"{summary['batch_size_used']}{spread}"))
-    rows.append(("out of memory", f"{summary['oom_events']} times"))
+    rows.append(("out of memory", plural(summary["oom_events"], "time")))
     rows.append(("padding", f"{summary['padding_fraction']:.1%}"))
     if summary["gpu_wait_fraction"] is not None:
         rows.append(("waited for data", f"{summary['gpu_wait_fraction']:.1%}"))

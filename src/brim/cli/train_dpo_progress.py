@@ -11,6 +11,7 @@ from rich.table import Table
 
 from brim.cli.live_bars import LiveBars
 from brim.config.sizes import format_bytes
+from brim.errors import plural
 from brim.train.preference.listener import DpoListener
 from brim.train.preference.run import DpoResult
 from brim.train.preference.table import Cell
@@ -40,7 +41,7 @@ class DpoProgress(LiveBars, DpoListener):
         """Set the bar up."""
         self._cells = self._progress.add_task("cells", total=total, completed=done)
         if done:
-            self._say(f"resumed: {done:,} of {total:,} cells were done already")
+            self._say(f"resumed: {done:,} of {plural(total, 'cell')} {'was' if done == 1 else 'were'} done already")
 
     def opened(self, *, data: str, encoder: str, counts: dict[str, int], width: int) -> None:
         """Say what is trained on."""
@@ -57,7 +58,7 @@ class DpoProgress(LiveBars, DpoListener):
 
     def training(self, *, data: str, encoder: str, method: str, runs: int) -> None:
         """A new bar for the epochs."""
-        self._show(f"{method} on {data} · {encoder}: {runs} runs", 0, None)
+        self._show(f"{method} on {data} · {encoder}: {plural(runs, 'run')}", 0, None)
 
     def epoch(self, *, runs: int, epoch: int, epochs: int, stopped: int) -> None:
         """Move the bar of the epochs on."""

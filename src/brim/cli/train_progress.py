@@ -11,6 +11,7 @@ from rich.table import Table
 
 from brim.cli.live_bars import LiveBars
 from brim.config.sizes import format_bytes
+from brim.errors import plural
 from brim.train.listener import StepRecord, TrainFacts, TrainListener
 from brim.train.run import TrainResult
 
@@ -40,11 +41,12 @@ class TrainProgress(LiveBars, TrainListener):
         self._epochs = facts.epochs
         ranks = f" on {facts.ranks} ranks" if facts.ranks > 1 else ""
         self._say(
-            f"{facts.task}: {facts.model} ({facts.parameters:,} weights) on {facts.train_samples:,} samples of "
+            f"{facts.task}: {facts.model} ({plural(facts.parameters, 'weight')}) on "
+            f"{plural(facts.train_samples, 'sample')} of "
             f"{facts.data}, {facts.validation_samples:,} held out, {facts.device}{ranks}"
         )
         self._say(
-            f"effective batch {facts.effective_batch}, {facts.steps_per_epoch} steps an epoch, learning rate "
+            f"effective batch {facts.effective_batch}, {plural(facts.steps_per_epoch, 'step')} an epoch, learning rate "
             f"{facts.learning_rate:.3g}"
         )
 
@@ -87,7 +89,7 @@ class TrainProgress(LiveBars, TrainListener):
     def runs(self, *, total: int, done: int) -> None:
         """Say what an earlier start has left."""
         if done:
-            self._say(f"resumed: {done} of {total} runs were done already")
+            self._say(f"resumed: {done} of {plural(total, 'run')} {'was' if done == 1 else 'were'} done already")
 
     def run_begins(self, name: str) -> None:
         """Name the run in the bar."""
@@ -95,7 +97,9 @@ class TrainProgress(LiveBars, TrainListener):
 
     def runs_begin(self, runs: int) -> None:
         """A bar for the epochs of all stacks."""
-        self._task = self._progress.add_task("", total=None, epoch=f"{runs} runs", rate="", state="measuring paths")
+        self._task = self._progress.add_task(
+            "", total=None, epoch=plural(runs, "run"), rate="", state="measuring paths"
+        )
 
     def stack_epoch(self, *, runs: int, epoch: int, epochs: int, stopped: int) -> None:
         """Move it on."""
@@ -171,7 +175,7 @@ def _figures(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     noise = summary["noise_scale"] or {}
     if noise.get("useful_batch"):
         rows.append(("samples stop helping at", f"batch {noise['useful_batch']:,}"))
-    rows.append(("out of memory", f"{summary['oom_events']} times"))
+    rows.append(("out of memory", plural(summary["oom_events"], "time")))
     if summary["peak_reserved_bytes"]:
         rows.append(("peak memory", format_bytes(summary["peak_reserved_bytes"])))
     return rows

@@ -163,6 +163,8 @@ class SweepReader:
                 self.settings.settle(key, [value], (GRID, key))
             elif key not in _GRID_KEYS and "." in key and self.settings.knows_section(key):
                 loose[key] = value
+            elif key not in _GRID_KEYS and self.settings.knows_section(key):
+                tell("error", f"it belongs under {GRID}.grid", (GRID, key))
             elif key not in _GRID_KEYS:
                 tell(
                     "error",

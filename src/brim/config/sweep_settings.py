@@ -152,7 +152,7 @@ class SettingReader:
             at = (*place, index) if listed else place
             message, used = self._check(row, reading.key, value)
             if message:
-                self.tell("error", message, at, key=key)
+                self.tell("error", message, at, key=key, fix="" if listed else _place_of_lists(value))
             checked.append((message, used))
         if any(message for message, _ in checked):
             return None
@@ -177,8 +177,8 @@ class SettingReader:
     def _tell_unknown(self, key: str, values: Sequence[Any], place: Place) -> None:
         if key in SECTIONS:
             below = [other.removeprefix(f"{key}.") for other in SETTING_KEYS if other.startswith(f"{key}.")]
-            fix = "" if "*" in below else f"write {key}.{below[0]}"
             value = next((value for value in values if not isinstance(value, Mapping)), values[0])
+            fix = _place_of_lists(value) or ("" if "*" in below else f"write {key}.{below[0]}")
             self.tell("error", f"it is a section of keys, not {shown(value)}", place, key=key, fix=fix)
             return
         self.tell("error", f"there is no such key{near_key(key)}", place, key=key)
@@ -234,6 +234,12 @@ def _takes_nothing(key: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _place_of_lists(value: Any) -> str:
+    """Where a list belongs that stands where one value is wanted; nothing for other values."""
+    wanted = isinstance(value, list) and bool(value)
+    return "lists of values to try go under grid_search.grid, in a file for brim sweep" if wanted else ""
 
 
 def _complaint(check: CheckModel, model: str) -> str:

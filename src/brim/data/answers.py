@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from brim.data.table import BadRowError, is_empty
+from brim.errors import plural
 
 __all__ = ["Choices", "Classes", "cell_text", "find_classes", "read_choices", "read_texts", "right_choice", "unpacked"]
 
@@ -96,7 +97,7 @@ def read_choices(values: Mapping[str, Any], columns: Sequence[str]) -> Choices:
         raise BadRowError(f"{column!r} holds {_described(values.get(column))}, not a list of choices")
     texts = tuple(cell_text(part, column) for part in value)
     if labels and len(labels) != len(texts):
-        raise BadRowError(f"{column!r} has {len(texts)} choices and {len(labels)} labels")
+        raise BadRowError(f"{column!r} has {plural(len(texts), 'choice')} and {plural(len(labels), 'label')}")
     return _checked(Choices(texts=texts, labels=tuple(map(str, labels))), column)
 
 
@@ -125,7 +126,7 @@ def right_choice(value: Any, choices: Choices, column: str) -> tuple[int, ...]:
 
 def _checked(choices: Choices, column: str) -> Choices:
     if len(choices.texts) < 2:
-        raise BadRowError(f"{column!r} has {len(choices.texts)} choices; there must be 2 or more")
+        raise BadRowError(f"{column!r} has {plural(len(choices.texts), 'choice')}; there must be 2 or more")
     return choices
 
 

@@ -12,7 +12,7 @@ from brim.data.base import BadRecord
 from brim.data.identity import text_digest
 from brim.data.table import Row, Table
 from brim.data.text_files import decoded, inner_suffix, read_content
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 
 __all__ = ["read_csv"]
 
@@ -34,7 +34,9 @@ def read_csv(path: Path) -> Table:
             line, cells = item
             place = f"{path.name} line {line}"
             if len(cells) != len(header):
-                bad.append(BadRecord(place=place, reason=f"has {len(cells)} cells, the header has {len(header)}"))
+                bad.append(
+                    BadRecord(place=place, reason=f"has {plural(len(cells), 'cell')}, the header has {len(header)}")
+                )
                 continue
             values = {name: cell if cell.strip() else None for name, cell in zip(header, cells, strict=True)}
             rows.append(Row(place=place, number=line, values=values))

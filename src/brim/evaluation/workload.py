@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 from brim.evaluation.forecast_start import workload_to_trace
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject, evaluation_savings, open_subject
@@ -43,7 +43,7 @@ class DataWorkload(Workload):
         self._prepared: Any = None
         dearest = subject.data.samples[self._dearest].id
         cost = f"{subject.costs[self._dearest]:,} {self.task.unit}"
-        repeated = f"batches repeat the dearest of {len(subject.costs):,} samples ({dearest}, cost {cost})"
+        repeated = f"batches repeat the dearest of {plural(len(subject.costs), 'sample')} ({dearest}, cost {cost})"
         self.notes = (*subject.model.notes, repeated)
         if request is not None:
             self.savings = evaluation_savings(request, mode=self.mode)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 from brim.memory.weights import place_weights
 from brim.models.placement import Precision
 from brim.workloads.base import Mode, Workload
@@ -101,7 +101,7 @@ def _train(parts: ModelParts, setup: Setup, identity: Mapping[str, Any]) -> tupl
         notes = (*notes, enable_gradient_checkpointing(model))
     if parts.smallest_train_size > 1:
         smallest = parts.smallest_train_size
-        notes = (*notes, f"batch normalisation needs at least {smallest} samples in training at these knobs")
+        notes = (*notes, f"batch normalisation needs at least {plural(smallest, 'sample')} in training at these knobs")
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     workload = TrainStepWorkload(
         model=model,

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["listed", "plural", "trend_words"]
-
-
-def plural(count: int, singular: str, many: str | None = None) -> str:
-    """`1 sample`, `2,000 samples`."""
-    return f"{count:,} {singular if count == 1 else many or singular + 's'}"
+__all__ = ["listed", "trend_words"]
 
 
 def listed(names: Sequence[str], *, most: int = 6) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 
 from brim.config.sizes import format_bytes
-from brim.errors import LostError, RequestError
+from brim.errors import LostError, RequestError, plural
 from brim.memory.devices import DeviceMemory, Reading, memory_of
 from brim.memory.failures import Failure, FailureKind, classify
 from brim.memory.limit import resolve_limit
@@ -247,7 +247,7 @@ class DeviceProber(Prober):
             step_seconds = min(step_seconds, again)
         rate = size / step_seconds
         if retries:
-            verdict, detail = "thrashes", f"the allocator had to free its cache and retry {retries} times"
+            verdict, detail = "thrashes", f"the allocator had to free its cache and retry {plural(retries, 'time')}"
         elif rate < slow_rate:
             verdict = "thrashes"
             detail = f"{rate / best:.2f} of the rate of a smaller size: no room left for workspaces"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from brim.config.train_settings import TrainSettings
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 from brim.train.growth import BatchGrowth
 from brim.train.lr_scaling import adjusted_betas, adjusted_eps, lr_factor
 from brim.train.micro_sizes import MicroSizes
@@ -148,7 +148,9 @@ def make_adaptive(
         warmup = 0
         if effective.rule != "none" and effective.batch > effective.base:
             warmup = max(min(round(WARMUP_SHARE * total), 500), min(10, total // 2))
-            notes.append(f"the learning rate was scaled up: it warms up over {warmup} steps (scheduler.warmup_steps)")
+            notes.append(
+                f"the learning rate was scaled up: it warms up over {plural(warmup, 'step')} (scheduler.warmup_steps)"
+            )
     rate = LearningRate(
         optimizer,
         ScheduleRequest(

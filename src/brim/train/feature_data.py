@@ -11,7 +11,7 @@ import torch
 from brim.config.train_settings import DataSettings, TrainSettings
 from brim.data.base import Sample
 from brim.data.limit import stratified
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 from brim.train.features import Features, read_features
 from brim.train.items import Items, TensorItems, labels_tensor
 from brim.train.learner import Learner
@@ -75,11 +75,12 @@ def _classes(train: Features, apart: Features | None, data: DataSettings) -> tup
     numbers = [int(label) for label in train.labels]
     count = max(numbers, default=0) + 1
     refuse_other_classes(numbers, count, where=f"data.root {data.root}", ids=train.ids)
-    for place, label in enumerate(apart.labels if apart is not None else ()):
+    if apart is not None:
         where = f"data.val_root {data.val_root}"
-        if not isinstance(label, (int, float)):
-            raise RequestError(f"{where}: the label {label!r} is a text, and the training data has numbers")
-        refuse_other_classes([int(label)], count, where=where, ids=[apart.ids[place] if apart.ids else str(place)])
+        texts = [label for label in apart.labels if not isinstance(label, (int, float))]
+        if texts:
+            raise RequestError(f"{where}: the label {texts[0]!r} is a text, and the training data has numbers")
+        refuse_other_classes([int(label) for label in apart.labels], count, where=where, ids=apart.ids)
     return tuple(range(count))
 
 
@@ -112,6 +113,8 @@ def _held_out(rows: Sequence[int], data: DataSettings) -> list[int]:
         return []
     share = max(round(data.val_fraction * len(rows)), 1)
     if share >= len(rows):
-        raise RequestError(f"data.root {data.root}: {len(rows)} rows are too few to hold some out for validation")
+        raise RequestError(
+            f"data.root {data.root}: {plural(len(rows), 'row is', 'rows are')} too few to hold some out for validation"
+        )
     chosen = np.random.default_rng(HELD_OUT_SEED).permutation(len(rows))[:share]
     return sorted(rows[place] for place in chosen.tolist())

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from brim.data.csv_files import read_csv
-from brim.errors import RequestError, nearest_names
+from brim.errors import RequestError, nearest_names, plural
 
 __all__ = ["SUFFIXES", "Features", "is_feature_file", "read_features"]
 
@@ -153,7 +153,8 @@ def _checked(features: Features, path: Path) -> Features:
         )
     if len(rows) != len(labels):
         raise RequestError(
-            f"data.root {path}: {len(rows)} rows of features and {len(labels)} labels; each row must have one label"
+            f"data.root {path}: {plural(len(rows), 'row')} of features and {plural(len(labels), 'label')}; each "
+            f"row must have one label"
         )
     if len(rows) == 0:
         raise RequestError(f"data.root {path}: it has no rows")
@@ -163,7 +164,8 @@ def _checked(features: Features, path: Path) -> Features:
     bad = ~torch.isfinite(wide).all(dim=1)
     if bad.any():
         raise RequestError(
-            f"data.root {path}: {int(bad.sum())} rows have NaN or infinity (the first is row {int(bad.nonzero()[0])}, "
+            f"data.root {path}: {plural(int(bad.sum()), 'row has', 'rows have')} NaN or infinity (the first is row "
+            f"{int(bad.nonzero()[0])}, "
             "counting from 0); correct or leave them out"
         )
     kept = wide if wide.dtype == torch.float64 else wide.float()

@@ -13,7 +13,7 @@ import torch
 from brim.data.base import Sample
 from brim.data.images import load_image
 from brim.data.video import load_video
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 from brim.execute.loader import LoaderSettings
 from brim.memory.nested import replaced
 from brim.memory.transfer import stacked
@@ -270,5 +270,6 @@ def _as_tensor(array: Any) -> Any:
 def _refuse_without(ids: Sequence[str], what: str) -> None:
     if ids:
         raise RequestError(
-            f"data.root: the model reads {what}, and {len(ids)} samples have none (the first is {ids[0]!r})"
+            f"data.root: the model reads {what}, and {plural(len(ids), 'sample has', 'samples have')} none (the "
+            f"first is {ids[0]!r})"
         )

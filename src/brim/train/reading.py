@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from brim.config.train_settings import DataSettings, TrainSettings
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 from brim.train.items import Items
 from brim.train.learner import Learner
 
@@ -44,7 +44,7 @@ def outputs_of(settings: TrainSettings, task: str, classes: int) -> int:
     if task != "classify":
         return 1
     if asked is not None and asked < classes:
-        raise RequestError(f"model.num_classes {asked}: the data has {classes} classes")
+        raise RequestError(f"model.num_classes {asked}: the data has {plural(classes, 'class', 'classes')}")
     if max(asked or 0, classes) < 2:
         raise RequestError(f"the data has {classes} class; there must be 2 or more to tell apart")
     return asked or classes

@@ -12,7 +12,7 @@ from brim.config.train_settings import TrainSettings
 from brim.data.base import Sample, SampleSet
 from brim.data.limit import held_out, stratified
 from brim.data.open import DataRequest, open_data
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 from brim.train.items import ImageItems, Items, TextItems, VideoItems, labels_tensor
 from brim.train.learner import Learner, input_shape
 from brim.train.reading import ReadData, outputs_of, refuse_other_classes, samples_kept, task_of
@@ -34,7 +34,10 @@ def read_sample_data(settings: TrainSettings) -> ReadData:
     if validation is None and data.val_split != "none" and data.val_fraction > 0:
         share = max(round(data.val_fraction * len(samples)), 1)
         if share >= len(samples):
-            raise RequestError(f"{train.name}: {len(samples)} samples are too few to hold some out for validation")
+            raise RequestError(
+                f"{train.name}: {plural(len(samples), 'sample is', 'samples are')} too few to hold some out for "
+                f"validation"
+            )
         held = {sample.id for sample in held_out(samples, share)}
         validation = dataclasses.replace(train, samples=tuple(one for one in samples if one.id in held))
         samples = [one for one in samples if one.id not in held]
@@ -61,7 +64,7 @@ def read_sample_data(settings: TrainSettings) -> ReadData:
 
 def _held_out_note(training: Sequence[Sample], held: Sequence[Sample]) -> str:
     """How many samples were held out, and whether clips of one recording are all on one side."""
-    note = f"there is no validation split: {len(held)} of the training samples were held out"
+    note = f"there is no validation split: {plural(len(held), 'training sample')} held out"
     own = {sample.recording for sample in held} - {None}
     if not own:
         return note

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler
 
-from brim.errors import RequestError, nearest_names
+from brim.errors import RequestError, nearest_names, plural
 
 __all__ = ["LearningRate", "ScheduleRequest", "scheduler_class"]
 
@@ -131,7 +131,7 @@ class LearningRate:
         planned = getattr(scheduler, "total_steps", self.request.total_steps)
         if planned < self.request.total_steps:
             raise RequestError(
-                f"scheduler.params: {kind.__name__} ends after {planned} steps, and the run makes "
+                f"scheduler.params: {kind.__name__} ends after {plural(planned, 'step')}, and the run makes "
                 f"{self.request.total_steps}; leave total_steps out, or give as many"
             )
         return scheduler

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.config.train_settings import TrainSettings
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 from brim.memory.devices import DeviceMemory
 from brim.records import MemoryFigures, Plan, Unit
 from brim.search.environment import environment_facts
@@ -85,7 +85,9 @@ def choose_effective_batch(
         if asked is None:
             notes.append(f"no batch was named: the effective batch is {batch} (hp.effective_batch)")
     if batch > samples:
-        notes.append(f"an effective batch of {batch} is more than the {samples} training samples: it is {samples}")
+        notes.append(
+            f"an effective batch of {batch} is more than the {plural(samples, 'training sample')}: it is {samples}"
+        )
         batch = samples
     base = settings.hp.base_batch
     if base is None:

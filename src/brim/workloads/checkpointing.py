@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 
 __all__ = ["can_checkpoint", "enable_gradient_checkpointing"]
 
@@ -46,7 +46,7 @@ def enable_gradient_checkpointing(model: nn.Module) -> str:
     for name, block in blocks:
         _replace_forward(block, functools.partial(_checkpointed_call, name, block.forward))
     if blocks:
-        return f"gradient checkpointing: {len(blocks)} blocks, {blocks[0][0]} to {blocks[-1][0]}"
+        return f"gradient checkpointing: {plural(len(blocks), 'block')}, {blocks[0][0]} to {blocks[-1][0]}"
     sequences = [(name, module) for name, module in model.named_modules() if _is_long_sequence(module)]
     for _, sequence in sequences:
         _checkpoint_segments(sequence)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from brim.data.base import SampleSet
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings
 from brim.evaluation.tasks.prompts import PromptWriter
 from brim.execute.executor import Pending
@@ -38,7 +38,8 @@ class ChoiceTask(Task):
         without = [sample.id for sample in self.samples if not sample.choices]
         if without:
             raise RequestError(
-                f"--task choice: {len(without)} samples have no choices (the first is {without[0]!r}); name the column "
+                f"--task choice: {plural(len(without), 'sample has', 'samples have')} no choices (the first is "
+                f"{without[0]!r}); name the column "
                 "with --map choices=COLUMN"
             )
         contexts = [self._writer.text(sample.prompt or "") for sample in self.samples]

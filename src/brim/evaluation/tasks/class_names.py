@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 
 __all__ = ["align_classes"]
 
@@ -29,7 +29,8 @@ def align_classes(data: Sequence[str], model: Sequence[str], count: int) -> tupl
         return tuple(labels), ""
     if len(data) > count:
         raise RequestError(
-            f"the data has {len(data)} classes and the model {count} outputs: it was made for other classes"
+            f"the data has {plural(len(data), 'class', 'classes')} and the model {plural(count, 'output')}: it was "
+            f"made for other classes"
         )
     labels = [*data, *(_unused(place, model) for place in range(len(data), count))]
     generic = not model or all(re.fullmatch(r"LABEL_\d+", name) for name in model)

@@ -10,7 +10,7 @@ import torch
 from brim.data.base import Sample, SampleSet
 from brim.data.images import load_image
 from brim.data.video import load_video
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings
 from brim.evaluation.tasks.class_names import align_classes
 from brim.execute.executor import Pending
@@ -48,7 +48,8 @@ class ClassifyTask(Task):
         without = [sample.id for sample in self.samples if not self._readable(sample)]
         if without:
             raise RequestError(
-                f"--task classify: {self.model.name} reads {_NEEDS[kind]}, and {len(without)} samples have none (the "
+                f"--task classify: {self.model.name} reads {_NEEDS[kind]}, and "
+                f"{plural(len(without), 'sample has', 'samples have')} none (the "
                 f"first is {without[0]!r})"
             )
         if kind == "text_classifier":

@@ -14,7 +14,7 @@ from brim.decode.answers import Answers
 from brim.decode.loop import PromptBatch
 from brim.decode.select import Decoder, make_decoder
 from brim.decode.settings import GenerationSettings, TokenIds
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings
 from brim.evaluation.tasks.multimodal import MultimodalInputs
 from brim.evaluation.tasks.prompts import PromptWriter
@@ -56,7 +56,8 @@ class GenerateTask(Task):
         missing = [sample.id for sample in self.samples if sample.prompt is None and not sample.images]
         if missing:
             raise RequestError(
-                f"--task {self.name}: {len(missing)} samples have no prompt (the first is {missing[0]!r}); name the "
+                f"--task {self.name}: {plural(len(missing), 'sample has', 'samples have')} no prompt (the first is "
+                f"{missing[0]!r}); name the "
                 "column with --map prompt=COLUMN"
             )
         if self.model.kind == "vision_language":

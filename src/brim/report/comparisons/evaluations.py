@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from brim.errors import plural
 from brim.report.base import Column, Fact, Page, Panel, Section, Table
 from brim.report.charts.intervals import draw_intervals
 from brim.report.comparisons.base import (
@@ -31,7 +32,6 @@ from brim.report.units import (
     significant,
     text,
 )
-from brim.report.wording import plural
 
 __all__ = ["compare_evaluations", "evaluations_page"]
 

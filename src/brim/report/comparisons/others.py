@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from brim.errors import plural
 from brim.report.base import Column, Page, Section, Table
 from brim.report.comparisons.base import (
     COMPARISON_SCHEMA,
@@ -18,7 +19,6 @@ from brim.report.comparisons.base import (
 from brim.report.read import Run
 from brim.report.sections.settings import flat_rows
 from brim.report.units import text
-from brim.report.wording import plural
 
 __all__ = ["compare_others", "others_page"]
 

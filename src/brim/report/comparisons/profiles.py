@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.advise.pareto import Candidate, pareto_front
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 from brim.report.base import Column, Page, Panel, Section, Table
 from brim.report.charts.front import draw_fronts
 from brim.report.charts.theme import Line, lines_for
@@ -38,7 +38,7 @@ from brim.report.units import (
     signed_text,
     significant,
 )
-from brim.report.wording import listed, plural, trend_words
+from brim.report.wording import listed, trend_words
 
 __all__ = ["compare_profiles", "profiles_page"]
 

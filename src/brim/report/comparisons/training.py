@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from brim.errors import plural
 from brim.report.base import Column, Fact, Page, Panel, Section, Table
 from brim.report.charts.curves import curve_key, draw_curves
 from brim.report.charts.timeline import time_unit
@@ -34,7 +35,7 @@ from brim.report.units import (
     significant,
     text,
 )
-from brim.report.wording import plural, trend_words
+from brim.report.wording import trend_words
 
 __all__ = ["compare_trainings", "trainings_page"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from brim.errors import plural
 from brim.report.base import Column, Fact, Page, Panel, Section, Table
 from brim.report.charts.bars import draw_counts, draw_histogram
 from brim.report.charts.intervals import draw_intervals
@@ -24,7 +25,6 @@ from brim.report.units import (
     significant,
     text,
 )
-from brim.report.wording import plural
 
 __all__ = ["evaluation_page", "figure_rows"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from brim.errors import plural
 from brim.report.base import Column, Fact, Page, Panel, Section, Table
 from brim.report.charts.spreads import draw_spreads
 from brim.report.charts.theme import lines_for
@@ -15,7 +16,7 @@ from brim.report.sections.machine import machine_section
 from brim.report.sections.settings import settings_sections
 from brim.report.training_run import read_cells
 from brim.report.units import bytes_text, count_text, duration_text, number, score_text, significant, text
-from brim.report.wording import listed, plural
+from brim.report.wording import listed
 
 __all__ = ["preference_page"]
 

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from brim.advise.pareto import ALL_ZERO
+from brim.errors import plural
 from brim.monitor.trace_file import read_rows
 from brim.report.base import Column, Fact, Page, Section, Table
 from brim.report.kinds.profile_figures import (
@@ -24,7 +25,6 @@ from brim.report.rows.profile import cost_of, recommended
 from brim.report.sections.machine import machine_section
 from brim.report.sections.settings import settings_sections
 from brim.report.units import bytes_text, count_text, duration_text, interval_text, ratio_text, significant, text
-from brim.report.wording import plural
 
 __all__ = ["profile_page"]
 

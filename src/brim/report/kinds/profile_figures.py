@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from brim.errors import plural
 from brim.report.base import Column, Key, Panel, Section, Table
 from brim.report.charts.bars import draw_stacks
 from brim.report.charts.front import draw_front
@@ -23,7 +24,7 @@ from brim.report.rows.profile import (
     memory_rows,
 )
 from brim.report.units import byte_unit, bytes_text, count_text, score_text, significant
-from brim.report.wording import listed, plural, trend_words
+from brim.report.wording import listed, trend_words
 
 __all__ = ["Profile", "accuracy_section", "front_section", "latency_section", "memory_section", "speed_section"]
 

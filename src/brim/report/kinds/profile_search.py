@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from brim.errors import plural
 from brim.report.base import Column, Key, Panel, Section, Table
 from brim.report.charts.probes import draw_probes, draw_sizes
 from brim.report.charts.theme import INK, LIMIT, MUTED, Line, ramp_for
@@ -13,7 +14,7 @@ from brim.report.rows.points import KnobAxis, Point
 from brim.report.rows.probes import probe_rows, probes_of
 from brim.report.sections.search import FITS_KEYS, LIMIT_KEY, PROBE_COLUMNS, shown_probes
 from brim.report.units import byte_unit, bytes_text, count_text, significant
-from brim.report.wording import listed, plural
+from brim.report.wording import listed
 
 __all__ = ["common_limit", "search_section"]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from brim.errors import plural
 from brim.report.base import Column, Fact, Page, Panel, Section, Table
 from brim.report.charts.front import draw_fronts
 from brim.report.charts.theme import LIMIT, Line, lines_for, series_colour
@@ -26,7 +27,7 @@ from brim.report.units import (
     significant,
     text,
 )
-from brim.report.wording import listed, plural
+from brim.report.wording import listed
 from brim.storage.files import read_json
 
 __all__ = ["sweep_page"]

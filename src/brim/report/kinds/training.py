@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from brim.errors import plural
 from brim.report.base import Column, Fact, Page, Panel, Section, Table
 from brim.report.charts.spreads import draw_spreads
 from brim.report.charts.theme import Line, series_colour
@@ -40,7 +41,6 @@ from brim.report.units import (
     significant,
     text,
 )
-from brim.report.wording import plural
 
 __all__ = ["spread_text", "training_figures", "training_page"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from brim.errors import plural
 from brim.report.base import Column, Key, Panel, Section, Table
 from brim.report.charts.curves import curve_key, draw_curves
 from brim.report.charts.theme import BAD, LIMIT, Line, lines_for, series_colour
@@ -20,7 +21,7 @@ from brim.report.units import (
     score_text,
     significant,
 )
-from brim.report.wording import listed, plural, trend_words
+from brim.report.wording import listed, trend_words
 
 __all__ = [
     "LOSS_LINES", "learning_rate_section", "loss_section", "metric_section", "noise_section", "size_section",

@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from brim.errors import plural
 from brim.report.base import Column, Panel, Section, Table
 from brim.report.charts.curves import curve_key, draw_curves
 from brim.report.charts.theme import Line, series_colour
 from brim.report.read import Run
 from brim.report.rows.training import epoch_rows, figure_names
 from brim.report.units import count_text, number, significant, text
-from brim.report.wording import plural, trend_words
+from brim.report.wording import trend_words
 
 __all__ = ["MOST_CURVES", "runs_section", "seed_panel"]
 

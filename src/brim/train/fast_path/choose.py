@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from brim.config.sizes import format_bytes
-from brim.errors import BrimError, DoesNotFitError, RequestError, first_line
+from brim.errors import BrimError, DoesNotFitError, RequestError, first_line, plural
 from brim.memory.devices import DeviceMemory, Reading
 from brim.memory.failures import FailureKind, classify
 from brim.memory.remedies import memory_remedies, memory_savings
@@ -213,7 +213,7 @@ class Paths:
             if smaller is None:
                 raise does_not_fit(self.rows, failure, self.settings) from failure
             self._tell(
-                f"a batch of {self.rows} rows does not fit in one pass; on with micro-batches of "
+                f"a batch of {plural(self.rows, 'row')} does not fit in one pass; on with micro-batches of "
                 f"{smaller.micro_batch_size}"
             )
             choice = smaller

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from brim.errors import plural
 from brim.memory.devices import DeviceMemory, Reading, memory_of
 from brim.memory.limit import resolve_limit
 from brim.train.fast_path.choose import PathChoice, Paths, PathTrial, does_not_fit, is_memory
@@ -164,7 +165,7 @@ class _Training:
             raise does_not_fit(self.paths.rows, failure, self.paths.settings) from failure
         micro = smaller.micro_batch_size
         now = f"micro-batches of {micro}" if micro is not None else f"{smaller.stack} at once"
-        self._tell(f"out of memory while training {choice.stack} runs at once; begun again with {now}")
+        self._tell(f"out of memory while training {plural(choice.stack, 'run')} at once; begun again with {now}")
         return smaller
 
     @contextlib.contextmanager

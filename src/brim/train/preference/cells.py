@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 from brim.metrics.detection import detection_metrics
 from brim.models.placement import Precision
 from brim.train.fast_path.problem import RunSpec, Settings
@@ -147,7 +147,8 @@ class CellMaker:
         asked = self.request.effective_batch is not None or self.request.batch_size is not None
         if asked and step > longest:
             self._note(
-                f"{features.name}: a batch of {step:,} is more than the {longest:,} samples to train on; every epoch "
+                f"{features.name}: a batch of {step:,} is more than the {plural(longest, 'sample')} to train on; "
+                f"every epoch "
                 f"is one step of {longest:,}"
             )
 

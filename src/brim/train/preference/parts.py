@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 
 __all__ = ["PARTS", "FeatureSet", "Part", "divided"]
 
@@ -41,7 +41,7 @@ class FeatureSet:
             if bool(bad.any()):
                 first = self.ids[part][int(bad.nonzero()[0])]
                 raise RequestError(
-                    f"{self.name}: {int(bad.sum())} rows of {part} have features that are not finite, such as {first}"
+                    f"{self.name}: {plural(int(bad.sum()), 'row')} of {part} not finite, such as {first}"
                 )
 
     @property
@@ -57,7 +57,7 @@ class FeatureSet:
 def divided(count: int, shares: Sequence[float], *, seed: int, name: str) -> list[list[int]]:
     """`count` rows dealt at random, always in the same way, in these shares; every share has at least one row."""
     if count < len(shares):
-        raise RequestError(f"{name} has {count} rows, too few to divide into {len(shares)} parts")
+        raise RequestError(f"{name} has {plural(count, 'row')}, too few to divide into {len(shares)} parts")
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(count, generator=generator).tolist()
     sizes = [max(1, round(share * count)) for share in shares[1:]]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 from brim.train.preference.encoding import EncodedMolecules
 from brim.train.preference.feature_files import file_digest, read_arrays, read_metadata
 from brim.train.preference.parts import PARTS, FeatureSet, Part, divided
@@ -182,11 +182,16 @@ def _read_features(path: Path) -> tuple[torch.Tensor, list[str]]:
     if rows.dim() != 2 or rows.shape[1] == 0:
         raise RequestError(f"{path}: features have the shape {tuple(rows.shape)}; one row a sample is wanted")
     if "labels" in arrays and len(arrays["labels"]) != len(rows):
-        raise RequestError(f"{path}: {len(rows)} rows of features and {len(arrays['labels'])} labels; they must agree")
+        raise RequestError(
+            f"{path}: {plural(len(rows), 'row')} of features and {plural(len(arrays['labels']), 'label')}; they "
+            f"must agree"
+        )
     told = read_metadata(path).get("ids")
     names = json.loads(told) if told else [f"{path.name} row {row}" for row in range(len(rows))]
     if len(names) != len(rows):
-        raise RequestError(f"{path}: {len(rows)} rows of features and {len(names)} ids; they must agree")
+        raise RequestError(
+            f"{path}: {plural(len(rows), 'row')} of features and {plural(len(names), 'id')}; they must agree"
+        )
     return rows.float(), names
 
 

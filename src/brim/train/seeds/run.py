@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from brim.errors import BrimError, DoesNotFitError, RequestError
+from brim.errors import BrimError, DoesNotFitError, RequestError, plural
 from brim.memory.devices import device_uuid
 from brim.models.placement import resolve_device
 from brim.monitor.sampler import Sampler
@@ -202,8 +202,8 @@ class _Seeds:
         done = sum(record.error is None for record in self.records.values())
         if done or (self.folder / SEVERAL).exists():
             self.listener.note(
-                f"{done} of {len(self.variants)} runs are done and kept, a stack under way begins again: go on with "
-                f"--resume -o {self.folder}"
+                f"{done} of {plural(len(self.variants), 'run')} {'is' if done == 1 else 'are'} done and kept, a stack under "
+                f"way begins again: go on with --resume -o {self.folder}"
             )
 
     def _tell_what(self, subject: Subject, suitable: Suitable) -> None:

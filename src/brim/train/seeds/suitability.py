@@ -16,6 +16,7 @@ from torch import nn
 
 from brim.config.sizes import format_bytes
 from brim.config.train_settings import TrainSettings
+from brim.errors import plural
 from brim.memory.devices import memory_of
 from brim.memory.limit import resolve_limit
 from brim.train.fast_path.choose import ROOM
@@ -85,7 +86,7 @@ def judge_suitability(subject: Subject, request: TrainRequest, variants: Sequenc
     steps = math.ceil(samples / effective.batch)
     epochs = epochs_run(settings, steps_per_epoch=steps)
     if epochs is None:
-        return f"hp.max_steps {settings.hp.max_steps} ends inside an epoch of {steps} steps"
+        return f"hp.max_steps {settings.hp.max_steps} ends inside an epoch of {plural(steps, 'step')}"
     tables = _rate_tables(settings, effective, variants, samples=samples, epochs=epochs)
     if isinstance(tables, str):
         return tables
