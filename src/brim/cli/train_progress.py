@@ -142,7 +142,7 @@ def _print_runs(console: Console, result: TrainResult) -> None:
     for one in summary["learning_rates"]:
         figures = ", ".join(_spread(name, figure) for name, figure in one["metrics"].items() if name != "train_loss")
         console.print(f"learning rate {one['learning_rate']:g}: {figures}", markup=False, highlight=False)
-    main = next((name for name in ("top1", "val_loss", "train_loss") if name in result.metrics), None)
+    main = next((name for name in ("top1", "mean_iou", "val_loss", "train_loss") if name in result.metrics), None)
     if main is not None:
         seeds = summary["seeds"]
         several = f" at learning rate {summary['learning_rate']['base']:g}" if summary["learning_rates"] else ""

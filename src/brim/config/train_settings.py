@@ -187,7 +187,11 @@ _ROWS = (
     SettingKey(
         "model.params.*", any_value(), "of mlp: hidden (widths), dropout, standardise; of a py: factory: its arguments"
     ),
-    SettingKey("data.type", text(), "auto, moving_shapes, features, py:FILE:FACTORY, or a format that brim reads"),
+    SettingKey(
+        "data.type",
+        text(),
+        "auto, moving_shapes, features, mask_folder, coco, py:FILE:FACTORY, or a format that brim reads",
+    ),
     SettingKey("data.root", optional(text()), "file or folder; without it the built-in moving shapes are used"),
     SettingKey("data.train_split", optional(text()), "name of the split to learn from; by default train"),
     SettingKey("data.val_root", optional(text()), "file or folder of the validation data, where it lies apart"),
@@ -229,7 +233,11 @@ _ROWS = (
     SettingKey("training.gradient_checkpointing", flag(), "compute activations twice instead of keeping them"),
     SettingKey("training.early_stopping", optional(whole(1)), "epochs without a better figure before the run ends"),
     SettingKey("training.early_stopping_min_delta", number(least=0), "a change that counts as better"),
-    SettingKey("training.monitor", text(), "the figure that best weights and early stopping go by; auto: top1 or loss"),
+    SettingKey(
+        "training.monitor",
+        text(),
+        "the figure that best weights and early stopping go by; auto: top1, mean_iou or loss",
+    ),
     SettingKey("training.checkpoint_every", optional(whole(1)), "steps between checkpoints, beside each epoch's"),
     SettingKey("training.eval_batch_size", size_or_auto(), "samples of a validation batch; auto: found by brim"),
     SettingKey("training.eval_every", whole(1), "epochs between validations"),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from brim.data.base import DataError, ImageFile
 from brim.errors import RequestError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from PIL.Image import Image
 
-__all__ = ["image_size", "load_image"]
+__all__ = ["image_size", "load_image", "load_mask", "polygon_mask"]
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _ON_ITS_SIDE = (5, 6, 7, 8)
@@ -44,6 +47,31 @@ def _is_turned(found: Image) -> bool:
     if found.format == "TIFF" or (found.format == "PNG" and "exif" not in found.info):
         return False  # a TIFF is opened with its sides as they will be; a PNG would look for EXIF behind its pixels
     return found.getexif().get(_ORIENTATION) in _ON_ITS_SIDE
+
+
+def load_mask(path: Path, size: int | None) -> npt.NDArray[np.uint8]:
+    """A mask of classes as it is stored, numbers of palettes included; of another size by the nearest pixel."""
+    import numpy as np
+
+    with _opened(ImageFile(path=path)) as found:
+        if found.mode not in ("P", "L", "1"):
+            raise DataError(f"{path} is of the mode {found.mode}; a mask has one number in every pixel (modes L or P)")
+        import PIL.Image
+
+        shown = found if size is None else found.resize((size, size), PIL.Image.Resampling.NEAREST)
+        return np.array(shown, dtype=np.uint8)
+
+
+def polygon_mask(polygons: Sequence[Sequence[float]], width: int, height: int) -> npt.NDArray[np.uint8]:
+    """Polygons as COCO writes them (x, y, x, y, …), filled with ones."""
+    import numpy as np
+    import PIL.Image
+    import PIL.ImageDraw
+
+    canvas = PIL.Image.new("L", (width, height))
+    for polygon in polygons:
+        PIL.ImageDraw.Draw(canvas).polygon(list(polygon), fill=1, outline=1)
+    return np.array(canvas, dtype=np.uint8)
 
 
 @contextlib.contextmanager

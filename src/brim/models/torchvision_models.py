@@ -19,7 +19,7 @@ from brim.models.parts import ModelParts, PartsRequest
 from brim.models.segmentation import segmentation_parts
 from brim.workloads.knobs import Knob
 
-__all__ = ["Kind", "build_parts", "load", "model_kind", "model_knobs", "model_names"]
+__all__ = ["Kind", "build_parts", "load", "model_kind", "model_knobs", "model_names", "untrained"]
 
 Kind = Literal["image", "video", "segmentation", "detection"]
 
@@ -95,6 +95,15 @@ def build_parts(request: PartsRequest) -> ModelParts:
         return detection_parts(build, size, _detected_classes(name), request, owner=owner)
     shape = (3, request.knobs["frames"], size, size) if kind == "video" else (3, size, size)
     return classifier_parts(build, shape, request, owner=owner)
+
+
+def untrained(name: str, size: int, classes: int) -> nn.Module:
+    """A segmentation or detection model with random weights, for so many classes, the background among them."""
+    options = {**_options(name, size), "weights_backbone": None, "num_classes": classes}
+    if model_kind(name) == "segmentation" and not name.startswith("lraspp"):
+        options["aux_loss"] = True  # as torchvision trains them
+    model: nn.Module = _models().get_model(name, weights=None, **options)
+    return model
 
 
 def load(name: str, request: LoadRequest) -> LoadedModel:

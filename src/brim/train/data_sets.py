@@ -14,6 +14,7 @@ import torch
 
 from brim.config.train_settings import TrainSettings
 from brim.errors import RequestError, nearest_names
+from brim.train.dense_data import read_dense_data
 from brim.train.factory_data import read_factory_data
 from brim.train.feature_data import read_feature_data
 from brim.train.features import is_feature_file
@@ -46,6 +47,8 @@ def read_data(settings: TrainSettings, reads: Reads) -> ReadData:
     """Open the data that the settings name; without any, moving shapes for a model of pictures or clips."""
     data = settings.data
     kind = data.type
+    if reads in ("segmentation", "detection"):
+        return read_dense_data(settings, reads)
     if kind.startswith("py:"):
         return read_factory_data(settings, kind.removeprefix("py:"))
     if kind not in FORMATS:

@@ -26,9 +26,13 @@ from brim.workloads.knobs import check_knobs
 
 __all__ = ["Learner", "Reads", "build_learner", "model_reads", "smaller_inputs", "smallest_micro_batch"]
 
-Reads = Literal["video", "image", "text", "features", "own"]
+Reads = Literal["video", "image", "text", "features", "own", "segmentation", "detection"]
 
 _CPU = torch.device("cpu")
+_OWN_MEANS = (
+    "the model averages its losses over each micro-batch by itself, so that accumulated micro-batches are only about "
+    "equivalent to one big batch"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,8 +65,7 @@ def model_reads(settings: TrainSettings) -> Reads:
                 "head; brim trains text and image classifiers, or write a factory: py:FILE:FACTORY"
             )
         return "image" if kind == "image" else "text"
-    knobs = {knob.name for knob in model_knobs(str(name))}
-    return "video" if "frames" in knobs else "image"
+    return torchvision_models.model_kind(name.name) if name.source == "torchvision" else "image"
 
 
 def input_shape(settings: TrainSettings) -> dict[str, int]:
@@ -98,6 +101,8 @@ def build_learner(settings: TrainSettings, *, outputs: int, rows: torch.Tensor |
     if settings.model.params:
         first = next(iter(settings.model.params))
         raise RequestError(f"model.params.{first}: {name} takes none; its settings are model.knobs")
+    if name.source == "torchvision" and torchvision_models.model_kind(name.name) in ("segmentation", "detection"):
+        return _dense(name, settings, outputs)
     learner = _from_hf(name, settings, outputs) if name.source == "hf" else _from_library(name, settings, outputs)
     with _seeded(settings.hp.seed):
         note = _fit_head(learner.model, outputs)
@@ -112,12 +117,17 @@ def smallest_micro_batch(model: nn.Module, make_inputs: Callable[[], Any]) -> in
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         return 1
     inputs = make_inputs()
-    if not isinstance(inputs, torch.Tensor):
+    detects = isinstance(inputs, tuple) and hasattr(model, "backbone") and hasattr(model, "transform")
+    if not isinstance(inputs, torch.Tensor) and not detects:
         return 1
     try:
-        twin = copy.deepcopy(model).to("meta").train()
+        twin: Any = copy.deepcopy(model).to("meta").train()
         with torch.no_grad():
-            twin(torch.empty_like(inputs, device="meta"))
+            if detects:  # past the backbone, shapes depend on values
+                pictures, _ = model.transform(inputs[0])  # type: ignore[operator]
+                twin.backbone(torch.empty_like(pictures.tensors, device="meta"))
+            else:
+                twin(torch.empty_like(inputs, device="meta"))
     except ValueError:
         return 2
     except Exception:  # the model needs real values: it will tell when it runs
@@ -144,6 +154,27 @@ def _from_library(name: ModelName, settings: TrainSettings, outputs: int) -> Lea
             raise RequestError(str(error).replace("--weights", "model.weights")) from error
     reads: Reads = "video" if loaded.kind == "video_classifier" else "image"
     return _learner(loaded, reads, {"knobs": checked})
+
+
+def _dense(name: ModelName, settings: TrainSettings, outputs: int) -> Learner:
+    """A segmentation or detection model, whose heads are made for the classes of the data: no published weights fit."""
+    if settings.model.weights == "auto":
+        raise RequestError(
+            f"model.weights auto: the published weights of {name} have heads for other classes; use none, or a file of "
+            "weights with the classes of the data"
+        )
+    checked = check_knobs(_asked_knobs(settings), model_knobs(str(name)), owner=str(name))
+    with _seeded(settings.hp.seed):
+        model = torchvision_models.untrained(name.name, checked["size"], outputs)
+    kind = torchvision_models.model_kind(name.name)
+    learner = Learner(
+        name=str(name),
+        model=model,
+        reads=kind,
+        identity={"knobs": checked},
+        notes=(_OWN_MEANS,) if kind == "detection" else (),
+    )
+    return _with_weights(learner, settings)
 
 
 def _from_hf(name: ModelName, settings: TrainSettings, outputs: int) -> Learner:

@@ -341,4 +341,4 @@ class Trainer:
             self._files.checkpoint(self.progress, self._agreement)  # the epoch's steps are done, its validation is not
             raise
         sums = [math.fsum(share[column] for share in shares) for column in range(len(shares[0]))]
-        return {name: value / sums[-1] for name, value in zip(validation.objective.figures, sums, strict=False)}
+        return validation.objective.figures_of(sums)

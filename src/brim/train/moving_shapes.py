@@ -58,6 +58,11 @@ class MovingShapes(StackedItems):
 
     def prepare(self, item: int) -> torch.Tensor:
         """The item, normalised to about zero mean and unit deviation."""
+        picture, _ = self.drawn(item)
+        return picture if self._frames is not None else picture[:, 0]
+
+    def drawn(self, item: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The item's frames [3, frames, size, size], and where the shape is in each, [frames, size, size]."""
         draw = np.random.default_rng([self._seed, item])
         name = self.class_names[item % len(self.class_names)]
         shape, _, direction = name.partition(" ")
@@ -77,5 +82,4 @@ class MovingShapes(StackedItems):
         picture *= np.float32(self._noise / DEVIATION)
         for channel, shape_tone, ground_tone in zip(picture, *tones, strict=True):
             channel += np.where(inside, shape_tone, ground_tone)
-        found = torch.from_numpy(picture)  # [3, frames, size, size]
-        return found if self._frames is not None else found[:, 0]
+        return torch.from_numpy(picture), torch.from_numpy(inside)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,9 +49,14 @@ class Objective(abc.ABC):
     """How a model is judged."""
 
     task: str
-    figures: tuple[str, ...]  # of validation, each a mean over samples
+    figures: tuple[str, ...]  # of validation
     counts_samples = True  # whether a sum's weight is the number of its samples, known before it is computed
     higher_is_better: frozenset[str] = frozenset({"top1", "top5"})
+
+    @property
+    def columns(self) -> int:
+        """How many numbers `judge` gives for a sample: its figures and its weight."""
+        return len(self.figures) + 1
 
     @abc.abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
@@ -58,7 +64,11 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def judge(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Every sample's figures and its weight, [samples, figures + 1]; a figure is a sum over the sum of weights."""
+        """Every sample's figures and its weight, [samples, columns], to be summed over all samples."""
+
+    def figures_of(self, sums: Sequence[float]) -> dict[str, float]:
+        """The figures of validation from the sums of the columns: each a mean, unless an objective says otherwise."""
+        return {name: value / sums[-1] for name, value in zip(self.figures, sums, strict=False)}
 
 
 class Classification(Objective):
@@ -175,7 +185,8 @@ def choose_monitor(asked: str, objective: Objective, *, validated: bool) -> str:
     """The figure that best weights and early stopping go by, as `training.monitor` asks."""
     figures, monitor = objective.figures, asked.removeprefix("val_")
     if monitor == "auto":
-        monitor = "top1" if "top1" in figures and validated else "loss"
+        best = (figure for figure in figures if figure in objective.higher_is_better)
+        monitor = next(best, "loss") if validated else "loss"
     if monitor not in figures:
         raise RequestError(
             f"training.monitor {asked}: there are auto, {', '.join(figures)}{nearest_names(monitor, figures)}"

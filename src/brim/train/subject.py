@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from brim.config.train_settings import TrainSettings
+from brim.data.base import DataError
 from brim.errors import RequestError
 from brim.memory.remedies import memory_remedies, memory_savings
 from brim.memory.weights import place_weights
 from brim.models.placement import resolve_device, resolve_precision
 from brim.train.data_sets import TrainingData, make_items, read_data
+from brim.train.dense_objectives import Detection, Segmentation
 from brim.train.learner import Learner, build_learner, model_reads, smaller_inputs, smallest_micro_batch
 from brim.train.listener import TrainFacts
 from brim.train.objective import Classification, Objective, OwnLoss, Regression
@@ -117,7 +119,7 @@ def open_subject(settings: TrainSettings) -> Subject:
     _refuse_synced(model)
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         notes.append(_BATCH_NORM)
-    smallest = smallest_micro_batch(model, lambda: data.train.batch([0]).inputs)
+    smallest = smallest_micro_batch(model, lambda: _first_inputs(data))
     place_weights(model, device, name=learner.name, dtype=dtype).train()
     if settings.training.gradient_checkpointing:
         notes.append(enable_gradient_checkpointing(model))
@@ -141,6 +143,13 @@ def open_subject(settings: TrainSettings) -> Subject:
     )
 
 
+def _first_inputs(data: TrainingData) -> Any:
+    try:
+        return data.train.batch([0]).inputs
+    except DataError as error:
+        raise RequestError(f"training sample {data.train.ids[0]} cannot be used: {error}") from error
+
+
 def _objective(settings: TrainSettings, data: TrainingData, learner: Learner, outputs: int) -> Objective:
     if hasattr(learner.model, "training_loss"):
         return OwnLoss()
@@ -149,6 +158,10 @@ def _objective(settings: TrainSettings, data: TrainingData, learner: Learner, ou
             f"data.type {settings.data.type}: its samples are not (input, label) pairs, and the model has no method "
             "training_loss(batch) to learn from them"
         )
+    if data.task == "segment":
+        return Segmentation(outputs)
+    if data.task == "detect":
+        return Detection()
     if data.task == "regress":
         return Regression()
     return Classification(outputs, label_smoothing=settings.hp.label_smoothing)

@@ -101,7 +101,7 @@ class Validation:
         return Governor(first=FIRST_SAMPLES * dearest, ceiling=ceiling, limit_bytes=limit_bytes)
 
     def run(self, model: nn.Module, *, in_step_size: int | None = None) -> list[float]:
-        """The sum of every figure over this rank's samples, and last the sum of their weights.
+        """The sum of every column of figures over this rank's samples, and last the sum of their weights.
 
         `in_step_size` is the batch of a sharded model, the same on all ranks, which run as many batches as each other.
         """
@@ -110,8 +110,8 @@ class Validation:
         found = self._run_alone(model) if in_step_size is None else self._run_in_step(model, in_step_size)
         self._before = None
         self.seconds += time.perf_counter() - started
-        columns = len(self.objective.figures) + 1
-        return [math.fsum(found[item][column] for item in self.share) for column in range(columns)]
+        columns = range(self.objective.columns)
+        return [math.fsum(found[item][column] for item in self.share) for column in columns]
 
     def _run_in_step(self, model: nn.Module, size: int) -> dict[int, Sequence[float]]:
         """As many forwards as the rank with the most samples; one that has none left repeats its first."""

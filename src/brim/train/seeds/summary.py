@@ -80,10 +80,10 @@ def best_rate(records: Sequence[RunRecord], monitor: str) -> float | None:
     for record in records:
         figures = record.summary["metrics"]
         asked = monitor.removeprefix("val_")
-        wanted = "val_loss" if asked == "loss" else "top1" if asked == "auto" else asked
-        name = next((known for known in (wanted, "val_loss", "train_loss") if known in figures), None)
+        wanted = {"loss": ("val_loss",), "auto": ("top1", "mean_iou")}.get(asked, (asked,))
+        name = next((known for known in (*wanted, "val_loss", "train_loss") if known in figures), None)
         if name is not None:
-            sign = 1 if name in ("top1", "top5") else -1
+            sign = 1 if name in ("top1", "top5", "mean_iou") else -1
             found.setdefault(record.variant.learning_rate, []).append(sign * figures[name]["mean"])
     return max(found, key=lambda rate: statistics.fmean(found[rate]), default=None)
 
