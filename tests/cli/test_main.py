@@ -13,7 +13,8 @@ import pytest
 
 import saved_models
 from brim import __version__
-from brim.cli.main import dashed, run
+from brim.cli.main import run
+from brim.cli.pasted import dashed
 from brim.errors import DoesNotFitError, LostError, RankError, RequestError
 
 Brim = Callable[..., Any]

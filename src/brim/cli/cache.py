@@ -7,13 +7,14 @@ import time
 import typer
 
 from brim.cli.console import output_console, print_document
+from brim.cli.pasted import SuggestingCommand
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Plans kept on disk, so that the same search is not made twice.", no_args_is_help=True)
 
 
-@app.command("list", epilog="Example: brim cache list --json")
+@app.command("list", cls=SuggestingCommand, epilog="Example: brim cache list --json")
 def list_plans(json_output: bool = typer.Option(False, "--json", help="One JSON document on standard output.")) -> None:
     """List the cached plans, newest first."""
     from rich.table import Table
@@ -50,7 +51,7 @@ def list_plans(json_output: bool = typer.Option(False, "--json", help="One JSON 
         console.print(text, markup=False, highlight=False)
 
 
-@app.command("clear", epilog="Example: brim cache clear")
+@app.command("clear", cls=SuggestingCommand, epilog="Example: brim cache clear")
 def clear_plans() -> None:
     """Remove every cached plan."""
     from brim.search.plan_cache import PlanCache

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from brim import __version__
 from brim.cli import cache, demo, encode, evaluate, find, forecast, knobs, profile, report, sweep, train, train_dpo
 from brim.cli.console import error_console, print_traceback, stdout_for_document, visible_text
-from brim.errors import BrimError, RankError
+from brim.cli.pasted import SuggestingCommand, SuggestingGroup, rewritten
+from brim.errors import BrimError, RankError, RequestError
 from brim.storage.run_folder import keep_command_line
 
 __all__ = ["app", "run"]
@@ -27,7 +27,7 @@ __all__ = ["app", "run"]
 INTERRUPTED = 130  # what typer, too, leaves with after Ctrl-C
 
 
-class _Commands(TyperGroup):
+class _Commands(SuggestingGroup):
     """The commands; typer, which prints what is wrong with a command line by itself, gets it with visible escapes."""
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
@@ -61,16 +61,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("find")(find.find)
-app.command("eval")(evaluate.evaluate)
-app.command("profile")(profile.profile)
-app.command("sweep")(sweep.sweep)
-app.command("forecast")(forecast.forecast)
-app.command("encode")(encode.encode)
-app.command("knobs")(knobs.knobs)
-app.command("report")(report.report)
-app.command("demo")(demo.demo)
-train.app.command("dpo")(train_dpo.dpo)
+app.command("find", cls=SuggestingCommand)(find.find)
+app.command("eval", cls=SuggestingCommand)(evaluate.evaluate)
+app.command("profile", cls=SuggestingCommand)(profile.profile)
+app.command("sweep", cls=SuggestingCommand)(sweep.sweep)
+app.command("forecast", cls=SuggestingCommand)(forecast.forecast)
+app.command("encode", cls=SuggestingCommand)(encode.encode)
+app.command("knobs", cls=SuggestingCommand)(knobs.knobs)
+app.command("report", cls=SuggestingCommand)(report.report)
+app.command("demo", cls=SuggestingCommand)(demo.demo)
+train.app.command("dpo", cls=SuggestingCommand)(train_dpo.dpo)
 app.add_typer(train.app, name="train")
 app.add_typer(cache.app, name="cache")
 
@@ -90,17 +90,17 @@ def _root(
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and leave with the exit codes of docs/interface.md."""
-    arguments = dashed(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
-    keep_command_line(["brim", *arguments])
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # an answer may hold what UTF-8, or the terminal, cannot show
+        if isinstance(stream, io.TextIOWrapper):  # an answer or a file's name may hold what UTF-8 cannot show
             stream.reconfigure(errors="backslashreplace")
     code: int | str | None
     try:
-        with stdout_for_document() if _asks_for_document(arguments) else contextlib.nullcontext():
-            code = app(args=list(arguments), standalone_mode=True)
+        words = rewritten([word for word in given if word != "--debug"])
+        keep_command_line(["brim", *words])
+        with stdout_for_document() if _asks_for_document(words) else contextlib.nullcontext():
+            code = app(args=words, prog_name="brim", standalone_mode=True)
     except SystemExit as stop:
         code = stop.code
     except KeyboardInterrupt:
@@ -115,6 +115,11 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # the reader of a pipe has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:
+        if debug or error.filename is None:
+            raise
+        error_console().print(f"brim: {error.filename}: {error.strerror}", markup=False, highlight=False)
+        code = RequestError.exit_code
     except Exception as error:
         full = None if debug else _out_of_memory(error)
         if full is None:
@@ -146,16 +151,3 @@ def _out_of_memory(error: Exception) -> BrimError | None:
 
 def _quiet_rank() -> bool:
     return os.environ.get("RANK", "0") != "0"
-
-
-def dashed(arguments: Sequence[str]) -> list[str]:
-    """`--batch_size 8` as `--batch-size 8`: people paste old commands. Values, and all after `--`, stay as they are."""
-    result: list[str] = []
-    for position, argument in enumerate(arguments):
-        if argument == "--":
-            return [*result, *arguments[position:]]
-        if argument.startswith("--"):
-            name, equals, value = argument.partition("=")
-            argument = name.replace("_", "-") + equals + value
-        result.append(argument)
-    return result

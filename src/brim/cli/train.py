@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from brim.cli import options
 from brim.cli.console import error_console, output_console, print_document
+from brim.cli.pasted import SuggestingCommand
 from brim.cli.run_report import leave_report
 from brim.errors import RequestError
 
@@ -69,7 +70,7 @@ FastPath = Annotated[
 ]  # fmt: skip
 
 
-@app.command(_FILE_COMMAND, epilog="Also: brim train dpo --help")
+@app.command(_FILE_COMMAND, cls=SuggestingCommand, epilog="Also: brim train dpo --help")
 def train(
     config: Config,
     overrides: Overrides = None,
