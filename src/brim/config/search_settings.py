@@ -35,6 +35,7 @@ class SearchSettings:
         _check(self.objective in ("fastest", "largest"), "--objective", self.objective, "choose fastest or largest")
         _check(_positive(self.batch_size), "--batch-size", self.batch_size, "give auto or a whole number from 1")
         _check(not self.fixed or self.batch_size is not None, "--no-auto-batch-size", "", "needs --batch-size N")
+        _check(not self.fail_on_oom or self.fixed, "--fail-on-oom", "", "goes with --no-auto-batch-size and -b N")
         _check(_positive(self.memory_limit_bytes), "--memory-limit", self.memory_limit_bytes, "give a size above 0")
         _check(
             self.margin is None or 0 <= self.margin < 1, "--margin", self.margin, "give a fraction from 0 to below 1"

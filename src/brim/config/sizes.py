@@ -28,10 +28,9 @@ def parse_bytes(text: str | int, *, argument: str = "--memory-limit") -> int:
     value = float(match.group(1)) * _UNITS[unit]
     if value > 2**63:
         raise RequestError(f"{argument} {text}: that is more than any device has; write a size such as 24GiB")
-    size = int(value)
-    if size <= 0:
+    if value < 1:
         raise RequestError(f"{argument} {text}: it must be more than zero bytes; write a size such as 24GiB")
-    return size
+    return int(value)
 
 
 def format_bytes(count: int | float | None) -> str:

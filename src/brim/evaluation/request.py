@@ -69,7 +69,8 @@ class EvalRequest:
         if self.retry_failed and not self.resume:
             raise RequestError("--retry-failed goes with --resume -o DIR: it tries the failed samples of a run again")
         if self.margin is not None and not 0 <= self.margin < 1:
-            raise RequestError(f"--margin {self.margin:g}: it must lie from 0 up to 1")
+            raise RequestError(f"--margin {self.margin:g}: give a fraction from 0 to below 1")
+        _ = self.memory_limit_bytes  # a size that cannot be read is refused before anything is loaded
         if self.offload not in (None, "cpu"):
             raise RequestError(f"--offload {self.offload}: only cpu can be asked for")
         if self.num_workers is not None and self.num_workers < 0:

@@ -38,10 +38,10 @@ def plan_points(request: ProfileRequest) -> list[Point]:
         points = sample_points(lists, request.num_points, strategy=request.sample, seed=request.base.seed)
     else:
         points = make_points(lists, pairing=request.pairing)
-    for named, _ in request.batch_size_for:
+    for named, size in request.batch_size_for:
         if not any(matches(point, named) for point in points):
-            told = ",".join(f"{name}={value}" for name, value in named.items())
-            raise RequestError(f"--batch-size-for {told}: no point of this profile has that")
+            told = ",".join(f"{name}={value}" if name else value for name, value in named.items())
+            raise RequestError(f"--batch-size-for {told}={size}: no point of this profile has {told}")
     if request.order == "given":
         return points
     points = sorted(points, key=lambda point: tuple(_sortable(value) for value in point.values()))

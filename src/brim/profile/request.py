@@ -56,11 +56,12 @@ class ProfileRequest:
         if self.start_from is not None and len(self.axes) > 1:
             raise RequestError("--start-from: with several knobs, give the values themselves: --knob max_crops=12,13")
         if not 0 <= self.within < 1:
-            raise RequestError(f"--within {self.within:g}: it must lie from 0 up to 1; 0.01 is 1 %")
+            raise RequestError(f"--within {self.within:g}: give a fraction from 0 to below 1; 0.01 is 1 %")
         if self.latency_samples < 0:
             raise RequestError(f"--latency-samples {self.latency_samples}: it must be 0 (not at all) or more")
         if self.target_latency_ms is not None and not self.target_latency_ms > 0:
             raise RequestError(f"--target-latency-ms {self.target_latency_ms:g}: it must be above 0")
+        _ = self.target_memory_bytes  # a size that cannot be read is refused before anything runs
         if self.batch_size_for and self.base.cost_cap is not None:
             raise RequestError("--batch-size-for counts samples: it cannot go with --cost-cap")
         for _, size in self.batch_size_for:
@@ -70,7 +71,7 @@ class ProfileRequest:
     @property
     def target_memory_bytes(self) -> int | None:
         """The bound on memory in bytes."""
-        return None if self.target_memory is None else parse_bytes(self.target_memory)
+        return None if self.target_memory is None else parse_bytes(self.target_memory, argument="--target-memory")
 
     def to_json(self) -> dict[str, Any]:
         """The request as plain JSON values."""

@@ -38,7 +38,7 @@ def make_training_optimizer(
     make: Any = _named(name)
     try:
         optimizer: torch.optim.Optimizer = make(list(parameters), **options)
-    except Exception as error:
+    except Exception as error:  # torch checks its arguments one by one: `betas: ""` is an IndexError
         raise RequestError(f"optimizer.params: {name} does not take {dict(options)}: {error}") from error
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:

@@ -95,6 +95,8 @@ class DpoRequest:
                             ("--eval-batch-size", self.eval_batch_size), ("--patience", self.patience)):  # fmt: skip
             if value is not None and value < 1:
                 raise RequestError(f"{flag} {value}: it must be at least 1")
+        if self.margin is not None and not 0 <= self.margin < 1:
+            raise RequestError(f"--margin {self.margin:g}: give a fraction from 0 to below 1")
         if self.reference is not None and "reference" not in self.losses:
             raise RequestError(f"--reference {self.reference}: it goes with --loss reference")
         for name in self.losses:

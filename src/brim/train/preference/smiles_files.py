@@ -96,14 +96,14 @@ def read_splits(path: Path) -> SplitFile:
 
 def _from_table(path: Path, mapping: Mapping[str, str]) -> Molecules:
     table = read_csv(path)
-    column = _column(path, table.columns, mapping.get("smiles"), _SMILES_NAMES)
+    column = _column(path, table.columns, "smiles", mapping, _SMILES_NAMES)
     if column is None and len(table.columns) == 1:
         column = table.columns[0]
     if column is None:
         raise RequestError(
             f"{path} has no column of SMILES among {', '.join(table.columns)}; name it with --map smiles=COLUMN"
         )
-    label = _column(path, table.columns, mapping.get("label"), _LABEL_NAMES)
+    label = _column(path, table.columns, "label", mapping, _LABEL_NAMES)
     rows = [row for row in table.rows if row.values[column] is not None]
     absent = [
         BadRecord(place=row.place, reason="there is no SMILES") for row in table.rows if row.values[column] is None
@@ -121,11 +121,14 @@ def _from_table(path: Path, mapping: Mapping[str, str]) -> Molecules:
     )
 
 
-def _column(path: Path, columns: Sequence[str], asked: str | None, usual: Sequence[str]) -> str | None:
+def _column(
+    path: Path, columns: Sequence[str], field: str, mapping: Mapping[str, str], usual: Sequence[str]
+) -> str | None:
+    asked = mapping.get(field)
     if asked is not None:
         if asked not in columns:
             near = nearest_names(asked, columns)
-            raise RequestError(f"--map …={asked}: {path} has the columns {', '.join(columns)}{near}")
+            raise RequestError(f"--map {field}={asked}: {path} has the columns {', '.join(columns)}{near}")
         return asked
     lowered = {name.lower(): name for name in reversed(columns)}
     return next((lowered[name] for name in usual if name in lowered), None)

@@ -141,6 +141,9 @@ def open_pair(
     """One file of in- and one of out-of-distribution rows, divided here: 70 % to train on, 10 % validate, 20 % test."""
     name = f"{_stem(inner)}-vs-{_stem(outer)}"
     kinds = {path.suffix == ".safetensors" for path in (inner, outer)}
+    for flag, path in (("--id", inner), ("--ood", outer)):
+        if not path.exists():
+            raise RequestError(f"{flag} {path}: there is no such file")
     if len(kinds) > 1:
         raise RequestError(f"--id {inner} and --ood {outer}: give SMILES for both or features for both")
     if kinds == {True}:

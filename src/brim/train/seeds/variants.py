@@ -61,5 +61,5 @@ def seeds_from(asked: int | Sequence[int], *, first: int) -> tuple[int, ...]:
     if asked < 1:
         raise RequestError(f"--seeds {asked}: give how many, from 1, or which, by commas")
     if asked > MOST_RUNS:
-        raise RequestError(f"--seeds {asked}: at most {MOST_RUNS:,} are trained at once; name single seeds as 3,5,8")
+        raise RequestError(f"--seeds {asked}: {MOST_RUNS:,} at most; one seed alone is written with a comma: {asked},")
     return tuple(range(first, first + asked))
