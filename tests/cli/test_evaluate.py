@@ -303,8 +303,8 @@ def test_a_run_has_a_folder_of_its_own_by_default(brim: Brim, case: Case) -> Non
 
 WRONG: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("no data", ("MODEL",), ("-d/--data is missing", "questions.jsonl")),
-    ("no model", ("-d", "DATA"), ("give one model: -m MODEL",)),
-    ("two models", ("MODEL", "-m", "MODEL", "-d", "DATA"), ("give the model once",)),
+    ("no model", ("-d", "DATA"), ("-m/--model is missing",)),
+    ("two models", ("MODEL", "-m", "MODEL", "-d", "DATA"), ("both name a model",)),
     ("no such model", ("-m", "resnet51", "-d", "DATA"), ("resnet51", "resnet50")),
     ("no such data", ("-m", "MODEL", "-d", "absent.jsonl"), ("absent.jsonl",)),
     ("no such task", ("-m", "MODEL", "-d", "DATA", "--task", "generte"), ("--task generte", "did you mean generate")),

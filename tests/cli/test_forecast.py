@@ -175,7 +175,7 @@ def test_a_card_that_is_too_small_beside_one_that_is_not_is_shown(brim: Brim) ->
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "wants a MODEL"),
+        ((), "MODEL is missing"),
         (("resnet18", "--gpu", "a10000"), "did you mean"),
         (("resnet18", "--gpu", "t4", "--knob", "sise=3"), "no such knob"),
         (("resnet188", "--gpu", "t4"), "resnet18"),

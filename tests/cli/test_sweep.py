@@ -228,7 +228,7 @@ def test_strict_turns_a_pair_that_does_not_fit_into_an_error(brim: Brim, seed: s
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "name a file"),
+        ((), "FILE is missing"),
         (("hp.epochs=3",), "that is a setting; name the file first"),
         (("nowhere.yaml",), "nowhere.yaml"),
         (("{seed}", "--resume"), "say which sweep with -o DIR"),

@@ -36,6 +36,7 @@ def demo(
 
     Example: brim demo -o runs/demo
     """
+    from brim.config.sizes import parse_bytes
     from brim.demo.digitboard import write_digitboard
     from brim.demo.model import weights_folder
     from brim.errors import RequestError
@@ -48,6 +49,7 @@ def demo(
         raise RequestError("brim demo runs in one process; for ranks use torchrun -m brim profile")
     if resume and output is None:
         raise RequestError("--resume: say which run with -o DIR")
+    parse_bytes(memory_limit)  # refused before the boards are drawn
     with locked_folder(output, command="demo", note=error_console().print) as folder:
         boards = write_digitboard(folder / "boards", questions=questions, seed=SEED)
         console = error_console()

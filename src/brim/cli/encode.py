@@ -35,6 +35,12 @@ Column = Annotated[
     typer.Option("--map", help="The column of SMILES, where it is called otherwise.", metavar="smiles=COLUMN"),
 ]
 
+EncoderKnobs = Annotated[
+    list[str] | None,
+    typer.Option("--knob", help="A setting of the encoder, repeatable: --knob bits=1024.", metavar="NAME=VALUE"),
+]
+NoFeatureCache = Annotated[bool, typer.Option("--no-cache", help="Neither use cached features nor keep any.")]
+
 
 def encode(
     data: SmilesFile,
@@ -42,10 +48,10 @@ def encode(
     model: EncoderName = "morgan",
     column: Column = None,
     limit: Most = None,
-    knob: options.Knobs = None,
+    knob: EncoderKnobs = None,
     batch_size: options.BatchSize = "auto",
     memory_limit: options.MemoryLimit = None,
-    no_cache: options.NoCache = False,
+    no_cache: NoFeatureCache = False,
     device: options.Device = "auto",
     resume: ResumeFlag = False,
     json_output: options.JsonOutput = False,

@@ -129,9 +129,12 @@ def evaluate(
 
 def one_model(argument: str | None, flag: str | None) -> str:
     """The model, given alone or with -m, and once."""
-    if (argument is None) == (flag is None):
-        raise RequestError("give one model: -m MODEL" if argument is None else "give the model once: -m or alone")
-    return argument if argument is not None else str(flag)
+    if argument is not None and flag is not None:
+        raise RequestError(f"-m {flag} and {argument} both name a model; keep one")
+    model = argument if argument is not None else flag
+    if model is None:
+        raise RequestError("-m/--model is missing: give the model to evaluate, such as -m ./my-model")
+    return model
 
 
 def given_data(data: str | None) -> str:

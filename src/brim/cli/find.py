@@ -58,7 +58,7 @@ def find(
 ) -> None:
     """Find the fastest batch size that fits, in a handful of probes.
 
-    With -d the search runs on the data's own worst case: its dearest sample, in batches of every size.
+    With -d the search runs on the data's own worst case: its costliest sample, in batches of every size.
 
     Example: brim find swin3d_t --mode train --knob frames=16 --knob size=224 --dtype bfloat16
     """

@@ -50,7 +50,11 @@ def forecast(
         typer.Option("-b", "--batch-size", help="auto: sizes up to the largest that fits; or one size N.",
                      rich_help_panel="Batch size", metavar="auto|N"),
     ] = "auto",
-    margin: options.Margin = None,
+    margin: Annotated[
+        float | None,
+        typer.Option("--margin", help="Keep this fraction of the card free (0.05).", rich_help_panel="Batch size",
+                     metavar="FRACTION"),
+    ] = None,
     multiple_of: options.MultipleOf = 1,
     power_of_two: options.PowerOfTwo = False,
     max_batch_size: options.MaxBatchSize = None,
@@ -78,10 +82,11 @@ def forecast(
         _show_batch_table(json_output=json_output)
         return
     if model is None:
-        raise RequestError("brim forecast wants a MODEL, as brim find does (or --table, or --gpus)")
+        raise RequestError("MODEL is missing: give a model, as to brim find (or --table, or --gpus)")
     size = options.parse_batch_size(batch_size)
-    if plot is not None and not plot.absolute().parent.is_dir():
-        raise RequestError(f"--plot {plot}: there is no folder {plot.absolute().parent}")
+    if max_batch_size is not None and max_batch_size < 1:
+        raise RequestError(f"--max-batch-size {max_batch_size}: give a whole number from 1")
+    _check_plot(plot)
     knobs = options.collect_knobs(knob, max_tokens)
     from brim.models.build import WorkloadRequest
 
@@ -102,6 +107,14 @@ def forecast(
     _show(documents, json_output=json_output)
     if plot is not None:
         _draw(documents, plot)
+
+
+def _check_plot(plot: Path | None) -> None:
+    """Before anything is traced."""
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise RequestError(f"--plot {plot}: there is no folder {plot.absolute().parent}")
+    if plot is not None and plot.is_dir():
+        raise RequestError(f"--plot {plot}: it is a folder; give a file, such as {plot / 'forecast.html'}")
 
 
 def _cards(names: list[str] | None, memory: str | None) -> list[Gpu]:

@@ -100,7 +100,7 @@ Isolate = Annotated[
 _DATA, _ANSWER, _LOAD = "Data", "Answers", "Loading"
 
 ModelArgument = Annotated[
-    str | None, typer.Argument(metavar="[MODEL]", help="The model, where -m is not given.", show_default=False)
+    str | None, typer.Argument(metavar="MODEL", help="The model, where -m is not given.", show_default=False)
 ]
 ModelFlag = Annotated[
     str | None,

@@ -37,7 +37,7 @@ Values = Annotated[
 ]
 StartFrom = Annotated[str | None, _flag("--start-from", text="Drop smaller values.", panel=_POINTS, metavar="VALUE")]
 Order = Annotated[
-    str, _flag("--order", text="given, ascending or descending (the dearest first).", panel=_POINTS, metavar="ORDER")
+    str, _flag("--order", text="given, ascending or descending (the costliest first).", panel=_POINTS, metavar="ORDER")
 ]
 Pairing = Annotated[
     str, _flag("--pairing", text="Several knobs: cross (all combinations) or zip (one to one).", panel=_POINTS,

@@ -75,6 +75,7 @@ ForecastMemory = Annotated[
 NoForecast = Annotated[
     bool, _flag("--no-forecast", text="Do not forecast memory; experiments do not share a GPU then.", panel=_HOW)
 ]
+NoCaches = Annotated[bool, _flag("--no-cache", text="Neither use cached plans and forecasts nor keep any.", panel=_HOW)]
 TopN = Annotated[int, _flag("--top-n", text="How many of the best to show.", panel=_OUT, metavar="N")]
 ResultsFile = Annotated[
     str | None, _flag("--results-file", text="Also write results.csv here.", panel=_OUT, metavar="FILE")
@@ -99,7 +100,7 @@ def sweep(
     timeout: Timeout = None,
     no_retry: NoRetry = False,
     no_forecast: NoForecast = False,
-    no_cache: options.NoCache = False,
+    no_cache: NoCaches = False,
     on: On = "local",
     slurm: Slurm = None,
     gpu: ForecastGpu = None,
@@ -127,6 +128,7 @@ def sweep(
         raise RequestError("--resume: say which sweep with -o DIR")
     if gpu is not None and memory is not None:
         raise RequestError(f"--gpu {gpu} and --memory {memory} both name a card; give one")
+    _check_card(gpu, memory)
     request = SweepRequest(
         file=file,
         overrides=tuple(changes),
@@ -164,6 +166,16 @@ def sweep(
         _show_result(result, request, json_output=json_output)
 
 
+def _check_card(gpu: str | None, memory: str | None) -> None:
+    """Refuse a card that does not exist, also where no forecast asks for it."""
+    from brim.forecast.gpus import find_gpu, gpu_of_memory
+
+    if gpu is not None:
+        find_gpu(gpu)
+    if memory is not None:
+        gpu_of_memory(memory)
+
+
 def _source(file: str | None, overrides: list[str] | None, config: str | None) -> tuple[str, list[str]]:
     """The file and the settings changed; `--config FILE` is the old way to name it."""
     changes = list(overrides or [])
@@ -174,7 +186,9 @@ def _source(file: str | None, overrides: list[str] | None, config: str | None) -
         file = None
     found = config if config is not None else file
     if found is None:
-        raise RequestError("name a file: brim sweep config/ucf101_video_grid.yaml")
+        raise RequestError(
+            "FILE is missing: name a YAML file with a grid, such as brim sweep config/ucf101_video_grid.yaml"
+        )
     if "=" in found and not Path(found).exists():
         raise RequestError(f"{found}: that is a setting; name the file first: brim sweep FILE {found}")
     return found, changes

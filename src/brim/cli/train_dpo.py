@@ -243,16 +243,14 @@ def _numbers(flag: str, text: str, kind: Callable[[str], _Value]) -> tuple[_Valu
 
 
 def _seeds(text: str) -> tuple[int, ...]:
-    numbers = _numbers("--seeds", text, int)
-    if "," in text:
-        if len(set(numbers)) < len(numbers):
-            raise RequestError(f"--seeds {text}: one is named twice")
-        return numbers
-    if len(numbers) != 1:
-        raise RequestError(f"--seeds {text}: give how many, from 1, or which, by commas")
     from brim.train.seeds.variants import seeds_from
 
-    return seeds_from(numbers[0], first=0)
+    numbers = _numbers("--seeds", text, int)
+    if not numbers:
+        raise RequestError(f"--seeds {text}: give how many, from 1, or which, by commas")
+    if len(set(numbers)) < len(numbers):
+        raise RequestError(f"--seeds {text}: one is named twice")
+    return seeds_from(numbers if "," in text else numbers[0], first=0)
 
 
 def _size(flag: str, text: str) -> int | None:

@@ -77,6 +77,10 @@ def split_prefix(text: str) -> ModelName | None:
     path = Path(text).expanduser()
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return ModelName("hf", text)
+    if path.is_file():
+        raise RequestError(
+            f"MODEL {text!r}: it is a file; a model is a name, a folder or a .gguf file, data goes to -d"
+        )
     if colon and Path(prefix).suffix == ".py":
         raise RequestError(f"MODEL {text!r}: for a factory in a Python file write py:{text}")
     if colon:
