@@ -47,7 +47,7 @@ def test_a_cell_may_be_longer_than_the_csv_modules_own_limit(file: Path) -> None
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ("only one", "has 1 cells, the header has 2"),
+        ("only one", "has 1 cell, the header has 2"),
         ("a,b,c", "has 3 cells, the header has 2"),
         ('"a"b,c', "not readable"),
         (",yes", "'question' is empty"),

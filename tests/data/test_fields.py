@@ -180,11 +180,11 @@ class TestChoices:
             ({"question": "?", "choices": ["a", "b"], "answer": "E"}, "is none of the 2 choices"),
             ({"question": "?", "choices": ["a", "b"], "answer": 2}, "is none of the 2 choices"),
             ({"question": "?", "choices": ["a", "b"], "answer": -1}, "is none of the 2 choices"),
-            ({"question": "?", "choices": ["a"], "answer": 0}, "has 1 choices"),
+            ({"question": "?", "choices": ["a"], "answer": 0}, "has 1 choice"),
             ({"question": "?", "choices": 7, "answer": 0}, "not a list of choices"),
             (
                 {"question": "?", "choices": {"text": ["a", "b"], "label": ["A"]}, "answer": "A"},
-                "2 choices and 1 labels",
+                "2 choices and 1 label",
             ),
             ({"question": "?", "choices": ["a", "b"]}, "has no 'answer', which other records have; it has question"),
         ],

@@ -181,8 +181,9 @@ class TestWhereTheRunStarts:
                 assert start.governor.cap // dearest == 7  # three quarters of a gibibyte
 
     def test_on_the_cpu_nothing_changes(self, asking: Callable[..., EvalRequest], tmp_path: Path) -> None:
-        subject = open_subject(asking(max_new_tokens=1024))
-        items = range(len(subject.costs))
+        subject = open_subject(asking(max_new_tokens=256))
+        subject = dataclasses.replace(subject, costs=(300,) * 200)
+        items = range(200)
         assert is_worth_a_trace(subject, items)
         assert forecast_start(subject, items, 2**30) is None
 
@@ -352,7 +353,7 @@ class TestWhetherItPays:
             (200, 64, False),  # short answers: a small batch is soon over
             (100_000, 64, False),
             (100_000, 128, True),
-            (1, 100_000, False),
+            (1, 256, False),
         ],
     )
     def test_generation_pays_for_every_small_batch_with_all_its_tokens(

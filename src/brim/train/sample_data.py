@@ -64,7 +64,8 @@ def read_sample_data(settings: TrainSettings) -> ReadData:
 
 def _held_out_note(training: Sequence[Sample], held: Sequence[Sample]) -> str:
     """How many samples were held out, and whether clips of one recording are all on one side."""
-    note = f"there is no validation split: {plural(len(held), 'training sample')} held out"
+    were = "was" if len(held) == 1 else "were"
+    note = f"there is no validation split: {len(held)} of the training samples {were} held out"
     own = {sample.recording for sample in held} - {None}
     if not own:
         return note
