@@ -23,7 +23,9 @@ def test_the_defaults_are_those_of_the_interface() -> None:
     ("wrong", "message"),
     [
         ({"objective": "biggest"}, "--objective biggest: choose fastest or largest"),
-        ({"batch_size": 0}, "--batch-size 0: give auto or a whole number from 1"),
+        ({"batch_size": 0}, "--batch-size 0: give auto or a whole number from 1 to 2147483647"),
+        ({"batch_size": 2**31}, "--batch-size 2147483648: give auto or a whole number from 1 to"),
+        ({"max_size": 10**30}, "--max-batch-size 1000000000000000000000000000000: give a whole number from 1 to"),
         ({"batch_size": -4}, "--batch-size -4"),
         ({"batch_size": 2.5}, "--batch-size 2.5"),
         ({"batch_size": True}, "--batch-size True"),

@@ -289,10 +289,12 @@ ResumeTraining = Annotated[bool, _flag("--resume", text="Go on from the last che
 
 def parse_batch_size(text: str) -> int | None:
     """`auto` is None; anything else must be a whole number from 1."""
+    from brim.config.search_settings import LARGEST_SIZE
+
     if text == "auto":
         return None
-    if not text.isdecimal() or int(text) < 1:
-        raise RequestError(f"--batch-size {text}: give auto or a whole number from 1")
+    if not text.isdecimal() or len(text) > len(str(LARGEST_SIZE)) or not 1 <= int(text) <= LARGEST_SIZE:
+        raise RequestError(f"--batch-size {text}: give auto or a whole number from 1 to {LARGEST_SIZE}")
     return int(text)
 
 

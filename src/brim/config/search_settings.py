@@ -7,9 +7,11 @@ import dataclasses
 from brim.errors import RequestError
 from brim.records import Objective
 
-__all__ = ["DEFAULT_MAX_SIZE", "SearchSettings"]
+__all__ = ["DEFAULT_MAX_SIZE", "LARGEST_SIZE", "SearchSettings"]
 
 DEFAULT_MAX_SIZE = 65536
+LARGEST_SIZE = 2**31 - 1  # kernels count samples with 32 bits
+_RANGE = f"from 1 to {LARGEST_SIZE}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,12 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         _check(self.objective in ("fastest", "largest"), "--objective", self.objective, "choose fastest or largest")
-        _check(_positive(self.batch_size), "--batch-size", self.batch_size, "give auto or a whole number from 1")
+        _check(
+            _is_size(self.batch_size),
+            "--batch-size",
+            self.batch_size,
+            f"give auto or a whole number {_RANGE}",
+        )
         _check(not self.fixed or self.batch_size is not None, "--no-auto-batch-size", "", "needs --batch-size N")
         _check(not self.fail_on_oom or self.fixed, "--fail-on-oom", "", "goes with --no-auto-batch-size and -b N")
         _check(_positive(self.memory_limit_bytes), "--memory-limit", self.memory_limit_bytes, "give a size above 0")
@@ -47,7 +54,7 @@ class SearchSettings:
             "--probe-timeout", self.probe_timeout_seconds, "give seconds above 0",
         )  # fmt: skip
         _check(_positive(self.multiple_of), "--multiple-of", self.multiple_of, "give a whole number from 1")
-        _check(_positive(self.max_size), "--max-batch-size", self.max_size, "give a whole number from 1")
+        _check(_is_size(self.max_size), "--max-batch-size", self.max_size, f"give a whole number {_RANGE}")
         _check(
             not self.power_of_two or self.multiple_of & (self.multiple_of - 1) == 0,
             "--multiple-of", self.multiple_of, "with --power-of-two it must be a power of two itself",
@@ -56,6 +63,10 @@ class SearchSettings:
 
 def _positive(value: int | None) -> bool:
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
+
+
+def _is_size(value: int | None) -> bool:
+    return _positive(value) and (value is None or value <= LARGEST_SIZE)
 
 
 def _check(ok: bool, argument: str, value: object, fix: str) -> None:
