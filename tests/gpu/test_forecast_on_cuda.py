@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 
@@ -51,13 +49,6 @@ def peaks(workload: Workload, size: int) -> tuple[int, int]:
         for _ in range(3):
             workload.step(batch)
     return reading.peak_allocated_bytes, reading.peak_reserved_bytes
-
-
-@pytest.fixture(autouse=True)
-def _emptied() -> None:
-    gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()  # what earlier tests have left is not there in a fresh process
-    torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -65,7 +65,7 @@ from torch import nn
 
 FOLDER = Path(os.environ["NEIGHBOUR_FOLDER"])
 SAMPLE_BYTES = torch.cuda.get_device_properties(0).total_memory // 600
-COMES, LEAVES = 5, 25  # at these batches
+COMES = 5  # at this batch
 
 def ask_the_neighbour(to, until):
     (FOLDER / to).touch()
@@ -75,19 +75,19 @@ def ask_the_neighbour(to, until):
             raise ValueError(f"the neighbour has not {until} the memory")
         time.sleep(0.01)
 
-def before(batch):
+def before(batch, *, leaves):
     if batch == COMES:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         ask_the_neighbour("go", "held")
-    elif batch == LEAVES:
+    elif batch == leaves:
         ask_the_neighbour("leave", "released")
 
 def answers():
     calls = []
     def answer(samples):
         calls.append(len(samples))
-        before(len(calls))
+        before(len(calls), leaves=25)  # single samples have failed by then
         block = torch.empty(len(samples) * SAMPLE_BYTES, dtype=torch.uint8, device="cuda").zero_()
         torch.cuda.synchronize()
         del block
@@ -105,7 +105,7 @@ class Wide(nn.Module):
     def forward(self, rows):
         if self.training:
             self.calls += 1
-            before(self.calls)
+            before(self.calls, leaves=10)  # in the window at which it came, or the next one
         return self.last(torch.tanh(self.first(rows)))
 
 def wide(num_classes: int = 3):
@@ -201,6 +201,5 @@ def test_a_training_run_loses_no_window_and_its_size_is_back(
     assert steps[-1]["samples"] == STEPS * WINDOW
     assert sizes[:2] == [(WINDOW,)] * 2
     smaller = [place for place, size in enumerate(sizes) if max(size) < WINDOW]
-    assert smaller  # while the neighbour was there
-    assert smaller[-1] - smaller[0] <= 3  # and not for long afterwards
-    assert sizes[-4:] == [(WINDOW,)] * 4
+    assert smaller, sizes  # while the neighbour was there
+    assert smaller[-1] - smaller[0] <= 2, sizes  # and back within two windows
