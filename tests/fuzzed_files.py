@@ -62,12 +62,12 @@ def _edited_values(text: str, command: str, draw: random.Random) -> str:
     """A value changed, a key added, dropped, renamed or moved; a text that is no mapping any more stays as it is."""
     try:
         data = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        places = list(_places(data, ())) if isinstance(data, dict) else []
+    except (yaml.YAMLError, ValueError, RecursionError):  # no YAML any more, or a list that holds itself
         return text
-    if not isinstance(data, dict):
+    if not places:
         return text
     kind = draw.choices(("replace", "add", "drop", "rename", "swap"), weights=(6, 6, 2, 1, 1))[0]
-    places = list(_places(data, ()))
     holder, key, dotted = draw.choice(places)
     if kind == "add":
         dotted = draw.choice((*SETTING_KEYS, *(GRID_KEYS if command == "sweep" else ())))

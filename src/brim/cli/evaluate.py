@@ -150,7 +150,7 @@ def _cluster_settings(on: str | None, workers: int | None, gpus_per_worker: floa
         raise RequestError(f"--on {on}: only ray can be asked for; for ranks on this machine use torchrun")
     for flag, value in (("--workers", workers), ("--gpus-per-worker", gpus_per_worker)):
         if value is not None and on is None:
-            raise RequestError(f"{flag} {value:g}: it goes with --on ray; for ranks use torchrun --nproc-per-node")
+            raise RequestError(f"{flag} {value}: it goes with --on ray; for ranks use torchrun --nproc-per-node")
     return None if on is None else {"workers": workers, "gpus_per_worker": gpus_per_worker}
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "parse_batch_size",
 ]  # fmt: skip
 
+
 _BATCH, _WHERE, _OUT = "Batch size", "Device and precision", "Output"
 
 
@@ -287,14 +288,14 @@ TrainingOptimizer = Annotated[
 ResumeTraining = Annotated[bool, _flag("--resume", text="Go on from the last checkpoint in -o.", panel=_OUT)]
 
 
-def parse_batch_size(text: str) -> int | None:
+def parse_batch_size(text: str, *, flag: str = "--batch-size") -> int | None:
     """`auto` is None; anything else must be a whole number from 1."""
     from brim.config.search_settings import LARGEST_SIZE
 
     if text == "auto":
         return None
     if not text.isdecimal() or len(text) > len(str(LARGEST_SIZE)) or not 1 <= int(text) <= LARGEST_SIZE:
-        raise RequestError(f"--batch-size {text}: give auto or a whole number from 1 to {LARGEST_SIZE}")
+        raise RequestError(f"{flag} {text}: give auto or a whole number from 1 to {LARGEST_SIZE}")
     return int(text)
 
 

@@ -186,8 +186,8 @@ def dpo(
         baselines=BASELINES if baselines == "all" else _names(baselines or ""),
         fast_path=fast_path,
         batch_size=options.parse_batch_size(batch_size),
-        effective_batch=_size("--effective-batch", effective_batch),
-        eval_batch_size=_size("--eval-batch-size", eval_batch_size),
+        effective_batch=options.parse_batch_size(effective_batch, flag="--effective-batch"),
+        eval_batch_size=options.parse_batch_size(eval_batch_size, flag="--eval-batch-size"),
         memory_limit=memory_limit,
         margin=margin,
         use_cache=not no_cache,
@@ -251,11 +251,3 @@ def _seeds(text: str) -> tuple[int, ...]:
     if len(set(numbers)) < len(numbers):
         raise RequestError(f"--seeds {text}: one is named twice")
     return seeds_from(numbers if "," in text else numbers[0], first=0)
-
-
-def _size(flag: str, text: str) -> int | None:
-    if text == "auto":
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise RequestError(f"{flag} {text}: give auto or a whole number from 1")
-    return int(text)
