@@ -257,7 +257,7 @@ def test_half_precision_trains_under_autocast(tmp_path: Path) -> None:
         ({"id": "a", "ood": "b", "beta": -1.0}, "--beta -1"),
         ({"id": "a", "ood": "b", "reference": "h.safetensors"}, "it goes with --loss reference"),
         ({"id": "a", "ood": "b", "seeds": ()}, "--seeds and --lr"),
-        ({"id": "a", "ood": "b"}, "molecules come as"),
+        ({"id": "a", "ood": "b"}, "--id a: there is no such file"),
     ],
 )
 def test_wrong_requests_are_refused_before_anything_is_written(
