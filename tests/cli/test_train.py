@@ -449,7 +449,7 @@ def test_seeds_that_are_trained_one_by_one_are_said_to_be(brim: Brim, config: st
         (["--seeds", ","], "write numbers"),
         (["--seeds", "3,3"], "give each once"),
         (["--seeds", "2,18446744073709551616"], "from 0 to 18446744073709551615"),
-        (["--seeds", "18446744073709551616"], "at most 100,000"),
+        (["--seeds", "18446744073709551616"], "100,000 at most"),
         (["--seeds", "2", "hp.seed=18446744073709551615"], "from 0 to 18446744073709551615"),
         (["--seeds", "2", "optimizer.name=sparseadam"], "cannot make a step"),
         (["--learning-rates", "1e-3,fast"], "write numbers"),

@@ -202,8 +202,8 @@ class _Seeds:
         done = sum(record.error is None for record in self.records.values())
         if done or (self.folder / SEVERAL).exists():
             self.listener.note(
-                f"{done} of {plural(len(self.variants), 'run')} {'is' if done == 1 else 'are'} done and kept, a stack "
-                f"under way begins again: continue with --resume -o {self.folder}"
+                f"{done} of {plural(len(self.variants), 'run')} are done and kept, a stack under way begins again: "
+                f"continue with --resume -o {self.folder}"
             )
 
     def _tell_what(self, subject: Subject, suitable: Suitable) -> None:
