@@ -237,6 +237,12 @@ CASES: tuple[Case, ...] = (
     _torchvision("half-forward", "convnext_base", "forward", 64),
     _torchvision("half-forward", "mobilenet_v3_large", "forward", 256),
     _torchvision("half-forward", "regnet_x_8gf", "forward", 64),
+    # Measured before anybody had looked at their requests; the last but one has mended the rule for groups since.
+    _torchvision("half-forward", "regnet_y_16gf", "forward", 64),
+    _torchvision("half-forward", "regnet_x_1_6gf", "forward", 256),
+    _torchvision("half-forward", "regnet_y_800mf", "forward", 256),
+    _torchvision("half-forward", "regnet_y_8gf", "forward", 64),
+    _torchvision("half-forward", "resnext50_32x4d", "forward", 128),
     # Language models.
     _language("qwen2", "train", 8, tokens=512),
     _language("qwen2", "train", 8, tokens=512, gradient_checkpointing=True),
@@ -293,12 +299,6 @@ CASES: tuple[Case, ...] = (
     _torchvision("unseen", "r2plus1d_18", "train", 8, knobs=_VIDEO_112),
     _torchvision("unseen", "mvit_v1_b", "train", 2, knobs=_VIDEO_224, dtype="float32"),
     _torchvision("unseen", "swin3d_t", "forward", 4, knobs=_VIDEO_224, dtype="float32"),
-    # Likewise, for the rules on grouped convolutions in half-precision forwards.
-    _torchvision("unseen", "regnet_y_16gf", "forward", 64),
-    _torchvision("unseen", "regnet_x_1_6gf", "forward", 256),
-    _torchvision("unseen", "regnet_y_800mf", "forward", 256),
-    _torchvision("unseen", "regnet_y_8gf", "forward", 64),
-    _torchvision("unseen", "resnext50_32x4d", "forward", 128),
     # The workloads of benchmarks/find.py, of which whole curves are stored.
     *(
         _of_search(name, size)

@@ -55,7 +55,7 @@ def _workspace(call: ConvCall, *, lean: bool) -> int:
     if depthwise:
         return 0  # a kernel of torch's own
     if call.groups > 1:
-        return _grouped(call, lean=lean)
+        return _grouped(call)
     if math.prod(call.weight[2:]) == 1:
         return _pointwise(call, lean=lean)
     lean = lean and call.dtype == "float32"
@@ -96,11 +96,11 @@ def _pointwise(call: ConvCall, *, lean: bool) -> int:
     return slices if slices <= share * copies else copies
 
 
-def _grouped(call: ConvCall, *, lean: bool) -> int:
+def _grouped(call: ConvCall) -> int:
     """Copies of all groups, each padded to a power of two channels, or of so many groups at a time as they are.
 
-    A forward in half precision takes either, for no visible reason: the recorded trainings took the second, the
-    recorded inferences the first where all channels together are wider than a tile.
+    A forward in half precision takes the second where a group is padded to half a tile, and where one tile holds all
+    channels as they are.
     """
     out, into = call.weight[0] // call.groups, call.weight[1]
     if call.direction == "wgrad" and into <= FEW_CHANNELS:
@@ -108,7 +108,7 @@ def _grouped(call: ConvCall, *, lean: bool) -> int:
     whole_out, whole_into = _next_power_of_two(out), _next_power_of_two(into)
     whole = (whole_out, whole_into) == (out, into)
     if call.direction == "forward" and call.dtype != "float32":
-        all_at_once = not lean and call.weight[0] > TILE_CHANNELS
+        all_at_once = whole_into != TILE_CHANNELS // 2 and call.weight[0] > TILE_CHANNELS
     else:
         all_at_once = call.direction == "wgrad" or min(call.input[2:]) < SMALL_SIDE
     if not (whole or all_at_once):
