@@ -202,15 +202,9 @@ class _Search:
 
     def _try(self, size: int) -> Probe | None:
         """The probe of a size; None where the step raised and the smallest size has moved up above it."""
-        known = self._known(size)
-        if known is not None:
-            return known
-        try:
-            return self._run(size)
-        except Exception as error:
-            if not self._keep(size, error):
-                raise
-        # The except block has ended: from here on nothing pins the failed step's tensors.
+        probe = self._runs(size)
+        if probe is not None:
+            return probe
         below_a_fitting_one = any(probe.fits and size < probe.batch_size for probe in self.probes)
         if size == self._grid().first or below_a_fitting_one:
             self._move_smallest_above(size)
@@ -245,7 +239,7 @@ class _Search:
         except Exception as error:
             if not self._keep(size, error):
                 raise
-        return None
+        return None  # the except block has ended: nothing pins the failed step's tensors any more
 
     def _move_smallest_above(self, size: int) -> None:
         """The smallest size is the next one at which the step does not raise; if there is none near, its error."""
