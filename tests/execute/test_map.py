@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import re
 import subprocess
@@ -10,7 +12,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -221,11 +225,45 @@ def nested() -> list[Any]:
     return item
 
 
-@pytest.mark.parametrize("item", [circular(), {("a", 1): 2}, {1, 2}, object(), "\udc80", nested()])
-def test_items_of_any_kind_may_be_journalled_by_their_results(tmp_path: Path, item: Any) -> None:
+@dataclasses.dataclass
+class Question:
+    text: str
+    picture: Any = None
+
+
+@pytest.mark.parametrize(
+    ("item", "other"),
+    [
+        ({("a", 1): 2}, {("a", 1): 3}),
+        ({"one", "two"}, {"one", "three"}),
+        (b"one", b"two"),
+        ("\udc80", "\udc81"),
+        (Path("one"), Path("two")),
+        (numpy.arange(3), numpy.arange(3.0)),
+        (torch.ones(2), torch.zeros(2)),
+        (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.float16)),
+        (torch.arange(2), torch.arange(2).reshape(2, 1)),
+        (Question("one", numpy.zeros(2)), Question("one", numpy.ones(2))),
+        ([{"picture": torch.ones(1)}], [{"picture": torch.zeros(1)}]),
+    ],
+)
+def test_a_journal_knows_items_by_their_content(tmp_path: Path, item: Any, other: Any) -> None:
     journal = tmp_path / "journal.jsonl"
     for resumed in (0, 3):
-        result = brim.map(lambda batch: [7 for _ in batch], [item] * 3, journal=journal, resume=True)
+        again = copy.deepcopy(item)
+        result = brim.map(lambda batch: [7 for _ in batch], [again] * 3, journal=journal, resume=True)
+        assert (list(result), result.resumed) == ([7, 7, 7], resumed)
+    with pytest.raises(brim.RequestError, match="other items or settings"):
+        brim.map(lambda batch: [8 for _ in batch], [other] * 3, journal=journal, resume=True)
+
+
+@pytest.mark.parametrize("item", [circular(), object(), nested(), len, [object()]])
+def test_items_whose_content_cannot_be_read_need_a_key(tmp_path: Path, item: Any) -> None:
+    journal = tmp_path / "journal.jsonl"
+    with pytest.raises(brim.RequestError, match="give key="):
+        brim.map(lambda batch: [7 for _ in batch], [item] * 3, journal=journal)
+    for resumed in (0, 3):
+        result = brim.map(lambda batch: [7 for _ in batch], [item] * 3, journal=journal, resume=True, key="first")
         assert (list(result), result.resumed) == ([7, 7, 7], resumed)
 
 

@@ -8,6 +8,7 @@ import typer
 
 from brim.cli.console import output_console, print_document
 from brim.cli.pasted import SuggestingCommand
+from brim.errors import plural
 
 __all__ = ["app"]
 
@@ -45,9 +46,11 @@ def list_plans(json_output: bool = typer.Option(False, "--json", help="One JSON 
             size = f"{entry.plan.size} {entry.plan.unit}"
             table.add_row(entry.model, entry.command, entry.work, entry.plan.device, size, saved)
         console.print(table)
-    console.print(f"{len(entries) or 'no'} plans in {cache.folder}", markup=False, highlight=False)
+    console.print(
+        f"{plural(len(entries), 'plan') if entries else 'no plans'} in {cache.folder}", markup=False, highlight=False
+    )
     if damaged := len(cache.files()) - len(entries):
-        text = f"{damaged} damaged files are ignored; `brim cache clear` removes them with all plans"
+        text = f"{plural(damaged, 'damaged file')} ignored; `brim cache clear` removes all of them and all plans"
         console.print(text, markup=False, highlight=False)
 
 

@@ -239,7 +239,7 @@ def _takes_nothing(key: str) -> bool:
 def _place_of_lists(value: Any) -> str:
     """Where a list belongs that stands where one value is wanted; nothing for other values."""
     wanted = isinstance(value, list) and bool(value)
-    return "lists of values to try go under grid_search.grid, in a file for brim sweep" if wanted else ""
+    return "lists of values to try go under grid_search.grid (brim sweep)" if wanted else ""
 
 
 def _complaint(check: CheckModel, model: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -19,11 +18,12 @@ from brim.execute.executor import Done, Executor, ItemFailure
 from brim.execute.figures import ExecutionFigures
 from brim.execute.governor import Governor
 from brim.records import BatchSizes
-from brim.storage.fingerprint import fingerprint
+from brim.storage.fingerprint import content_text, fingerprint
 from brim.storage.journal import Journal
 
 __all__ = ["MapResult", "map"]
 
+MOST_COST = 2**48  # of one item; sums of many stay exact
 FIRST_ITEMS = 2  # how many of the dearest items the first batch holds
 
 
@@ -89,8 +89,9 @@ def map(
 
     `function` takes a list and returns as many results. `cost` says what an item weighs (tokens, pixels): batches are
     then capped in padded cost, not in number. `batch_size=N` is a ceiling in items. With `journal`, results (JSON
-    values) are appended to that file as they come and `resume=True` goes on where a killed run stopped; `key` names
-    what the function does, so that a journal is not resumed by another one.
+    values) are appended to that file as they come and `resume=True` continues where a killed run stopped; `key` names
+    what the function does, so that a journal is not resumed by another one. Items are known to a journal by their
+    content; where that cannot be read, `key` must change when they do.
     """
     _check_callables(function=function, cost=cost, on_batch=on_batch)
     try:
@@ -104,7 +105,9 @@ def map(
     with contextlib.ExitStack() as stack:
         book = None
         if journal is not None:
-            facts = {"count": len(items), "items": _digest(items), "key": key}
+            if not isinstance(journal, (str, Path)):
+                raise RequestError(f"journal={journal!r}: give the path of a file")
+            facts = {"count": len(items), "items": _digest(items, key), "key": key}
             check = functools.partial(_problem, count=len(items))
             book = Journal(Path(journal), fingerprint=fingerprint(facts), resume=resume, check=check)
             stack.enter_context(book)
@@ -158,8 +161,8 @@ def _costs(items: Sequence[Any], cost: Callable[[Any], int] | None) -> list[int]
         return [1] * len(items)
     costs = [cost(item) for item in items]
     for item, value in enumerate(costs):
-        if not isinstance(value, int) or value < 0:
-            raise RequestError(f"cost of item {item} is {value!r}: it must be a whole number from 0")
+        if not isinstance(value, int) or not 0 <= value <= MOST_COST:
+            raise RequestError(f"cost of item {item} is {value!r:.60}: it must be a whole number from 0 to {MOST_COST}")
     return [max(value, 1) for value in costs]
 
 
@@ -178,16 +181,20 @@ def _memory(device: Any, memory_limit: int | str | None) -> tuple[Any, int | Non
     return memory, limit.usable_bytes
 
 
-def _digest(items: Sequence[Any]) -> str:
-    """A fingerprint of the items: by value where JSON can hold them, else by type alone."""
-    return fingerprint({"items": [_text(item) for item in items]})
-
-
-def _text(item: Any) -> str:
-    try:
-        return json.dumps(item, default=lambda value: type(value).__name__)
-    except (TypeError, ValueError, RecursionError):  # keys that are no text, an item that holds itself
-        return type(item).__name__
+def _digest(items: Sequence[Any], key: str | None) -> str:
+    """A fingerprint of the items by their content; those that have none, by their type and the caller's key."""
+    texts = []
+    for item in items:
+        try:
+            texts.append(content_text(item))
+        except TypeError as error:
+            if key is None:
+                raise RequestError(
+                    f"journal=: an item holds a value whose content cannot be read ({error}), so other items could not "
+                    "be told from these; give key=, a text that changes when the items do"
+                ) from error
+            texts.append(type(item).__name__)
+    return fingerprint({"items": texts})
 
 
 def _entry(done: Done) -> dict[str, Any]:

@@ -156,10 +156,10 @@ def _find_here(prober: Prober, settings: SearchSettings, listener: SearchListene
     forecast, notes = _forecast(prober, settings)
     found = search_sizes(scene, settings, probe, forecast)
     plan = _make_plan(found, scene, settings, identity)
-    plan = dataclasses.replace(plan, notes=(*plan.notes, *notes, *ignored))
+    plan = dataclasses.replace(plan, notes=(*plan.notes, *notes))
     if identity is not None and settings.use_cache and found.complete:
         cache.save(plan, identity, scene.environment)
-    return plan
+    return dataclasses.replace(plan, notes=(*plan.notes, *ignored))  # of this search alone, so it is not cached
 
 
 def _forecast(prober: Prober, settings: SearchSettings) -> tuple[ForecastCurve | None, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,9 @@ def check_folder(folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
             raise RequestError(f"--output {folder}: it is a file; give a folder")
         parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        longest = os.pathconf(parent, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+        if any(len(os.fsencode(name)) > longest for name in folder.parts):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     except (OSError, ValueError) as error:  # a name that no file system takes
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"--output {folder}: {reason}; choose another folder") from error

@@ -155,7 +155,10 @@ class OptimizerStep:
             if "foreach" in group:
                 group["foreach"] = False  # without the temporary copies that updating all weights at once takes
         if self._try_to_apply() is not None:
-            remedies = "\n  - ".join(self._micro.remedies(1))
+            *_, more_memory = self._micro.remedies(1)  # smaller inputs or activations would not help here
+            remedies = "\n  - ".join(
+                ("an optimizer that keeps less (optimizer.name=sgd)", "a smaller model", more_memory)
+            )
             raise DoesNotFitError(
                 f"gradients and optimizer state do not fit ({failure.reason}).\nWhat may help:\n  - {remedies}"
             )

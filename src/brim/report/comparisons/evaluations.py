@@ -140,7 +140,7 @@ def _headline(document: Mapping[str, Any], pair: Mapping[str, Any]) -> tuple[str
         Fact(name=name, value=signed_text(change["difference"], change["ci95"]), note=_verdict(change, pair))
         for name, change in known[:3]
     ]
-    if first["samples_per_second"] and second["samples_per_second"]:
+    if pair["judged"] and first["samples_per_second"] and second["samples_per_second"]:
         faster = ratio_text(second["samples_per_second"] / first["samples_per_second"])
         facts.append(
             Fact(name="throughput", value=faster, note=f"{significant(second['samples_per_second'])} samples/s")
