@@ -148,6 +148,25 @@ def test_an_evaluation_answers_the_samples_that_are_left(
     assert {line["id"]: line["prediction"] for line in lines} == expected
 
 
+def test_samples_that_failed_are_kept_as_failed_until_they_are_tried_again(brim: Brim) -> None:
+    """Failures of that release do not say how often a sample was tried."""
+    moody = [part.replace("older_functions.py:shout", "moody.py:answer") for part in SHOUT]
+    before = lines_of("failures-killed/samples.jsonl")
+    assert before
+    assert all(line["error"] is not None and "attempts" not in line["error"] for line in before)
+    arguments = (*moody, "--no-cache", "-o", "failures-killed", "--resume", "--json")
+    result = brim(*arguments)
+    assert result.code == 1
+    assert result.document["summary"]["num_resumed"] == len(before)
+    assert result.document["summary"]["num_failed"] == 10
+    assert brim("report", "failures-killed").code == 0
+    again = brim(*arguments, "--retry-failed")
+    assert again.code == 1
+    assert again.document["summary"]["num_resumed"] == 30
+    ids = [line["id"] for line in lines_of("failures-killed/samples.jsonl")]
+    assert len(ids) == len(set(ids)) == 40
+
+
 def test_a_profile_keeps_its_finished_point_and_the_answers_of_the_next(brim: Brim) -> None:
     expected = json.loads(Path("profile-finished/profile.json").read_text(encoding="utf-8"))["summary"]
     done = contents("profile-killed/values/reach=2")
