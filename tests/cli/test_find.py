@@ -125,6 +125,9 @@ def test_a_cached_plan_beyond_what_was_asked_is_ignored_and_said(
     result = brim(*arguments)
     assert (result.code, result.err) == (0, "")
     assert "note: the cached plan" in result.out
+    again = brim(*arguments)
+    assert "batch size 32: cached" in " ".join(again.out.split())
+    assert "note: the cached plan" not in again.out  # it was said of another one
 
 
 def test_an_edited_factory_is_searched_again(brim: Brim, factories: str) -> None:

@@ -306,7 +306,12 @@ def test_nothing_fits_is_exit_3(brim: Brim, config: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "proposed", "not_proposed"),
     [
-        ([], ["training.dtype=bfloat16", "model.params.hidden"], ["gradient_checkpointing", "--knob"]),
+        (
+            ["--memory-limit", "400"],
+            ["training.dtype=bfloat16", "model.params.hidden"],
+            ["gradient_checkpointing", "--knob"],
+        ),
+        ([], ["optimizer.name=sgd"], ["training.dtype", "gradient_checkpointing"]),
         (["model.params.hidden=[8,8,8]"], ["training.gradient_checkpointing=true"], []),
         (["model.params.hidden=[8,8,8]", "--gradient-checkpointing"], [], ["gradient_checkpointing"]),
         (["--dtype", "bfloat16"], [], ["training.dtype"]),
@@ -315,7 +320,7 @@ def test_nothing_fits_is_exit_3(brim: Brim, config: str, tmp_path: Path) -> None
 def test_remedies_are_those_that_the_command_and_the_model_take(
     brim: Brim, config: str, tmp_path: Path, changes: list[str], proposed: list[str], not_proposed: list[str]
 ) -> None:
-    result = brim("train", config, *changes, "--memory-limit", "1000", "-o", str(tmp_path / "run"))
+    result = brim("train", config, "--memory-limit", "1000", *changes, "-o", str(tmp_path / "run"))
     assert result.code == 3
     remedies = result.err.partition("What may help:")[2]
     assert "another device" in remedies

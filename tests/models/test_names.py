@@ -110,3 +110,12 @@ def test_a_folder_of_a_model_nearby_is_proposed(
 def test_every_alias_names_a_model_that_exists(alias: str, target: str) -> None:
     assert str(resolve_model(alias)) == target
     assert resolve_model(target.partition(":")[2]).name == target.partition(":")[2]
+
+
+@pytest.mark.parametrize("text", ["llamma", "LLaMA", "qwen-2"])
+def test_a_name_close_to_a_family_of_transformers_is_answered_with_how_to_write_it(text: str) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(
+        RequestError, match=r"For a (llama|qwen2) model of transformers give its folder, or hf:ORG/NAME"
+    ):
+        resolve_model(text)

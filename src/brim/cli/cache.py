@@ -46,9 +46,8 @@ def list_plans(json_output: bool = typer.Option(False, "--json", help="One JSON 
             size = f"{entry.plan.size} {entry.plan.unit}"
             table.add_row(entry.model, entry.command, entry.work, entry.plan.device, size, saved)
         console.print(table)
-    console.print(
-        f"{plural(len(entries), 'plan') if entries else 'no plans'} in {cache.folder}", markup=False, highlight=False
-    )
+    count = plural(len(entries), "plan") if entries else "no plans"
+    console.print(f"{count} in {cache.folder}", markup=False, highlight=False)
     if damaged := len(cache.files()) - len(entries):
         text = f"{plural(damaged, 'damaged file')} ignored; `brim cache clear` removes all of them and all plans"
         console.print(text, markup=False, highlight=False)

@@ -156,7 +156,10 @@ def model_savings(
 def resolve_model(model: str) -> ModelName:
     """The one model that a MODEL argument names."""
     return split_prefix(model) or choose_name(
-        model, torchvision=torchvision_models.model_names, timm=timm_models.model_names
+        model,
+        torchvision=torchvision_models.model_names,
+        timm=timm_models.model_names,
+        families=hf_models.family_names,
     )
 
 

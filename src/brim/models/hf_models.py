@@ -26,7 +26,7 @@ from brim.workloads.knobs import Knob
 from brim.workloads.random_tensors import random_floats, random_integers
 
 __all__ = [
-    "Kind", "build_parts", "files_identity", "kind_of", "load_config", "load_weights", "model_knobs", "natural_mode",
+    "Kind", "build_parts", "family_names", "files_identity", "kind_of", "load_config", "load_weights", "model_knobs", "natural_mode",
     "own_dtype", "position_limit", "transformers_library", "unreadable", "where",
 ]  # fmt: skip
 
@@ -192,6 +192,14 @@ def where(name: str) -> tuple[str, dict[str, str]]:
         return str(path), {"gguf_file": single[0].name}
     other = f"; for the model of that name write torchvision:{name} or timm:{name}" if path.name == name else ""
     raise RequestError(f"MODEL {name}: the folder has no config.json, so it is not a transformers model{other}")
+
+
+def family_names() -> tuple[str, ...]:
+    """The families of models that transformers knows, such as `llama`; none where it is not installed."""
+    try:
+        return tuple(transformers_library().models.auto.configuration_auto.CONFIG_MAPPING_NAMES)
+    except RequestError:
+        return ()
 
 
 def load_config(name: str, trust_remote_code: bool) -> Any:

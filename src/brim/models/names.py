@@ -12,6 +12,7 @@ Two candidates or none is a `RequestError` with the candidates or the nearest na
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -106,7 +107,13 @@ def model_folders_near(text: str) -> list[str]:
     return [f"{beginning}{one.name}" for one in entries if one.suffix == ".gguf" or (one / "config.json").is_file()]
 
 
-def choose_name(text: str, *, torchvision: Callable[[], Sequence[str]], timm: Callable[[], Sequence[str]]) -> ModelName:
+def choose_name(
+    text: str,
+    *,
+    torchvision: Callable[[], Sequence[str]],
+    timm: Callable[[], Sequence[str]],
+    families: Callable[[], Sequence[str]] = tuple,
+) -> ModelName:
     """The one model that a name without prefix means; timm's names are asked for only when torchvision's fail."""
     lists: tuple[tuple[Source, Callable[[], Sequence[str]]], ...] = (("torchvision", torchvision), ("timm", timm))
     for source, names in lists:
@@ -126,8 +133,14 @@ def choose_name(text: str, *, torchvision: Callable[[], Sequence[str]], timm: Ca
             raise RequestError(f"MODEL {text!r} could be {_listed(candidates)}; give one of them in full")
     raise RequestError(
         f"MODEL {text!r}: no such folder, and no torchvision or timm model of that name"
-        f"{_nearest(text, [*torchvision(), *timm()])}"
+        f"{_nearest(text, [*torchvision(), *timm()])}{_of_a_family(text, families())}"
     )
+
+
+def _of_a_family(text: str, families: Sequence[str]) -> str:
+    """What to write for a model of transformers, where a name is close to that of a family."""
+    near = difflib.get_close_matches(text.lower(), families, n=1, cutoff=0.8)
+    return f" For a {near[0]} model of transformers give its folder, or hf:ORG/NAME" if near else ""
 
 
 def _nearest(text: str, names: Sequence[str]) -> str:

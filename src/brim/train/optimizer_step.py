@@ -156,9 +156,8 @@ class OptimizerStep:
                 group["foreach"] = False  # without the temporary copies that updating all weights at once takes
         if self._try_to_apply() is not None:
             *_, more_memory = self._micro.remedies(1)  # smaller inputs or activations would not help here
-            remedies = "\n  - ".join(
-                ("an optimizer that keeps less (optimizer.name=sgd)", "a smaller model", more_memory)
-            )
+            helpful = ("an optimizer that keeps less (optimizer.name=sgd)", "a smaller model", more_memory)
+            remedies = "\n  - ".join(helpful)
             raise DoesNotFitError(
                 f"gradients and optimizer state do not fit ({failure.reason}).\nWhat may help:\n  - {remedies}"
             )
