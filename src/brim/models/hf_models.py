@@ -26,8 +26,8 @@ from brim.workloads.knobs import Knob
 from brim.workloads.random_tensors import random_floats, random_integers
 
 __all__ = [
-    "Kind", "build_parts", "family_names", "files_identity", "kind_of", "load_config", "load_weights", "model_knobs", "natural_mode",
-    "own_dtype", "position_limit", "transformers_library", "unreadable", "where",
+    "Kind", "build_parts", "family_names", "files_identity", "kind_of", "load_config", "load_weights", "model_knobs",
+    "natural_mode", "own_dtype", "position_limit", "transformers_library", "unreadable", "where",
 ]  # fmt: skip
 
 Kind = Literal["causal", "seq2seq", "masked", "sequence", "token", "encoder", "image", "vision_language"]
