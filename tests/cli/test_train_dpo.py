@@ -93,6 +93,7 @@ def test_resuming_needs_a_folder_and_says_what_was_done(brim: Brim, sides: list[
         (["--seeds", "1,1"], "--seeds 1,1: one is named twice"),
         (["--lr", "fast"], "--lr fast: write numbers"),
         (["--hidden", "8,x"], "--hidden 8,x: write numbers"),
+        (["--hidden", "9" * 40], "a layer has from 1 to 2147483647 units"),
         (["--effective-batch", "many"], "--effective-batch many: give auto or a whole number"),
         (["--map", "id=x"], "--map id=x: write smiles=COLUMN"),
         (["--baselines", "knm"], "did you mean knn"),

@@ -13,9 +13,9 @@ from brim.config.sizes import format_bytes
 from brim.errors import DoesNotFitError, RequestError, nearest_names
 from brim.monitor.host import available_host_bytes
 
-__all__ = ["FeatureHead", "make_feature_head"]
+__all__ = ["MOST_WIDTH", "FeatureHead", "make_feature_head", "refuse_too_wide"]
 
-_MOST_WIDTH = 2**31 - 1
+MOST_WIDTH = 2**31 - 1
 _DEFAULTS: Mapping[str, Any] = {"hidden": [512, 256], "dropout": 0.0, "standardise": True}
 
 
@@ -63,7 +63,7 @@ def make_feature_head(rows: torch.Tensor, outputs: int, params: Mapping[str, Any
         raise RequestError(f"model.params.dropout {wanted['dropout']!r}: give a fraction from 0 to below 1")
     if not isinstance(wanted["standardise"], bool):
         raise RequestError(f"model.params.standardise {wanted['standardise']!r}: it must be true or false")
-    _refuse_too_wide([rows.shape[1], *hidden, outputs], rows.dtype)
+    refuse_too_wide([rows.shape[1], *hidden, outputs], rows.dtype, setting="model.params.hidden")
     head = FeatureHead(rows.shape[1], hidden, outputs, dropout=float(wanted["dropout"]))
     if wanted["standardise"]:
         head.standardise(rows)
@@ -71,15 +71,15 @@ def make_feature_head(rows: torch.Tensor, outputs: int, params: Mapping[str, Any
 
 
 def _is_width(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_WIDTH
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_WIDTH
 
 
-def _refuse_too_wide(widths: Sequence[int], dtype: torch.dtype) -> None:
-    """Weights that the host cannot hold are told before they are allocated."""
+def refuse_too_wide(widths: Sequence[int], dtype: torch.dtype, *, setting: str) -> None:
+    """Refuse weights that the host cannot hold before they are allocated."""
     needed = sum(one * other for one, other in itertools.pairwise(widths)) * dtype.itemsize
     available = available_host_bytes()
     if needed > available:
         raise DoesNotFitError(
-            f"model.params.hidden {widths[1:-1]}: the weights alone take {format_bytes(needed)}, and the host has "
+            f"{setting} {list(widths[1:-1])}: the weights alone take {format_bytes(needed)}, and the host has "
             f"{format_bytes(available)} free; give smaller widths"
         )
