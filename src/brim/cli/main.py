@@ -121,7 +121,9 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         error_console().print(f"brim: {error.filename}: {error.strerror}", markup=False, highlight=False)
         code = RequestError.exit_code
     except Exception as error:
-        full = None if debug else _out_of_memory(error)
+        from brim.memory.weights import load_failure
+
+        full = None if debug else load_failure(error, None, what="outside of any batch")
         if full is None:
             raise
         error_console().print(f"brim: {full}", markup=False, highlight=False)
@@ -136,17 +138,6 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _asks_for_document(arguments: Sequence[str]) -> bool:
     return "--json" in itertools.takewhile(lambda argument: argument != "--", arguments)
-
-
-def _out_of_memory(error: Exception) -> BrimError | None:
-    """What to say of memory that ran out where no smaller size could be tried; None for another error."""
-    from brim.memory.failures import FailureKind, classify
-
-    if classify(error).kind is not FailureKind.OUT_OF_MEMORY:
-        return None
-    from brim.memory.weights import load_failure
-
-    return load_failure(error, None, what="outside of any batch")
 
 
 def _quiet_rank() -> bool:
