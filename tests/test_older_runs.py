@@ -17,12 +17,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from sweep_runs import LauncherHere, ScoutHere
 
 from brim.cli.main import run
-from brim.sweep.experiment import run_job, train_run
-from brim.sweep.job import Job, read_outcome
-from brim.sweep.listener import Recorder
-from brim.sweep.scout import Scout
 
 FIXTURES = Path(__file__).parent / "fixtures" / "c7a9703"
 SHOUT = shlex.split("eval -m py:older_functions.py:shout -d words.jsonl --device cpu --num-workers 0")
@@ -234,33 +231,15 @@ def test_seeds_that_were_stacked_are_kept_when_one_is_added(brim: Brim) -> None:
     assert len(losses("stacked-finished/seed-2")) == len(losses("stacked-finished/seed-0"))
 
 
-class ScoutHere(Scout):
-    """Finds no device and starts no process."""
-
-    def devices(self) -> list[dict[str, Any]]:
-        return []
-
-    def check_model(self, model: str) -> None:
-        del model
+class NoForecast(ScoutHere):
+    """Finds no device, and is never asked for a forecast."""
 
     def forecast(self, settings: Mapping[str, Any], sizes: Sequence[int | str]) -> dict[str, Any]:
         raise AssertionError("--no-forecast")
 
 
-class LauncherHere:
-    """Trains every experiment in this process."""
-
-    def run(self, jobs: Sequence[Job], recorder: Recorder) -> None:
-        for job in jobs:
-            recorder.started(job, "cpu")
-            run_job(job, lambda event, job=job: recorder.news(job, event), train_run)
-            outcome = read_outcome(Path(job.folder), id=job.id)
-            assert outcome is not None
-            recorder.ended(job, outcome)
-
-
 def test_a_sweep_runs_what_is_not_completed(brim: Brim, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brim.sweep.scout.Scout", ScoutHere)
+    monkeypatch.setattr("brim.sweep.scout.Scout", NoForecast)
     monkeypatch.setattr("brim.cli.sweep._launcher", lambda *_: LauncherHere())
     root = Path("sweep-interrupted/experiments")
     (done,) = (path.parent for path in root.glob("*/run.json"))

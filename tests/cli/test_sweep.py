@@ -12,11 +12,11 @@ from typing import Any
 import numpy
 import pytest
 from rich.console import Console
+from sweep_runs import LauncherHere, ScoutHere
 
 from brim.cli.sweep_progress import SweepProgress
 from brim.errors import RequestError
-from brim.sweep.experiment import run_job, train_run
-from brim.sweep.job import Job, Outcome, read_outcome
+from brim.sweep.job import Job, Outcome
 from brim.sweep.listener import Recorder
 from brim.sweep.scout import Scout
 
@@ -57,21 +57,6 @@ class FakeScout(Scout):
 @pytest.fixture
 def scout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brim.sweep.scout.Scout", FakeScout)
-
-
-class ScoutHere(Scout):
-    """Forecasts for real, in this process; no device is there."""
-
-    def devices(self) -> list[dict[str, Any]]:
-        return []
-
-    def check_model(self, model: str) -> None:
-        del model
-
-    def forecast(self, settings: Mapping[str, Any], sizes: Sequence[int | str]) -> dict[str, Any]:
-        from brim.sweep.forecast_child import forecast_workload
-
-        return forecast_workload(settings, sizes, card=self.card)
 
 
 @pytest.fixture
@@ -245,18 +230,6 @@ def test_a_wrong_request_ends_with_2_and_says_what_to_do(
     result = brim("sweep", *(argument.format(seed=seed) for argument in arguments), "--dry-run")
     assert result.code == 2
     assert words in " ".join(result.err.split())
-
-
-class LauncherHere:
-    """Trains every experiment in this process."""
-
-    def run(self, jobs: Sequence[Job], recorder: Recorder) -> None:
-        for job in jobs:
-            recorder.started(job, "cpu")
-            run_job(job, lambda event, job=job: recorder.news(job, event), train_run)
-            outcome = read_outcome(Path(job.folder), id=job.id)
-            assert outcome is not None
-            recorder.ended(job, outcome)
 
 
 class Played:

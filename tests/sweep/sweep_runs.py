@@ -1,4 +1,4 @@
-"""Sweeps that several tests share: experiments that need no torch, and a launcher that starts no process."""
+"""Sweeps that several tests share: experiments that need no torch, and launchers that start no process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from brim.config.sweep_file import SweepFile, read_sweep
+from brim.sweep.experiment import run_job, train_run
 from brim.sweep.forecasts import SizeForecast
-from brim.sweep.job import Job, Outcome
+from brim.sweep.job import Job, Outcome, read_outcome
 from brim.sweep.listener import Recorder, SweepListener
 from brim.sweep.request import SweepRequest
 from brim.sweep.run import SweepPlan, SweepResult, run_sweep
+from brim.sweep.scout import Scout
 
 GIB = 2**30
 
@@ -132,3 +134,30 @@ def run_fake(
 def journal_of(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines[1:]]
+
+
+class ScoutHere(Scout):
+    """Forecasts for real, in this process; no device is there."""
+
+    def devices(self) -> list[dict[str, Any]]:
+        return []
+
+    def check_model(self, model: str) -> None:
+        del model
+
+    def forecast(self, settings: Mapping[str, Any], sizes: Sequence[int | str]) -> dict[str, Any]:
+        from brim.sweep.forecast_child import forecast_workload
+
+        return forecast_workload(settings, sizes, card=self.card)
+
+
+class LauncherHere:
+    """Trains every experiment in this process."""
+
+    def run(self, jobs: Sequence[Job], recorder: Recorder) -> None:
+        for job in jobs:
+            recorder.started(job, "cpu")
+            run_job(job, lambda event, job=job: recorder.news(job, event), train_run)
+            outcome = read_outcome(Path(job.folder), id=job.id)
+            assert outcome is not None
+            recorder.ended(job, outcome)
