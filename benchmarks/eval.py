@@ -109,8 +109,8 @@ class Generation:
         """
         import torch
 
-        from brim.decode.select import make_decoder, padded_batch
-        from brim.decode.settings import GenerationSettings, TokenIds
+        from brim.generation.select import make_decoder, padded_batch
+        from brim.generation.settings import GenerationSettings, TokenIds
 
         some = self.sorted[:: len(self.sorted) // count][:count]
         settings, tokens = GenerationSettings(max_new_tokens=self.new_tokens), TokenIds(ends=(), pad=0)

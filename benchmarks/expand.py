@@ -20,8 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from brim.config.sweep_file import expand_grid
-from brim.config.yaml_file import read_yaml
+from brim.settings.sweep_file import expand_grid
+from brim.settings.yaml_file import read_yaml
 
 SHARED = """task: {tag: video_classification}
 data: {type: ucf101, root: data/ucf101, num_workers: 16, params: {clip_len: 16}}

@@ -177,7 +177,7 @@ def _worker(job: dict[str, Any]) -> None:
     import torch
     from benchmarks.workloads import build
 
-    from brim.config.sizes import parse_bytes
+    from brim.settings.sizes import parse_bytes
 
     limit = parse_bytes(job["limit"]) if job.get("limit") else None
     workload = build(job["workload"])
@@ -220,8 +220,8 @@ def _beside(workload: Any, chosen: int, rate: float, sizes: Sequence[int]) -> di
 
 
 def _with_brim(workload: Any, limit: int | None, contender: str) -> dict[str, Any]:
-    from brim.config.search_settings import SearchSettings
-    from brim.search.find import SearchListener, find_plan
+    from brim.searching.find import SearchListener, find_plan
+    from brim.settings.search_settings import SearchSettings
 
     del contender
     walls: list[float] = []
@@ -342,7 +342,7 @@ def _measure_curve(job: dict[str, Any], workload: Any, limit: int | None) -> dic
     """Measure what is missing of one curve: coarse sizes first, then every sixteenth of the largest."""
     import torch
 
-    from brim.search.probe import DeviceProber, ProbeSettings
+    from brim.searching.probe import DeviceProber, ProbeSettings
 
     curves = Curves(job.get("limit"))
     gpu = torch.cuda.get_device_name().split()[-1].lower()

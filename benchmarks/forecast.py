@@ -62,7 +62,7 @@ def compared(files: Sequence[str], part: str = "") -> list[Row]:
 def _compared_measurement(gpu: str, measurement: dict[str, Any], part: str) -> list[Row]:
     from benchmarks.forecast_cases import case_named
 
-    from brim.forecast.overheads import version_pair
+    from brim.forecasting.overheads import version_pair
 
     version = version_pair(measurement["environment"]["packages"]["torch"])
     peaks: dict[str, list[Row]] = {}
@@ -82,9 +82,9 @@ def _compared_case(
     """Two traces serve all sizes of a case. `after` is the size that a process began with: that one it ran afresh."""
     from benchmarks.forecast_cases import build, case_named
 
-    from brim.forecast.forecast import Forecaster, TracedWorkload
-    from brim.forecast.gpus import find_gpu
-    from brim.forecast.skeleton import without_initialisation
+    from brim.forecasting.forecast import Forecaster, TracedWorkload
+    from brim.forecasting.gpus import find_gpu
+    from brim.forecasting.skeleton import without_initialisation
 
     case = case_named(name)
     assert case is not None
@@ -174,8 +174,8 @@ def _forecast_row(case: Any, device: str) -> Row:
     """The forecast, made before anything is put on the card."""
     from benchmarks.forecast_cases import build
 
-    from brim.forecast.forecast import Forecaster, TracedWorkload, choose_gpu
-    from brim.forecast.skeleton import without_initialisation
+    from brim.forecasting.forecast import Forecaster, TracedWorkload, choose_gpu
+    from brim.forecasting.skeleton import without_initialisation
 
     with without_initialisation():
         workload = build(case, "cpu")
@@ -242,7 +242,7 @@ def _store(row: Row) -> None:
     """Put one measured peak into the file of this card, under the versions of today."""
     import torch
 
-    from brim.forecast.gpus import find_gpu
+    from brim.forecasting.gpus import find_gpu
 
     card = find_gpu(torch.cuda.get_device_name())
     DATA.mkdir(exist_ok=True)

@@ -43,9 +43,9 @@ def main() -> None:
     ((limit, curves),) = stored["curves"].items()
     from benchmarks.forecast_cases import build, case_named
 
-    from brim.config.sizes import parse_bytes
-    from brim.forecast.overheads import version_pair
-    from brim.forecast.skeleton import without_initialisation
+    from brim.forecasting.overheads import version_pair
+    from brim.forecasting.skeleton import without_initialisation
+    from brim.settings.sizes import parse_bytes
 
     environment = stored["environments"][limit]
     version = version_pair(environment["packages"]["torch"])
@@ -85,8 +85,8 @@ def _under_limit(name: str, points: dict[str, Any], model: Any, limit: int) -> s
 
 def _forecast(workload: Any, gpu: str, version: tuple[int, int]) -> tuple[int, Any]:
     """What is resident before a step, and the forecast of any size."""
-    from brim.forecast.forecast import Forecaster, TracedWorkload
-    from brim.forecast.gpus import find_gpu
+    from brim.forecasting.forecast import Forecaster, TracedWorkload
+    from brim.forecasting.gpus import find_gpu
 
     model = Forecaster(TracedWorkload(workload), find_gpu(gpu), torch_version=version).model()
     tensors = [t for module in workload.modules() for t in (*module.parameters(), *module.buffers())]
@@ -95,7 +95,7 @@ def _forecast(workload: Any, gpu: str, version: tuple[int, int]) -> tuple[int, A
 
 def _off_by(model: Any, base: int, factor: float | None) -> Any:
     """The forecast with what grows off by a factor, and every limit with it."""
-    from brim.forecast.forecast_curve import ForecastCurve
+    from brim.forecasting.forecast_curve import ForecastCurve
 
     if factor is None:
         return None
@@ -108,10 +108,10 @@ def _off_by(model: Any, base: int, factor: float | None) -> Any:
 
 def _searched(curve: Curve, limit: int, base: int, forecast: Any) -> tuple[int, int, float]:
     """Probes, those out of memory, and the chosen rate over the best one."""
-    from brim.forecast.byte_model import ByteModel
+    from brim.forecasting.byte_model import ByteModel
     from brim.records import Probe
-    from brim.search.fastest import FastestSearch
-    from brim.search.size_grid import SizeGrid
+    from brim.searching.fastest import FastestSearch
+    from brim.searching.size_grid import SizeGrid
 
     model = ByteModel(base_bytes=base, noise=0.01, prior=None if forecast is None else forecast.reserved_at)
     grid = SizeGrid(last=65_536)

@@ -19,7 +19,7 @@ HOST_BATCH, HOST_TOKEN, HOST_SAMPLE = 0.08, 1.2e-7, 6e-5  # seconds
 def main() -> None:
     from benchmarks.prompts import prompts
 
-    from brim.execute.governor import Governor
+    from brim.running.governor import Governor
 
     lengths = [len(prompt) + NEW_TOKENS for prompt in prompts()]
     print("| prompts | best fixed cap | seconds | auto, seconds | auto over best |")
@@ -37,8 +37,8 @@ def main() -> None:
 
 def replay(costs: list[int], governor: object, *, seed: int = 0) -> float:
     """Seconds for all items under a governor, host and device on a timeline each."""
-    from brim.execute.governor import Governor
-    from brim.execute.queue import WorkQueue, padded_cost
+    from brim.running.governor import Governor
+    from brim.running.queue import WorkQueue, padded_cost
 
     assert isinstance(governor, Governor)
     noise = random.Random(seed)

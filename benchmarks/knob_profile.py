@@ -25,8 +25,8 @@ from benchmarks.environment import environment
 from benchmarks.vision_language import save_model, write_questions
 
 from brim.evaluation.listener import EvalListener
-from brim.execute.figures import ExecutionFigures
 from brim.memory.nested import replaced
+from brim.running.figures import ExecutionFigures
 
 STEP = 1.3  # between two sizes of the exhaustive side
 BEHIND = 0.93  # of the best rate so far: sizes beyond one that is slower are not tried
@@ -70,9 +70,9 @@ def parse() -> argparse.Namespace:
 def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
     from brim.evaluation.request import EvalRequest
     from brim.models.load import KeptModel
-    from brim.profile.listener import ProfileListener
-    from brim.profile.request import ProfileRequest
-    from brim.profile.run import profile
+    from brim.profiling.listener import ProfileListener
+    from brim.profiling.request import ProfileRequest
+    from brim.profiling.run import profile
 
     device_rates: list[float | None] = []
 

@@ -21,9 +21,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from brim.train.preference.baselines.registry import BASELINES
-from brim.train.preference.request import DpoRequest
-from brim.train.preference.run import train_dpo
+from brim.training.preference.baselines.registry import BASELINES
+from brim.training.preference.request import DpoRequest
+from brim.training.preference.run import train_dpo
 
 FILES = {"in": "moses/dataset/data/test.csv.gz", "out": "moses/dataset/data/test_scaffolds.csv.gz"}
 

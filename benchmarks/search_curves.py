@@ -12,10 +12,10 @@ import math
 import random
 from collections.abc import Callable
 
-from brim.forecast.byte_model import ByteModel
+from brim.forecasting.byte_model import ByteModel
 from brim.records import Probe
-from brim.search.largest import LargestSearch
-from brim.search.size_grid import SizeGrid
+from brim.searching.largest import LargestSearch
+from brim.searching.size_grid import SizeGrid
 
 BOUND = 4096
 Bytes = Callable[[int], int]

@@ -26,11 +26,11 @@ import torch
 from benchmarks.environment import environment
 from PIL import Image
 
-from brim.config.train_settings import train_settings
 from brim.models import python_factory
-from brim.train.listener import TrainListener
-from brim.train.request import TrainRequest
-from brim.train.run import run_training
+from brim.settings.train_settings import train_settings
+from brim.training.listener import TrainListener
+from brim.training.request import TrainRequest
+from brim.training.run import run_training
 
 CLASSES = 4
 STAND_IN = """

@@ -27,18 +27,18 @@ from typing import Any
 
 from benchmarks.environment import environment
 
-from brim.config.sizes import format_bytes, parse_bytes
-from brim.config.sweep_file import read_sweep
 from brim.memory.devices import memory_of
-from brim.sweep.devices import local_devices, mps_is_running
-from brim.sweep.forecasts import SizeForecast, forecast_experiments
-from brim.sweep.job import Job, Outcome
-from brim.sweep.launch_local import LocalLauncher
-from brim.sweep.listener import SweepListener
-from brim.sweep.request import SweepRequest
-from brim.sweep.run import SweepPlan, SweepResult, run_sweep
-from brim.sweep.scout import Scout
-from brim.train.run_files import read_steps
+from brim.settings.sizes import format_bytes, parse_bytes
+from brim.settings.sweep_file import read_sweep
+from brim.sweeps.devices import local_devices, mps_is_running
+from brim.sweeps.forecasts import SizeForecast, forecast_experiments
+from brim.sweeps.job import Job, Outcome
+from brim.sweeps.launch_local import LocalLauncher
+from brim.sweeps.listener import SweepListener
+from brim.sweeps.request import SweepRequest
+from brim.sweeps.run import SweepPlan, SweepResult, run_sweep
+from brim.sweeps.scout import Scout
+from brim.training.run_files import read_steps
 
 GIVEN = {  # by hand, for no card in particular
     "r3d_18": 128, "mc3_18": 64, "r2plus1d_18": 128, "s3d": 32, "mvit_v1_b": 16, "mvit_v2_s": 16, "swin3d_b": 16,

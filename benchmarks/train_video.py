@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from brim.config.train_settings import train_settings
 from brim.errors import DoesNotFitError
 from brim.memory.devices import memory_of
-from brim.train.request import TrainRequest
-from brim.train.run import run_training
-from brim.train.run_files import read_steps
+from brim.settings.train_settings import train_settings
+from brim.training.request import TrainRequest
+from brim.training.run import run_training
+from brim.training.run_files import read_steps
 
 MODELS = {"r3d_18": 112, "swin3d_t": 224, "mvit_v2_s": 224}
 CLASSES = 8
@@ -183,10 +183,10 @@ def _compare_ranks(arguments: argparse.Namespace) -> None:
     """The same windows through brim's ranks and through DistributedDataParallel."""
     from brim.ranks.agreement import Agreement, Outcome
     from brim.ranks.gradients import RankGroup
-    from brim.train.micro_batches import MicroBatches, WindowWork
-    from brim.train.micro_sizes import MicroSizes, SizeRequest
-    from brim.train.objective import Batch, Classification
-    from brim.train.optimizer_step import OptimizerStep
+    from brim.training.micro_batches import MicroBatches, WindowWork
+    from brim.training.micro_sizes import MicroSizes, SizeRequest
+    from brim.training.objective import Batch, Classification
+    from brim.training.optimizer_step import OptimizerStep
 
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if arguments.device == "cuda" else torch.device("cpu")

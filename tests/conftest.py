@@ -45,13 +45,13 @@ def plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Items that did not fit alone are tried again at once: nothing here waits for another process."""
-    monkeypatch.setattr("brim.execute.retries.sleep", lambda seconds: None)
+    monkeypatch.setattr("brim.running.retries.sleep", lambda seconds: None)
 
 
 @pytest.fixture
 def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three steady steps in a probe, for tests in which nothing depends on how fast a step is."""
-    from brim.search.probe import ProbeSettings
+    from brim.searching.probe import ProbeSettings
 
     short = functools.partial(ProbeSettings, steady_seconds=0.001, max_steps=3)
-    monkeypatch.setattr("brim.search.find.ProbeSettings", short)
+    monkeypatch.setattr("brim.searching.find.ProbeSettings", short)

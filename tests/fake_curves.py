@@ -10,7 +10,7 @@ from random import Random
 from hypothesis import strategies as st
 
 from brim.records import Probe, Verdict
-from brim.search.probe import Scene
+from brim.searching.probe import Scene
 
 BOUND = 4096  # the bound of the promise: below it the largest size is exact
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from brim.config.train_settings import SETTING_KEYS
+from brim.settings.train_settings import SETTING_KEYS
 from fuzzed_lines import SWEEP_FILE, TRAIN_FILE
 
 FILES = {"train": ("config.yaml", TRAIN_FILE), "sweep": ("grid.yaml", SWEEP_FILE)}

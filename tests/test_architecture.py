@@ -14,9 +14,9 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "brim"
 
 # Top first: a file may import from its own layer and from those before it, never from those after it.
 LAYERS = (
-    "errors", "records", "config", "storage", "ranks", "monitor", "memory", "decode", "workloads", "forecast", "search",
-    "execute", "models", "data", "metrics", "advise", "evaluation", "profile", "train", "sweep", "demo", "report",
-    "cli",
+    "errors", "records", "settings", "storage", "ranks", "monitor", "memory", "generation", "workloads", "forecasting",
+    "searching", "running", "models", "data", "metrics", "advice", "evaluation", "profiling", "training", "sweeps",
+    "demo", "reporting", "cli",
 )  # fmt: skip
 
 # Not layers: the package's front, which names what is public, and `python -m brim`, which calls the command line.
@@ -26,19 +26,19 @@ FRONT = ("__init__.py", "__main__.py")
 QUARANTINE = {
     "pynvml": ("monitor/nvml.py",),
     "torch.distributed": ("ranks/",),
-    "transformers": ("models/hf_", "decode/", "demo/model.py"),
+    "transformers": ("models/hf_", "generation/", "demo/model.py"),
     "PIL": ("data/images.py", "demo/digitboard.py"),
-    "altair": ("report/charts/",),
+    "altair": ("reporting/charts/",),
 }
 ONE_FILE_EACH = (
     "torchvision", "timm", "sacrebleu", "rouge_score", "ray", "submitit", "av", "datasets", "pyarrow", "yaml",
     "vl_convert", "jinja2",
 )  # fmt: skip
 WITHOUT_TORCH = (
-    "config/", "storage/", "execute/", "metrics/", "data/", "records.py", "errors.py", "forecast/attention_rules.py",
-    "forecast/byte_model.py",
-    "forecast/allocator.py", "forecast/events.py", "forecast/extrapolate.py", "forecast/gpus.py",
-    "forecast/overheads.py", "__init__.py", "memory/failures.py", "report/",
+    "settings/", "storage/", "running/", "metrics/", "data/", "records.py", "errors.py",
+    "forecasting/attention_rules.py", "forecasting/byte_model.py",
+    "forecasting/allocator.py", "forecasting/events.py", "forecasting/extrapolate.py", "forecasting/gpus.py",
+    "forecasting/overheads.py", "__init__.py", "memory/failures.py", "reporting/",
 )  # fmt: skip
 
 
@@ -108,8 +108,8 @@ def test_a_file_imports_only_from_its_own_layer_and_those_above(file: str) -> No
 
 
 def test_the_check_sees_imports_inside_functions_and_of_whole_modules() -> None:
-    hidden = ast.parse("def late():\n    from brim.search.find import find_plan\n")
-    assert forbidden_imports("memory/devices.py", hidden) == ["brim.search.find", "brim.search.find.find_plan"]
+    hidden = ast.parse("def late():\n    from brim.searching.find import find_plan\n")
+    assert forbidden_imports("memory/devices.py", hidden) == ["brim.searching.find", "brim.searching.find.find_plan"]
     assert forbidden_imports("memory/devices.py", ast.parse("from brim import cli")) == ["brim.cli"]
     assert forbidden_imports("cli/find.py", hidden) == []
 

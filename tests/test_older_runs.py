@@ -239,7 +239,7 @@ class NoForecast(ScoutHere):
 
 
 def test_a_sweep_runs_what_is_not_completed(brim: Brim, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brim.sweep.scout.Scout", NoForecast)
+    monkeypatch.setattr("brim.sweeps.scout.Scout", NoForecast)
     monkeypatch.setattr("brim.cli.sweep._launcher", lambda *_: LauncherHere())
     root = Path("sweep-interrupted/experiments")
     (done,) = (path.parent for path in root.glob("*/run.json"))

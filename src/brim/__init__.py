@@ -10,20 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from brim.config.search_settings import SearchSettings
-    from brim.config.sweep_file import expand_grid, validate_grid
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
     from brim.evaluation.api import evaluate
     from brim.evaluation.run import EvalResult
-    from brim.execute.executor import ItemFailure
-    from brim.execute.mapping import MapResult, map
-    from brim.forecast.forecast import forecast_batch_size, forecast_memory
-    from brim.profile.api import profile_knob
-    from brim.profile.run import ProfileResult
+    from brim.forecasting.forecast import forecast_batch_size, forecast_memory
+    from brim.profiling.api import profile_knob
+    from brim.profiling.run import ProfileResult
     from brim.records import Forecast, MemoryFigures, Plan, Probe
-    from brim.search.find import SearchListener, find_batch_size, find_plan
-    from brim.train.api import fit
-    from brim.train.run import TrainResult
+    from brim.running.executor import ItemFailure
+    from brim.running.mapping import MapResult, map
+    from brim.searching.find import SearchListener, find_batch_size, find_plan
+    from brim.settings.search_settings import SearchSettings
+    from brim.settings.sweep_file import expand_grid, validate_grid
+    from brim.training.api import fit
+    from brim.training.run import TrainResult
     from brim.workloads.base import Workload
 
 __version__ = "0.1.0"
@@ -33,29 +33,29 @@ _HOMES = {
     "DoesNotFitError": "brim.errors",
     "EvalResult": "brim.evaluation.run",
     "Forecast": "brim.records",
-    "ItemFailure": "brim.execute.executor",
+    "ItemFailure": "brim.running.executor",
     "LostError": "brim.errors",
-    "MapResult": "brim.execute.mapping",
+    "MapResult": "brim.running.mapping",
     "MemoryFigures": "brim.records",
     "Plan": "brim.records",
     "Probe": "brim.records",
-    "ProfileResult": "brim.profile.run",
+    "ProfileResult": "brim.profiling.run",
     "RankError": "brim.errors",
     "RequestError": "brim.errors",
-    "SearchListener": "brim.search.find",
-    "SearchSettings": "brim.config.search_settings",
-    "TrainResult": "brim.train.run",
+    "SearchListener": "brim.searching.find",
+    "SearchSettings": "brim.settings.search_settings",
+    "TrainResult": "brim.training.run",
     "Workload": "brim.workloads.base",
     "evaluate": "brim.evaluation.api",
-    "expand_grid": "brim.config.sweep_file",
-    "find_batch_size": "brim.search.find",
-    "find_plan": "brim.search.find",
-    "fit": "brim.train.api",
-    "forecast_batch_size": "brim.forecast.forecast",
-    "forecast_memory": "brim.forecast.forecast",
-    "map": "brim.execute.mapping",
-    "profile_knob": "brim.profile.api",
-    "validate_grid": "brim.config.sweep_file",
+    "expand_grid": "brim.settings.sweep_file",
+    "find_batch_size": "brim.searching.find",
+    "find_plan": "brim.searching.find",
+    "fit": "brim.training.api",
+    "forecast_batch_size": "brim.forecasting.forecast",
+    "forecast_memory": "brim.forecasting.forecast",
+    "map": "brim.running.mapping",
+    "profile_knob": "brim.profiling.api",
+    "validate_grid": "brim.settings.sweep_file",
 }
 
 __all__ = [

@@ -20,7 +20,7 @@ from rich.console import Console
 import saved_models
 from brim.cli.evaluate_progress import EvalProgress, comparison_table, print_result
 from brim.evaluation.run import EvalResult
-from brim.execute.figures import ExecutionFigures
+from brim.running.figures import ExecutionFigures
 
 Brim = Callable[..., Any]
 

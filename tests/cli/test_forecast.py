@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from brim.forecast.table import MODELS, BatchTable, Entry
+from brim.forecasting.table import MODELS, BatchTable, Entry
 
 NET = ("py:brim.models.small:convnet", "--knob", "size=16")
 Brim = Callable[..., Any]
@@ -227,7 +227,7 @@ def test_the_batch_table_shows_computed_sizes_beside_the_hand_made_ones(
         for card in (4, 80)
     )  # fmt: skip
     made = BatchTable(entries=entries, models=MODELS, seconds=1.0)
-    monkeypatch.setattr("brim.forecast.table.batch_size_table", lambda *_, **__: made)
+    monkeypatch.setattr("brim.forecasting.table.batch_size_table", lambda *_, **__: made)
     text = brim("forecast", "--table")
     assert text.code == 0
     for words in ("generation", "training", "80 GB", "by hand", "8-16", "Qwen2.5-14B"):

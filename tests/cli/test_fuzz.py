@@ -24,9 +24,9 @@ import pytest
 
 from brim.cli.main import run
 from brim.cli.train_progress import TrainProgress
-from brim.config.train_settings import SETTING_KEYS
-from brim.sweep.forecast_child import _answer as answer_scout
-from brim.sweep.scout import Scout
+from brim.settings.train_settings import SETTING_KEYS
+from brim.sweeps.forecast_child import _answer as answer_scout
+from brim.sweeps.scout import Scout
 from fuzzed_files import drawn_file
 from fuzzed_lines import BASES, commands, drawn_line, write_inputs
 
@@ -62,7 +62,7 @@ def nothing_heavy(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(TrainProgress, "step", counted)
-    monkeypatch.setattr("brim.sweep.scout.Scout", ScoutHere)
+    monkeypatch.setattr("brim.sweeps.scout.Scout", ScoutHere)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # as HF_HUB_OFFLINE=1 before it was imported
     monkeypatch.setattr("brim.cli.demo.run_profile", lambda *arguments, **more: None)  # seven seconds of a real model
 

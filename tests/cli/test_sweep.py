@@ -16,9 +16,9 @@ from sweep_runs import LauncherHere, ScoutHere
 
 from brim.cli.sweep_progress import SweepProgress
 from brim.errors import RequestError
-from brim.sweep.job import Job, Outcome
-from brim.sweep.listener import Recorder
-from brim.sweep.scout import Scout
+from brim.sweeps.job import Job, Outcome
+from brim.sweeps.listener import Recorder
+from brim.sweeps.scout import Scout
 
 Brim = Callable[..., Any]
 
@@ -56,7 +56,7 @@ class FakeScout(Scout):
 
 @pytest.fixture
 def scout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brim.sweep.scout.Scout", FakeScout)
+    monkeypatch.setattr("brim.sweeps.scout.Scout", FakeScout)
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def pictures():
 def test_a_sweep_and_brim_forecast_give_the_same_bytes_for_the_same_settings(
     brim: Brim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brim.sweep.scout.Scout", ScoutHere)
+    monkeypatch.setattr("brim.sweeps.scout.Scout", ScoutHere)
     (tmp_path / "data.py").write_text(PICTURES)
     file = tmp_path / "grid.yaml"
     file.write_text(
@@ -292,7 +292,7 @@ def test_a_batch_that_is_forecast_not_to_fit_starts_in_balanced_parts_that_do(
     brim: Brim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """27 where 21 fit: 14 and 13 from the first step on, and no step runs out of memory."""
-    monkeypatch.setattr("brim.sweep.scout.Scout", ScoutHere)
+    monkeypatch.setattr("brim.sweeps.scout.Scout", ScoutHere)
     monkeypatch.setattr("brim.cli.sweep._launcher", lambda *_: LauncherHere())
     (tmp_path / "nets.py").write_text(WIDE)
     settings = {

@@ -24,11 +24,11 @@ from brim.evaluation.sizing import Sizing, Start
 from brim.evaluation.subject import Subject, open_subject
 from brim.evaluation.worker import Worker
 from brim.evaluation.workload import DataWorkload
-from brim.execute.governor import Governor
-from brim.forecast.forecast import Forecaster, TracedWorkload
-from brim.forecast.gpus import find_gpu
+from brim.forecasting.forecast import Forecaster, TracedWorkload
+from brim.forecasting.gpus import find_gpu
 from brim.ranks.agreement import Agreement
 from brim.records import Probe
+from brim.running.governor import Governor
 
 TOKENS = 6
 MIB = 2**20

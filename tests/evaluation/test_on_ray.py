@@ -26,8 +26,8 @@ from brim.evaluation.on_ray import evaluate_on_ray
 from brim.evaluation.remote_worker import Means, RemoteWorker
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult
-from brim.execute.figures import ExecutionFigures
-from brim.execute.ray_cluster import LISTENER, connected_ray, exit_detail
+from brim.running.figures import ExecutionFigures
+from brim.running.ray_cluster import LISTENER, connected_ray, exit_detail
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (brim[ray])")
 

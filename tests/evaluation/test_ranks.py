@@ -25,9 +25,9 @@ from brim.errors import BrimError, RequestError
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import evaluate
 from brim.evaluation.summary import RankFigures, merge_plans, plans_to_keep
-from brim.execute.figures import ExecutionFigures
 from brim.monitor.sampler import MonitorSummary
 from brim.records import MemoryFigures, Plan
+from brim.running.figures import ExecutionFigures
 from brim.storage.run_lock import locked_folder
 
 SAMPLES = 40

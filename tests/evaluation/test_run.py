@@ -100,7 +100,7 @@ def slow_start(monkeypatch: pytest.MonkeyPatch) -> None:
         return LaterAnswers(read)
 
     monkeypatch.setattr(FunctionTask, "launch", timed)
-    monkeypatch.setattr("brim.execute.executor.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr("brim.running.executor.time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
 
 def test_a_second_run_starts_where_the_first_one_settled_unless_its_plan_is_damaged(

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from evaluation_runs import predictions, record_of, run, shout, write_lines, write_words
 
-from brim.decode.fallback import GenerateFallback
 from brim.evaluation.tasks.function import FunctionTask
-from brim.execute.governor import FORGIVING_BATCHES
+from brim.generation.fallback import GenerateFallback
 from brim.records import Probe
+from brim.running.governor import FORGIVING_BATCHES
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, before: Callable[[list[int]], None]) -> list[int]:
@@ -144,7 +144,7 @@ def test_without_a_number_a_task_has_its_own(
 
 
 def test_a_probe_that_timed_out_never_counts_as_fitting() -> None:
-    """That the searches keep to it is shown in tests/search: test_isolate, test_largest and test_fastest."""
+    """That the searches keep to it is shown in tests/searching: test_isolate, test_largest and test_fastest."""
     assert not Probe(batch_size=8, verdict="timeout").fits
 
 

@@ -15,7 +15,7 @@ from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import evaluate
 from brim.evaluation.sizing import MOST_OFF
 from brim.evaluation.subject import Subject, open_subject
-from brim.forecast.forecast import gpu_of_device
+from brim.forecasting.forecast import gpu_of_device
 
 pytestmark = pytest.mark.gpu
 transformers = pytest.importorskip("transformers")

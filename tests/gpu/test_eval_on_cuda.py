@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import saved_models
-from brim.decode.loop import DecodeLoop
-from brim.decode.select import make_decoder, padded_batch
-from brim.decode.settings import GenerationSettings, TokenIds
+from brim.generation.loop import DecodeLoop
+from brim.generation.select import make_decoder, padded_batch
+from brim.generation.settings import GenerationSettings, TokenIds
 
 pytestmark = pytest.mark.gpu
 transformers = pytest.importorskip("transformers")

@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import brim
-from brim.config.search_settings import SearchSettings
 from brim.memory.devices import CudaMemory
 from brim.models.build import WorkloadRequest, build_workload
-from brim.search.find import find_plan, find_with
-from brim.search.isolate import IsolatedProber
-from brim.search.probe import DeviceProber, ProbeSettings
+from brim.searching.find import find_plan, find_with
+from brim.searching.isolate import IsolatedProber
+from brim.searching.probe import DeviceProber, ProbeSettings
+from brim.settings.search_settings import SearchSettings
 
 pytestmark = pytest.mark.gpu
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from brim.config.search_settings import SearchSettings
-from brim.forecast.forecast import Forecaster, TracedWorkload, gpu_of_device
+from brim.forecasting.forecast import Forecaster, TracedWorkload, gpu_of_device
 from brim.memory.devices import CudaMemory
 from brim.memory.limit import DEFAULT_MARGIN
 from brim.models.build import WorkloadRequest, build_workload
-from brim.search.find import find_plan
+from brim.searching.find import find_plan
+from brim.settings.search_settings import SearchSettings
 from brim.workloads.base import Workload
 
 pytestmark = pytest.mark.gpu

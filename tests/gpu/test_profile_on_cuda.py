@@ -10,9 +10,9 @@ import torch
 
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.stage_clock import StageClock
-from brim.profile.explain_speed import SWITCHES, explain_speed
-from brim.profile.request import ProfileRequest
-from brim.profile.run import profile
+from brim.profiling.explain_speed import SWITCHES, explain_speed
+from brim.profiling.request import ProfileRequest
+from brim.profiling.run import profile
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("sklearn")

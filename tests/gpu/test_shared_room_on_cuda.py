@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from brim.execute.loader import Loader, LoaderSettings
 from brim.memory.shared_room import Packed, SharedRoom
+from brim.running.loader import Loader, LoaderSettings
 
 pytestmark = pytest.mark.gpu
 

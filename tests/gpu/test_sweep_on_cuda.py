@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from brim.config.sweep_file import read_sweep
-from brim.sweep.devices import local_devices
-from brim.sweep.forecasts import bytes_needed, forecast_experiments
-from brim.sweep.launch_local import LocalLauncher
-from brim.sweep.request import SweepRequest
-from brim.sweep.run import SweepPlan, SweepResult, run_sweep
-from brim.sweep.scout import Scout
+from brim.settings.sweep_file import read_sweep
+from brim.sweeps.devices import local_devices
+from brim.sweeps.forecasts import bytes_needed, forecast_experiments
+from brim.sweeps.launch_local import LocalLauncher
+from brim.sweeps.request import SweepRequest
+from brim.sweeps.run import SweepPlan, SweepResult, run_sweep
+from brim.sweeps.scout import Scout
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -93,7 +93,7 @@ def test_the_sweep_itself_takes_no_memory_of_the_card() -> None:
     import sys
 
     script = (
-        "import sys\nfrom brim.sweep.launch_local import LocalLauncher\nfrom brim.sweep.run import run_sweep\n"
-        "from brim.sweep.scout import Scout\nassert 'torch' not in sys.modules\n"
+        "import sys\nfrom brim.sweeps.launch_local import LocalLauncher\nfrom brim.sweeps.run import run_sweep\n"
+        "from brim.sweeps.scout import Scout\nassert 'torch' not in sys.modules\n"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

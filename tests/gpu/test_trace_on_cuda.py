@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from brim.forecast.events import Target, Trace
-from brim.forecast.trace import trace_workload
+from brim.forecasting.events import Target, Trace
+from brim.forecasting.trace import trace_workload
 from brim.models.build import WorkloadRequest, build_workload
 from brim.workloads.base import Workload
 from brim.workloads.train_step import TrainStepWorkload

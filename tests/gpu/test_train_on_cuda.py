@@ -10,10 +10,10 @@ import numpy
 import pytest
 import torch
 
-from brim.config.train_settings import train_settings
-from brim.train.listener import StepRecord, TrainListener
-from brim.train.request import TrainRequest
-from brim.train.run import TrainResult, run_training
+from brim.settings.train_settings import train_settings
+from brim.training.listener import StepRecord, TrainListener
+from brim.training.request import TrainRequest
+from brim.training.run import TrainResult, run_training
 
 pytestmark = pytest.mark.gpu
 
@@ -147,7 +147,7 @@ def test_a_video_model_learns_moving_shapes(tmp_path: Path) -> None:
 
 
 def test_comparing_batches_measures_memory_and_forecasts_it(tmp_path: Path) -> None:
-    from brim.train.compare import compare_effective_batches
+    from brim.training.compare import compare_effective_batches
 
     request = TrainRequest(settings=train_settings(nested(tmp_path)), use_cache=False)
     small, large = compare_effective_batches(request, [8, 64])

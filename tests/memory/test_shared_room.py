@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.execute.loader import Loader, LoaderSettings, NotPrepared
 from brim.memory import shared_room
 from brim.memory.shared_room import Packed, SharedRoom, tensor_bytes
+from brim.running.loader import Loader, LoaderSettings, NotPrepared
 
 PART = 1 << 12
 

@@ -1,4 +1,4 @@
-"""Flat sums of gradients; with real ranks they are tried in tests/train/test_ranks.py."""
+"""Flat sums of gradients; with real ranks they are tried in tests/training/test_ranks.py."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ def demo(
 
     Example: brim demo -o runs/demo
     """
-    from brim.config.sizes import parse_bytes
     from brim.demo.digitboard import write_digitboard
     from brim.demo.model import weights_folder
     from brim.errors import RequestError
     from brim.evaluation.request import EvalRequest
-    from brim.profile.request import ProfileRequest
+    from brim.profiling.request import ProfileRequest
     from brim.ranks.world import current_world
+    from brim.settings.sizes import parse_bytes
     from brim.storage.run_lock import locked_folder
 
     if current_world().size > 1:

@@ -12,7 +12,7 @@ from brim.cli.console import error_console, output_console, print_document
 from brim.errors import RequestError
 
 if TYPE_CHECKING:
-    from brim.train.preference.encode_file import EncodedFile
+    from brim.training.preference.encode_file import EncodedFile
 
 __all__ = ["encode"]
 
@@ -60,7 +60,7 @@ def encode(
 
     Example: brim encode -m morgan -d smiles.csv -o features.safetensors --knob bits=1024
     """
-    from brim.train.preference.encode_file import EncodeRequest
+    from brim.training.preference.encode_file import EncodeRequest
 
     mapping = {}
     for flag in column or []:
@@ -90,7 +90,7 @@ def encode(
 def _run(request: Any) -> EncodedFile:
     from rich.progress import Progress
 
-    from brim.train.preference.encode_file import encode_file
+    from brim.training.preference.encode_file import encode_file
 
     console = error_console()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -10,12 +10,12 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from brim.cli.live_bars import LiveBars
-from brim.config.sizes import format_bytes
 from brim.errors import plural
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.run import EvalResult
 from brim.evaluation.subject import SubjectFacts
-from brim.execute.figures import ExecutionFigures
+from brim.running.figures import ExecutionFigures
+from brim.settings.sizes import format_bytes
 
 __all__ = ["EvalProgress", "comparison_table", "print_result"]
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from brim.cli import options
 from brim.cli.console import error_console, output_console, print_document
 from brim.cli.run_report import leave_report
-from brim.config.search_settings import DEFAULT_MAX_SIZE, SearchSettings
-from brim.config.sizes import parse_bytes
 from brim.errors import BrimError, RequestError
+from brim.settings.search_settings import DEFAULT_MAX_SIZE, SearchSettings
+from brim.settings.sizes import parse_bytes
 from brim.storage.run_folder import check_folder, write_run
 
 if TYPE_CHECKING:
     from brim.evaluation.request import EvalRequest
     from brim.models.build import WorkloadRequest
     from brim.records import Plan
-    from brim.search.probe import Prober
+    from brim.searching.probe import Prober
 
 __all__ = ["find"]
 
@@ -146,7 +146,7 @@ def _search(
     from brim.cli.probe_table import ProbeTable
     from brim.memory.weights import load_failure
     from brim.ranks.world import current_world
-    from brim.search.find import find_with
+    from brim.searching.find import find_with
 
     console = error_console() if quiet else output_console()
     hidden = current_world().rank > 0 or (quiet and not console.is_terminal)
@@ -171,9 +171,9 @@ def _prober(
     request: WorkloadRequest, evaluation: EvalRequest | None, settings: SearchSettings, *, isolate: bool
 ) -> Prober:
     from brim.models.build import build_workload
-    from brim.search.find import probe_settings
-    from brim.search.isolate import IsolatedProber
-    from brim.search.probe import DeviceProber
+    from brim.searching.find import probe_settings
+    from brim.searching.isolate import IsolatedProber
+    from brim.searching.probe import DeviceProber
 
     if isolate:
         factory = (

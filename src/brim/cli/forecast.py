@@ -14,13 +14,13 @@ import typer
 from brim.cli import options
 from brim.cli.console import error_console, output_console, print_document
 from brim.cli.find import data_request
-from brim.config.search_settings import DEFAULT_MAX_SIZE
 from brim.errors import BrimError, RequestError
+from brim.settings.search_settings import DEFAULT_MAX_SIZE
 
 if TYPE_CHECKING:
     from brim.evaluation.request import EvalRequest
-    from brim.forecast.forecast import Forecaster
-    from brim.forecast.gpus import Gpu
+    from brim.forecasting.forecast import Forecaster
+    from brim.forecasting.gpus import Gpu
     from brim.models.build import WorkloadRequest
     from brim.workloads.base import Mode, Workload
 
@@ -119,7 +119,7 @@ def _check_plot(plot: Path | None) -> None:
 
 def _cards(names: list[str] | None, memory: str | None) -> list[Gpu]:
     """The cards asked for, checked before anything is loaded; none: to be chosen later."""
-    from brim.forecast.gpus import find_gpu, gpu_of_memory
+    from brim.forecasting.gpus import find_gpu, gpu_of_memory
 
     cards = [find_gpu(name) for name in dict.fromkeys(names or [])]
     return [*cards, gpu_of_memory(memory)] if memory is not None else cards
@@ -134,7 +134,7 @@ def _forecast(
     grid: dict[str, Any],
 ) -> list[dict[str, Any]]:
     """A document for each card."""
-    from brim.forecast.forecast import Forecaster, TracedWorkload, choose_gpu
+    from brim.forecasting.forecast import Forecaster, TracedWorkload, choose_gpu
 
     if not cards:
         cards = [choose_gpu(None, None)]
@@ -155,7 +155,7 @@ def _forecast(
 
 def _build(request: WorkloadRequest) -> Workload:
     """The workload, of whose weights only the shapes are real."""
-    from brim.forecast.skeleton import without_initialisation
+    from brim.forecasting.skeleton import without_initialisation
     from brim.models.build import build_workload
 
     with tempfile.TemporaryDirectory() as folder, without_initialisation():
@@ -172,7 +172,7 @@ def _build_on_data(evaluation: EvalRequest) -> Workload:
     """A task on the data's dearest sample, as `brim find -d` searches on it."""
     from brim.evaluation.subject import open_subject
     from brim.evaluation.workload import DataWorkload
-    from brim.forecast.skeleton import without_initialisation
+    from brim.forecasting.skeleton import without_initialisation
 
     with without_initialisation():
         return DataWorkload(open_subject(evaluation), evaluation)
@@ -248,7 +248,7 @@ def _show(documents: list[dict[str, Any]], *, json_output: bool) -> None:
 
 def _draw(documents: list[dict[str, Any]], path: Path) -> None:
     from brim.cli.forecast_page import forecast_page
-    from brim.report.page import render
+    from brim.reporting.page import render
     from brim.storage.files import write_atomic
 
     write_atomic(path, render(forecast_page(documents)))
@@ -257,7 +257,7 @@ def _draw(documents: list[dict[str, Any]], path: Path) -> None:
 
 def _list_gpus(*, json_output: bool) -> None:
     from brim.cli.forecast_table import print_gpus
-    from brim.forecast.gpus import catalogue
+    from brim.forecasting.gpus import catalogue
 
     if json_output:
         document = {"schema": "brim.gpus/1", "gpus": [_card_document(card) for card in catalogue()]}
@@ -268,7 +268,7 @@ def _list_gpus(*, json_output: bool) -> None:
 
 def _show_batch_table(*, json_output: bool) -> None:
     from brim.cli.forecast_table import print_batch_table
-    from brim.forecast.table import batch_size_table
+    from brim.forecasting.table import batch_size_table
 
     console = error_console()
     if console.is_terminal:

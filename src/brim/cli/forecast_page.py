@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brim.cli.forecast_table import PART_NAMES, sizes_of
-from brim.config.sizes import format_bytes
-from brim.report.base import Column, Fact, Key, Page, Panel, Section, Spec, Table
-from brim.report.charts.theme import HEIGHT, LIMIT, series_colour
-from brim.report.units import bytes_text, count_text
+from brim.reporting.base import Column, Fact, Key, Page, Panel, Section, Spec, Table
+from brim.reporting.charts.theme import HEIGHT, LIMIT, series_colour
+from brim.reporting.units import bytes_text, count_text
+from brim.settings.sizes import format_bytes
 
 __all__ = ["forecast_page"]
 

@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from brim.config.sizes import format_bytes
 from brim.records import settings_in_words
+from brim.settings.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from brim.forecast.gpus import Gpu
-    from brim.forecast.table import BatchTable
+    from brim.forecasting.gpus import Gpu
+    from brim.forecasting.table import BatchTable
 
 __all__ = ["PART_NAMES", "print_batch_table", "print_forecasts", "print_gpus", "sizes_of"]
 

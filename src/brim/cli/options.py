@@ -290,7 +290,7 @@ ResumeTraining = Annotated[bool, _flag("--resume", text="Go on from the last che
 
 def parse_batch_size(text: str, *, flag: str = "--batch-size") -> int | None:
     """`auto` is None; anything else must be a whole number from 1."""
-    from brim.config.search_settings import LARGEST_SIZE
+    from brim.settings.search_settings import LARGEST_SIZE
 
     if text == "auto":
         return None

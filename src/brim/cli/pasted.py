@@ -268,7 +268,7 @@ def _suggest(error: Any, unknown: str, own: Sequence[str], ctx: Any) -> None:
 
 def _settings_named(option: str) -> list[str]:
     """The keys of a training file that end in an option's name: `hp.epochs` for `--epochs`."""
-    from brim.config.train_settings import SETTING_KEYS
+    from brim.settings.train_settings import SETTING_KEYS
 
     name = option.lstrip("-").replace("-", "_")
     return [key for key in SETTING_KEYS if key.rpartition(".")[2] == name]

@@ -7,10 +7,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from brim.config.sizes import format_bytes
 from brim.records import Plan, Probe
-from brim.search.find import SearchListener
-from brim.search.probe import Scene
+from brim.searching.find import SearchListener
+from brim.searching.probe import Scene
+from brim.settings.sizes import format_bytes
 
 __all__ = ["ProbeTable", "plan_line"]
 

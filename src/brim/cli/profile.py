@@ -14,8 +14,8 @@ from brim.errors import RequestError
 
 if TYPE_CHECKING:
     from brim.evaluation.request import EvalRequest
-    from brim.profile.request import ProfileRequest
-    from brim.profile.run import ProfileResult
+    from brim.profiling.request import ProfileRequest
+    from brim.profiling.run import ProfileResult
 
 __all__ = ["profile", "run_profile"]
 
@@ -140,7 +140,7 @@ def profile(
     from brim.cli.evaluate import given_data, one_model
     from brim.data.open import parse_mapping
     from brim.evaluation.request import EvalRequest
-    from brim.profile.request import SEED_SCALE, ProfileRequest, parse_axes, parse_scale
+    from brim.profiling.request import SEED_SCALE, ProfileRequest, parse_axes, parse_scale
 
     if resume and output is None:
         raise RequestError("--resume: say which run with -o DIR")
@@ -205,7 +205,7 @@ def profile(
 def run_profile(request: ProfileRequest, output: Path | None, *, json_output: bool) -> ProfileResult:
     """Profile with a progress display, write the report, print the table; some points failed: exit code 1."""
     from brim.cli.profile_progress import ProfileProgress, print_profile
-    from brim.profile.run import profile as run
+    from brim.profiling.run import profile as run
     from brim.ranks.world import current_world
 
     rank = current_world().rank
@@ -239,7 +239,7 @@ def _explain(base: EvalRequest, axes: dict[str, tuple[str, ...] | None], *, json
     import dataclasses
 
     from brim.cli.profile_progress import ProfileProgress, speed_table
-    from brim.profile.explain_speed import explain_speed
+    from brim.profiling.explain_speed import explain_speed
 
     for name, values in axes.items():
         if values is None or len(values) != 1:

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from brim.cli.evaluate_progress import EvalProgress
-from brim.config.sizes import format_bytes
 from brim.evaluation.subject import SubjectFacts
-from brim.profile.listener import ProfileListener
-from brim.profile.run import ProfileResult
+from brim.profiling.listener import ProfileListener
+from brim.profiling.run import ProfileResult
+from brim.settings.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from brim.profile.explain_speed import SpeedRow
+    from brim.profiling.explain_speed import SpeedRow
 
 __all__ = ["ProfileProgress", "print_profile", "speed_table"]
 

@@ -35,7 +35,7 @@ def report(runs: Runs, output: Page = None, json_output: options.JsonOutput = Fa
 
     Example: brim report runs/eval-20260131-093000
     """
-    from brim.report.write import COMPARISON, REPORT, write_comparison, write_report
+    from brim.reporting.write import COMPARISON, REPORT, write_comparison, write_report
 
     page = _page(output, REPORT if len(runs) == 1 else COMPARISON)
     if len(runs) == 1:

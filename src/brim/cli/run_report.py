@@ -12,7 +12,7 @@ __all__ = ["leave_report"]
 
 def leave_report(folder: Path) -> Path | None:
     """Write `report.html` into the folder; where that is not possible, say why and go on without."""
-    from brim.report.write import write_report
+    from brim.reporting.write import write_report
 
     try:
         return write_report(folder)

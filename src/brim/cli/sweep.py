@@ -16,11 +16,11 @@ from brim.cli.console import error_console, output_console, print_document
 from brim.errors import RequestError
 
 if TYPE_CHECKING:
-    from brim.config.sweep_file import SweepFile
-    from brim.sweep.request import SweepRequest
-    from brim.sweep.run import Launcher, SweepPlan, SweepResult
-    from brim.sweep.scheduler import Device
-    from brim.sweep.scout import Scout
+    from brim.settings.sweep_file import SweepFile
+    from brim.sweeps.request import SweepRequest
+    from brim.sweeps.run import Launcher, SweepPlan, SweepResult
+    from brim.sweeps.scheduler import Device
+    from brim.sweeps.scout import Scout
 
 __all__ = ["sweep"]
 
@@ -118,9 +118,9 @@ def sweep(
     Example: brim sweep config/ucf101_video_grid.yaml hp.learning_rate=0.01 --max-experiments 3 --dry-run
     """
     from brim.storage.run_lock import locked_folder
-    from brim.sweep.request import SweepRequest
-    from brim.sweep.scout import ANSWER_SECONDS, Scout
-    from brim.sweep.state import check_contents
+    from brim.sweeps.request import SweepRequest
+    from brim.sweeps.scout import ANSWER_SECONDS, Scout
+    from brim.sweeps.state import check_contents
 
     del multi_gpu
     file, changes = _source(file, overrides, config)
@@ -168,7 +168,7 @@ def sweep(
 
 def _check_card(gpu: str | None, memory: str | None) -> None:
     """Refuse a card that does not exist, also where no forecast asks for it."""
-    from brim.forecast.gpus import find_gpu, gpu_of_memory
+    from brim.forecasting.gpus import find_gpu, gpu_of_memory
 
     if gpu is not None:
         find_gpu(gpu)
@@ -195,7 +195,7 @@ def _source(file: str | None, overrides: list[str] | None, config: str | None) -
 
 
 def _slurm_settings(texts: list[str]) -> dict[str, Any]:
-    from brim.config.overrides import parse_overrides
+    from brim.settings.overrides import parse_overrides
 
     return parse_overrides(texts)
 
@@ -215,14 +215,14 @@ class _Preparation:
     @property
     def devices(self) -> tuple[Device, ...]:
         """Where experiments run on this machine."""
-        from brim.sweep.devices import local_devices
+        from brim.sweeps.devices import local_devices
 
         assert self._sweep is not None
         return local_devices(self._cards(), jobs_per_gpu=self._request.jobs_per_gpu, device_ids=self._sweep.device_ids)
 
     def plan(self) -> SweepPlan:
         """The experiments with their forecasts; a `RequestError` names everything that is wrong."""
-        from brim.config.problems import raise_errors, strictly
+        from brim.settings.problems import raise_errors, strictly
 
         plan, problems = self.inspect()
         raise_errors(strictly(problems) if self._strict else problems)
@@ -231,9 +231,9 @@ class _Preparation:
 
     def inspect(self) -> tuple[SweepPlan | None, tuple[Any, ...]]:
         """The plan and every problem; no plan where one of them is an error."""
-        from brim.config.overrides import parse_overrides
-        from brim.config.sweep_file import inspect_sweep
-        from brim.sweep.run import SweepPlan
+        from brim.settings.overrides import parse_overrides
+        from brim.settings.sweep_file import inspect_sweep
+        from brim.sweeps.run import SweepPlan
 
         changes = parse_overrides(self._request.overrides)
         if self._request.data_percentage is not None:
@@ -272,8 +272,8 @@ class _Preparation:
         return self._found
 
     def _forecast(self, experiments: Any) -> dict[str, Any]:
-        from brim.sweep.forecast_cache import CachedForecasts
-        from brim.sweep.forecasts import forecast_experiments
+        from brim.sweeps.forecast_cache import CachedForecasts
+        from brim.sweeps.forecasts import forecast_experiments
 
         cards = [card for card in self._cards() if str(card["name"]).startswith("cuda")]
         if not self._scout.card and cards:
@@ -293,7 +293,7 @@ class _Preparation:
         return found
 
     def _foreseen(self, experiments: Any, forecasts: Any) -> list[Any]:
-        from brim.sweep.forecasts import foreseen, foreseen_data
+        from brim.sweeps.forecasts import foreseen, foreseen_data
 
         assert self._sweep is not None
         return [
@@ -303,7 +303,7 @@ class _Preparation:
 
 
 def _show_check(preparation: _Preparation, *, json_output: bool) -> None:
-    from brim.config.problems import has_errors, in_order, render_problems, strictly
+    from brim.settings.problems import has_errors, in_order, render_problems, strictly
 
     plan, problems = preparation.inspect()
     told = in_order(strictly(problems) if preparation._strict else problems)
@@ -322,8 +322,8 @@ def _show_check(preparation: _Preparation, *, json_output: bool) -> None:
 
 
 def _show_preview(plan: SweepPlan, request: SweepRequest, seconds: float | None, *, json_output: bool) -> None:
-    from brim.sweep.preview import render_sweep
-    from brim.sweep.summary import preview_document
+    from brim.sweeps.preview import render_sweep
+    from brim.sweeps.summary import preview_document
 
     if json_output:
         document = preview_document(plan.expansion, plan.forecasts, file=request.file, seconds=seconds)
@@ -337,7 +337,7 @@ def _run(
     plan: SweepPlan, request: SweepRequest, devices: tuple[Device, ...], folder: Path, *, json_output: bool
 ) -> SweepResult:
     from brim.cli.sweep_progress import SweepProgress
-    from brim.sweep.run import run_sweep
+    from brim.sweeps.run import run_sweep
 
     with SweepProgress(error_console(), lines=not json_output) as progress:
         for problem in plan.expansion.problems:
@@ -352,15 +352,15 @@ def _run(
 
 
 def _launcher(request: SweepRequest, devices: tuple[Device, ...], progress: Any) -> Launcher:
-    from brim.sweep.devices import mps_is_running
-    from brim.sweep.launch_local import LocalLauncher
+    from brim.sweeps.devices import mps_is_running
+    from brim.sweeps.launch_local import LocalLauncher
 
     if request.on == "ray":
-        from brim.sweep.launch_ray import RayLauncher
+        from brim.sweeps.launch_ray import RayLauncher
 
         return RayLauncher(timeout_seconds=request.timeout_seconds, jobs_per_gpu=request.jobs_per_gpu)
     if request.on == "slurm":
-        from brim.sweep.launch_slurm import SlurmLauncher
+        from brim.sweeps.launch_slurm import SlurmLauncher
 
         return SlurmLauncher(settings=request.slurm, timeout_seconds=request.timeout_seconds)
     cards = [device for device in devices if device.kind == "cuda"]

@@ -11,11 +11,11 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from brim.cli.live_bars import LiveBars
-from brim.config.sizes import format_bytes
-from brim.sweep.job import Job, Outcome
-from brim.sweep.listener import SweepListener
-from brim.sweep.results import Result, first_line
-from brim.sweep.run import SweepResult
+from brim.settings.sizes import format_bytes
+from brim.sweeps.job import Job, Outcome
+from brim.sweeps.listener import SweepListener
+from brim.sweeps.results import Result, first_line
+from brim.sweeps.run import SweepResult
 
 __all__ = ["SweepProgress", "print_sweep"]
 

@@ -16,8 +16,8 @@ from brim.cli.run_report import leave_report
 from brim.errors import RequestError
 
 if TYPE_CHECKING:
-    from brim.train.request import TrainRequest
-    from brim.train.run import TrainResult
+    from brim.training.request import TrainRequest
+    from brim.training.run import TrainResult
 
 __all__ = ["app", "train"]
 
@@ -103,9 +103,9 @@ def train(
 
     Example: brim train config.yaml hp.epochs=3 --effective-batch 1024 --lr-scale sqrt -o runs/first
     """
-    from brim.config.train_settings import train_settings
-    from brim.config.training_file import read_training_file
-    from brim.train.request import TrainRequest
+    from brim.settings.train_settings import train_settings
+    from brim.settings.training_file import read_training_file
+    from brim.training.request import TrainRequest
 
     if resume and output is None:
         raise RequestError("--resume: say which run with -o DIR")
@@ -150,7 +150,7 @@ def train(
 
 
 def _seeds(text: str, *, first: int) -> tuple[int, ...]:
-    from brim.train.seeds.variants import seeds_from
+    from brim.training.seeds.variants import seeds_from
 
     numbers = _numbers("--seeds", text, int)
     return seeds_from(numbers if "," in text or len(numbers) != 1 else numbers[0], first=first)
@@ -168,7 +168,7 @@ def _numbers(flag: str, text: str, kind: Callable[[str], _Value]) -> tuple[_Valu
 
 def _merged(overrides: list[str], flags: dict[str, Any]) -> dict[str, Any]:
     """Settings given as KEY=VALUE and as flags; one given both ways is a `RequestError`."""
-    from brim.config.overrides import parse_overrides
+    from brim.settings.overrides import parse_overrides
 
     changes = parse_overrides(overrides)
     for key in flags:
@@ -180,8 +180,8 @@ def _merged(overrides: list[str], flags: dict[str, Any]) -> dict[str, Any]:
 def _run(request: TrainRequest, output: Any, told: list[str], *, quiet: bool) -> TrainResult:
     from brim.cli.train_progress import TrainProgress
     from brim.ranks.world import current_world
-    from brim.train.run import run_training
-    from brim.train.seeds.run import run_seeds
+    from brim.training.run import run_training
+    from brim.training.seeds.run import run_seeds
 
     train = run_seeds if request.several else run_training
     with TrainProgress(error_console(), quiet=current_world().rank > 0, lines=not quiet) as progress:
@@ -193,7 +193,7 @@ def _run(request: TrainRequest, output: Any, told: list[str], *, quiet: bool) ->
 def _compare(request: TrainRequest, sizes: str, *, json_output: bool) -> None:
     from brim.cli.train_progress import TrainProgress, print_comparison
     from brim.ranks.world import current_world
-    from brim.train.compare import compare_effective_batches, parse_sizes
+    from brim.training.compare import compare_effective_batches, parse_sizes
 
     if current_world().size > 1:
         raise RequestError("--compare-batch: sizes are compared on one device; start it without torchrun")

@@ -15,7 +15,7 @@ from brim.cli.run_report import leave_report
 from brim.errors import RequestError
 
 if TYPE_CHECKING:
-    from brim.train.preference.run import DpoResult
+    from brim.training.preference.run import DpoResult
 
 __all__ = ["dpo"]
 
@@ -155,8 +155,8 @@ def dpo(
     """
     if resume and output is None:
         raise RequestError("--resume: say which run with -o DIR")
-    from brim.train.preference.baselines.registry import BASELINES
-    from brim.train.preference.request import DpoRequest
+    from brim.training.preference.baselines.registry import BASELINES
+    from brim.training.preference.request import DpoRequest
 
     request = DpoRequest(
         data=tuple(data or ()),
@@ -204,7 +204,7 @@ def dpo(
 
 def _run(request: Any, output: Path | None, *, quiet: bool) -> DpoResult:
     from brim.cli.train_dpo_progress import DpoProgress
-    from brim.train.preference.run import train_dpo
+    from brim.training.preference.run import train_dpo
 
     with DpoProgress(error_console(), lines=not quiet) as progress:
         return train_dpo(request, output=output, listener=progress)
@@ -243,7 +243,7 @@ def _numbers(flag: str, text: str, kind: Callable[[str], _Value]) -> tuple[_Valu
 
 
 def _seeds(text: str) -> tuple[int, ...]:
-    from brim.train.seeds.variants import seeds_from
+    from brim.training.seeds.variants import seeds_from
 
     numbers = _numbers("--seeds", text, int)
     if not numbers:

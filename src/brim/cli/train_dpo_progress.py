@@ -10,11 +10,11 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from brim.cli.live_bars import LiveBars
-from brim.config.sizes import format_bytes
 from brim.errors import plural
-from brim.train.preference.listener import DpoListener
-from brim.train.preference.run import DpoResult
-from brim.train.preference.table import Cell
+from brim.settings.sizes import format_bytes
+from brim.training.preference.listener import DpoListener
+from brim.training.preference.run import DpoResult
+from brim.training.preference.table import Cell
 
 __all__ = ["DpoProgress", "print_result"]
 

@@ -10,10 +10,10 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from brim.cli.live_bars import LiveBars
-from brim.config.sizes import format_bytes
 from brim.errors import plural
-from brim.train.listener import StepRecord, TrainFacts, TrainListener
-from brim.train.run import TrainResult
+from brim.settings.sizes import format_bytes
+from brim.training.listener import StepRecord, TrainFacts, TrainListener
+from brim.training.run import TrainResult
 
 __all__ = ["TrainProgress", "print_comparison", "print_result"]
 

@@ -27,14 +27,14 @@ from brim.evaluation.tasks.choice import ChoiceTask
 from brim.evaluation.tasks.classify import ClassifyTask
 from brim.evaluation.tasks.generate import GenerateTask
 from brim.evaluation.tasks.multimodal import joined
-from brim.execute.executor import Pending
-from brim.execute.interrupts import InterruptWatch
-from brim.forecast.events import Target, Trace
-from brim.forecast.gpus import Gpu
-from brim.forecast.trace import trace_workload
-from brim.forecast.untraceable import UntraceableError
+from brim.forecasting.events import Target, Trace
+from brim.forecasting.gpus import Gpu
+from brim.forecasting.trace import trace_workload
+from brim.forecasting.untraceable import UntraceableError
 from brim.models.loaded import LoadedModel
-from brim.search.forecast_start import start_forecast
+from brim.running.executor import Pending
+from brim.running.interrupts import InterruptWatch
+from brim.searching.forecast_start import start_forecast
 from brim.workloads.base import Workload
 from brim.workloads.generate import GenerateWorkload
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from brim.forecast.byte_model import ByteModel
+from brim.forecasting.byte_model import ByteModel
 from brim.records import Probe
 
 __all__ = ["ForecastBytes", "Hint"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from brim.evaluation.subject import SubjectFacts
-from brim.execute.figures import ExecutionFigures
+from brim.running.figures import ExecutionFigures
 
 __all__ = ["EvalListener"]
 

@@ -28,9 +28,9 @@ from brim.evaluation.run import EvalResult, write_record
 from brim.evaluation.subject import SubjectFacts
 from brim.evaluation.summary import RankFigures, plans_to_keep
 from brim.evaluation.worker import Lines
-from brim.execute.figures import ExecutionFigures
-from brim.execute.ray_cluster import connected_ray, exit_detail
 from brim.ranks.world import current_world
+from brim.running.figures import ExecutionFigures
+from brim.running.ray_cluster import connected_ray, exit_detail
 from brim.storage.fingerprint import differing_parts
 from brim.storage.run_lock import locked_folder
 

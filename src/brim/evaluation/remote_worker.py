@@ -20,11 +20,11 @@ from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import SubjectFacts, open_subject
 from brim.evaluation.summary import RankFigures, summarise
 from brim.evaluation.worker import Lines, Worker
-from brim.execute.figures import ExecutionFigures
 from brim.memory.devices import memory_of
 from brim.memory.limit import DEFAULT_MARGIN
 from brim.models.placement import resolve_device
 from brim.monitor.trace_file import TraceText
+from brim.running.figures import ExecutionFigures
 
 __all__ = ["Means", "News", "RemoteWorker"]
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from brim.config.sizes import parse_bytes
 from brim.errors import RequestError
+from brim.settings.sizes import parse_bytes
 
 __all__ = ["EvalRequest"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from brim.errors import BrimError, RequestError
 from brim.evaluation.tasks.base import Answer, Task
-from brim.execute.executor import Done
 from brim.metrics.base import Metric
+from brim.running.executor import Done
 
 __all__ = ["Scorer", "answer_lengths"]
 

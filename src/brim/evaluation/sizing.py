@@ -11,12 +11,12 @@ from brim.evaluation.forecast_start import ForecastStart, StartForecaster, forec
 from brim.evaluation.hint import Hint
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject
-from brim.execute.governor import Governor
 from brim.memory.devices import DeviceMemory
 from brim.records import MemoryFigures, Plan, Probe
-from brim.search.environment import environment_facts
-from brim.search.plan_cache import PlanCache, beyond_evidence
-from brim.search.probe import device_name
+from brim.running.governor import Governor
+from brim.searching.environment import environment_facts
+from brim.searching.plan_cache import PlanCache, beyond_evidence
+from brim.searching.probe import device_name
 from brim.storage.fingerprint import fingerprint
 
 __all__ = ["Sizing", "Start"]

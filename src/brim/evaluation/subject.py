@@ -10,12 +10,12 @@ import torch
 
 from brim.data.base import BadRecord, SampleSet
 from brim.data.open import DataRequest, open_data
-from brim.decode.settings import GenerationSettings
 from brim.errors import RequestError
 from brim.evaluation.plugins import load_plugins
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.tasks.base import Task, TaskSettings
 from brim.evaluation.tasks.registry import make_task
+from brim.generation.settings import GenerationSettings
 from brim.metrics.base import Metric
 from brim.metrics.registry import parse_metrics
 from brim.models.build import model_knobs, model_savings, resolve_model
@@ -23,7 +23,7 @@ from brim.models.load import load_model
 from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.placement import resolve_device, resolve_precision
 from brim.records import Unit
-from brim.search.environment import environment_facts
+from brim.searching.environment import environment_facts
 from brim.storage.fingerprint import combined_fingerprint
 from brim.workloads.base import Mode
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brim.evaluation.scoring import Scorer, answer_lengths
-from brim.execute.figures import ExecutionFigures
 from brim.monitor.sampler import MonitorSummary
 from brim.records import BatchSizes, Plan
+from brim.running.figures import ExecutionFigures
 
 __all__ = ["RankFigures", "merge_plans", "plans_to_keep", "summarise"]
 

@@ -26,14 +26,14 @@ from brim.evaluation.sizing import Sizing, Start
 from brim.evaluation.stage_clock import StageClock
 from brim.evaluation.subject import Subject
 from brim.evaluation.summary import RankFigures
-from brim.execute.answers import one_for_each
-from brim.execute.executor import Done, Executor, ItemFailure, Pending
-from brim.execute.governor import Governor
-from brim.execute.loader import Loader, LoaderSettings, NotPrepared
 from brim.memory.devices import DeviceMemory, device_uuid, memory_of
 from brim.memory.limit import resolve_limit
 from brim.monitor.sampler import Sampler
 from brim.monitor.trace_file import TraceText
+from brim.running.answers import one_for_each
+from brim.running.executor import Done, Executor, ItemFailure, Pending
+from brim.running.governor import Governor
+from brim.running.loader import Loader, LoaderSettings, NotPrepared
 
 __all__ = ["Lines", "Worker"]
 

@@ -17,7 +17,7 @@ from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject, evaluation_savings, open_subject
 from brim.evaluation.tasks.base import Task
 from brim.evaluation.tasks.generate import GenerateTask
-from brim.execute.executor import Pending
+from brim.running.executor import Pending
 from brim.workloads.base import Mode, Workload
 
 __all__ = ["DataWorkload", "build_from_json"]

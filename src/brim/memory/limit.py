@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from brim.config.sizes import format_bytes
 from brim.errors import RequestError
 from brim.memory.devices import DeviceMemory
+from brim.settings.sizes import format_bytes
 
 __all__ = ["DEFAULT_MARGIN", "MemoryLimit", "resolve_limit"]
 

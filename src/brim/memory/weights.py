@@ -12,11 +12,11 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from brim.config.sizes import format_bytes
 from brim.errors import DoesNotFitError
 from brim.memory.devices import device_uuid, memory_of
 from brim.memory.failures import Failure, FailureKind, classify
 from brim.monitor.nvml import device_memory, processes_on
+from brim.settings.sizes import format_bytes
 
 __all__ = ["load_failure", "place_weights"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from brim.decode.loop import PromptBatch
-from brim.decode.select import Decoder, make_decoder
-from brim.decode.settings import GenerationSettings, TokenIds
 from brim.errors import RequestError
+from brim.generation.loop import PromptBatch
+from brim.generation.select import Decoder, make_decoder
+from brim.generation.settings import GenerationSettings, TokenIds
 from brim.workloads.base import Mode, Workload
 from brim.workloads.model_call import in_mode
 

@@ -22,12 +22,12 @@ from typing import Any, ClassVar
 import torch
 
 from brim.data.base import Sample, SampleSet
-from brim.decode.settings import GenerationSettings
-from brim.execute.executor import ItemFailure, Pending
+from brim.generation.settings import GenerationSettings
 from brim.memory.nested import replaced
 from brim.memory.transfer import moved
 from brim.models.loaded import LoadedModel
 from brim.records import Unit
+from brim.running.executor import ItemFailure, Pending
 
 __all__ = ["Answer", "LaterAnswers", "ReadyAnswers", "Task", "TaskSettings"]
 

@@ -11,8 +11,8 @@ from brim.data.base import SampleSet
 from brim.errors import RequestError, plural
 from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings
 from brim.evaluation.tasks.prompts import PromptWriter
-from brim.execute.executor import Pending
 from brim.models.loaded import LoadedModel
+from brim.running.executor import Pending
 
 __all__ = ["ChoiceTask"]
 

@@ -13,9 +13,9 @@ from brim.data.video import load_video
 from brim.errors import RequestError, plural
 from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings
 from brim.evaluation.tasks.class_names import align_classes
-from brim.execute.executor import Pending
 from brim.memory.transfer import stacked
 from brim.models.loaded import LoadedModel
+from brim.running.executor import Pending
 
 __all__ = ["ClassifyTask"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from brim.data.base import SampleSet
 from brim.evaluation.tasks.base import Answer, ReadyAnswers, Task, TaskSettings
-from brim.execute.answers import one_for_each
-from brim.execute.executor import Pending
 from brim.models.loaded import LoadedModel
+from brim.running.answers import one_for_each
+from brim.running.executor import Pending
 
 __all__ = ["FunctionTask"]
 

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from brim.data.base import SampleSet
-from brim.decode.answers import Answers
-from brim.decode.loop import PromptBatch
-from brim.decode.select import Decoder, make_decoder
-from brim.decode.settings import GenerationSettings, TokenIds
 from brim.errors import RequestError, plural
 from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings
 from brim.evaluation.tasks.multimodal import MultimodalInputs
 from brim.evaluation.tasks.prompts import PromptWriter
-from brim.execute.executor import Pending
+from brim.generation.answers import Answers
+from brim.generation.loop import PromptBatch
+from brim.generation.select import Decoder, make_decoder
+from brim.generation.settings import GenerationSettings, TokenIds
 from brim.models.loaded import LoadedModel
+from brim.running.executor import Pending
 
 __all__ = ["GenerateTask"]
 

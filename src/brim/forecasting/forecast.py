@@ -1,0 +1,324 @@
+"""The forecast: the peak memory of a workload at any size, on a named card, without running on it.
+
+Traces two sizes (a third where bytes grow faster than in a line), replays torch's allocator on them and on every size
+asked for, and adds what lies outside: the CUDA context and buckets for communication. It knows not how traces are made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from brim.errors import DoesNotFitError, RequestError
+from brim.forecasting.allocator import AllocatorSettings
+from brim.forecasting.events import Target, Trace
+from brim.forecasting.extrapolate import SizeModel
+from brim.forecasting.gpus import Gpu, find_gpu, gpu_of_memory
+from brim.forecasting.overheads import Environment, installed_torch, make_timeline
+from brim.memory.limit import DEFAULT_MARGIN
+from brim.memory.remedies import memory_remedies
+from brim.ranks.unwrap import communication_bytes
+from brim.ranks.world import current_world
+from brim.records import Forecast
+from brim.settings.search_settings import DEFAULT_MAX_SIZE
+from brim.settings.sizes import format_bytes
+from brim.workloads.base import Workload
+
+__all__ = [
+    "Forecaster",
+    "TraceFunction",
+    "TracedWorkload",
+    "choose_gpu",
+    "forecast_batch_size",
+    "forecast_memory",
+    "gpu_of_device",
+]
+
+_MORE_MEMORY = "a card with more memory (--gpu NAME, --memory SIZE)"
+
+TraceFunction = Callable[[Workload, int, Target | None], Trace]
+_MADE_FOR = ("data", "classes", "knobs", "dtype", "optimizer", "gradient_checkpointing", "parameters")
+_Kind = tuple[tuple[int, int], tuple[int, int] | None]  # of a target: what a trace depends on
+
+REFERENCE_CARD = "a100-80gb"  # whose workspaces and context stand in when no card is named and none is here
+
+
+def forecast_memory(
+    workload: Workload,
+    batch_size: int,
+    *,
+    gpu: str | None = None,
+    memory: str | int | None = None,
+    margin: float | None = None,
+) -> Forecast:
+    """The peak memory of a batch size, before any GPU is touched.
+
+        forecast = brim.forecast_memory(workload, 32, gpu="rtx 4090")
+        forecast.peak_reserved_bytes, forecast.device_bytes, forecast.fits, forecast.breakdown
+
+    The card is `gpu` (a name of the catalogue) or `memory` (its size); without either it is this machine's own, or an
+    A100 where there is none. `batch_size_max` is not worked out: `forecast_batch_size` does that.
+    """
+    forecaster = Forecaster(TracedWorkload(workload), choose_gpu(gpu, memory), margin=margin)
+    return forecaster.at(batch_size)
+
+
+def forecast_batch_size(
+    workload: Workload,
+    *,
+    gpu: str | None = None,
+    memory: str | int | None = None,
+    margin: float | None = None,
+    power_of_two: bool = False,
+    multiple_of: int = 1,
+    max_batch_size: int = DEFAULT_MAX_SIZE,
+) -> Forecast:
+    """The forecast of the largest batch size that fits a card: its `batch_size`. `DoesNotFitError` when none does.
+
+    brim.forecast_batch_size(workload, gpu="h200").batch_size
+    brim.forecast_batch_size(workload, memory="24GiB", power_of_two=True).batch_size
+    """
+    traced = TracedWorkload(workload)
+    forecaster = Forecaster(traced, choose_gpu(gpu, memory), margin=margin, largest=max_batch_size)
+    size = forecaster.largest(power_of_two=power_of_two, multiple_of=multiple_of)
+    if size == 0:
+        raise forecaster.does_not_fit()
+    return forecaster.at(size, largest=size)
+
+
+class TracedWorkload:
+    """A workload and the traces of it made so far, one for each size and architecture."""
+
+    def __init__(self, workload: Workload, trace: TraceFunction | None = None) -> None:
+        self.workload = workload
+        self.seconds = 0.0  # spent on tracing
+        self._stepped = workload.traced_as()
+        self._trace = trace or _trace
+        self._traces: dict[tuple[int, _Kind | None], Trace] = {}
+
+    def at(self, size: int, target: Target | None) -> Trace:
+        """The trace of a size for a card."""
+        key = (size, None if target is None else (target.compute_capability, target.torch_version))
+        if key not in self._traces:
+            started = time.perf_counter()
+            self._traces[key] = self._trace(self._stepped, size, target)
+            self.seconds += time.perf_counter() - started
+        return self._traces[key]
+
+
+class Forecaster:
+    """Forecasts of one workload on one card.
+
+    `torch_version` is that of the machine it will run on (by default the one installed here), `expandable_segments`
+    its allocator's setting (by default the one of this process's environment); `after` is a size that the same process
+    has run before, as in a search. `memory_limit_bytes` is a limit on what the process reserves, below the card's own.
+    Without `workspaces` the allocated peak is that of the host, where no library of a GPU takes any.
+    """
+
+    def __init__(
+        self,
+        traced: TracedWorkload,
+        gpu: Gpu,
+        *,
+        margin: float | None = None,
+        largest: int = DEFAULT_MAX_SIZE,
+        torch_version: tuple[int, int] | None = None,
+        expandable_segments: bool | None = None,
+        after: int | None = None,
+        memory_limit_bytes: int | None = None,
+        workspaces: bool = True,
+    ) -> None:
+        workload = traced.workload
+        self.gpu = gpu
+        self.margin = _checked_margin(margin)
+        self.smallest = workload.smallest_size()
+        self.largest_allowed = max(min(largest, workload.largest_size() or largest), self.smallest)
+        self._traced = traced
+        self._environment = Environment(
+            compute_capability=gpu.compute_capability,
+            torch_version=torch_version or installed_torch(),
+            multiprocessors=gpu.multiprocessors,
+        )
+        expandable = _expandable_segments() if expandable_segments is None else expandable_segments
+        self._settings = AllocatorSettings(expandable_segments=expandable)
+        self._after = after
+        self._memory_limit_bytes = memory_limit_bytes
+        self._workspaces = workspaces
+        self._beside = workload.reserved_bytes()
+        if workload.mode == "train" and current_world().size > 1:
+            self._beside += communication_bytes(workload.modules())
+        self._model: SizeModel | None = None
+        self._approximate: str | None = None
+
+    @property
+    def limit_bytes(self) -> int:
+        """What may be on the card: its memory less the margin, which is one of what torch can reserve."""
+        return self.gpu.context_bytes + self._reservable_bytes
+
+    @property
+    def _reservable_bytes(self) -> int:
+        """What torch may reserve."""
+        room = self.gpu.limit_bytes(self.margin)
+        return room if self._memory_limit_bytes is None else min(room, self._memory_limit_bytes)
+
+    @property
+    def trace_seconds(self) -> float:
+        """The time spent on traces so far."""
+        return self._traced.seconds
+
+    def at(self, size: int, *, largest: int | None = None) -> Forecast:
+        """The forecast of one size; `largest` is what to say of the largest size, if it is known."""
+        if size < self.smallest:
+            raise RequestError(f"batch size {size}: the smallest this workload can run is {self.smallest}")
+        peaks = self.model(size).peaks(size)
+        device_bytes = peaks.reserved_bytes + self._beside + self.gpu.context_bytes
+        breakdown = dict(peaks.parts)
+        if self._beside:
+            breakdown["communication"] = self._beside
+        breakdown["cached"] = peaks.reserved_bytes - peaks.allocated_bytes
+        breakdown["context"] = self.gpu.context_bytes
+        facts = self._traced.workload.identity() or {}
+        return Forecast(
+            batch_size=size,
+            peak_allocated_bytes=peaks.allocated_bytes,
+            peak_reserved_bytes=peaks.reserved_bytes,
+            device_bytes=device_bytes,
+            breakdown=breakdown,
+            fits=device_bytes <= self.limit_bytes,
+            limit_bytes=self.limit_bytes,
+            batch_size_max=largest,
+            device=self.gpu.name,
+            unit=self._traced.workload.unit,
+            approximate=self._approximate,
+            trace_seconds=self.trace_seconds,
+            notes=tuple(self._traced.workload.notes),
+            made_for={name: facts[name] for name in _MADE_FOR if name in facts},
+        )
+
+    def largest(self, *, power_of_two: bool = False, multiple_of: int = 1) -> int:
+        """The largest size that fits, 0 when none does."""
+        if multiple_of < 1:
+            raise RequestError(f"--multiple-of {multiple_of}: give a whole number from 1")
+        limit = self._reservable_bytes - self._beside
+        size = self.model().largest_within(limit, smallest=self.smallest, largest=self.largest_allowed)
+        size -= size % multiple_of
+        if power_of_two and size:
+            size = 1 << (size.bit_length() - 1)
+            if size % multiple_of:
+                raise RequestError(f"--multiple-of {multiple_of}: with --power-of-two it must be a power of two itself")
+        return size if size >= self.smallest else 0
+
+    def model(self, size: int | None = None) -> SizeModel:
+        """The peaks as a function of the size; a size that will be asked for is best traced itself."""
+        if self._model is None:
+            self._model = self._traced_model(size)
+        return self._model
+
+    def sizes(self, largest: int) -> list[int]:
+        """Sizes worth showing: doubling from the smallest, the largest that fits, and one that does not."""
+        sizes = [self.smallest]
+        while sizes[-1] * 2 <= min(max(2 * largest, self.smallest), self.largest_allowed):
+            sizes.append(sizes[-1] * 2)
+        return sorted({*sizes, *([largest] if largest else [])})
+
+    def does_not_fit(self) -> DoesNotFitError:
+        """What to say when not even the smallest size fits."""
+        least = self.at(self.smallest)
+        unit = "sample" if self.smallest == 1 else "samples"
+        found = memory_remedies(self._traced.workload.savings, batch_size=self.smallest, more=_MORE_MEMORY)
+        remedies = "\n  - ".join(found)
+        return DoesNotFitError(
+            f"a batch of {self.smallest} {unit} does not fit {self.gpu.name}: it would take about "
+            f"{format_bytes(least.device_bytes)}, and of its {format_bytes(self.gpu.memory_bytes)} "
+            f"{format_bytes(self.limit_bytes)} may be used (margin {self.margin:.0%}).\nWhat may help:\n  - {remedies}"
+        )
+
+    def _traced_model(self, asked: int | None) -> SizeModel:
+        sizes = _sizes_to_trace(self.smallest, self.largest_allowed, asked)
+        model = self._model_of(sizes)
+        if not model.simulated or model.grows_faster_than_a_line:
+            further = min(4 * max(sizes), max(self.largest_allowed, max(sizes)))
+            if further > max(sizes):
+                model = self._model_of([*sizes, further])
+        return model
+
+    def _model_of(self, sizes: Sequence[int]) -> SizeModel:
+        target = dataclasses.replace(self.gpu.target, torch_version=self._environment.torch_version)
+        traces = {size: self._traced.at(size, target) for size in sizes}
+        timelines = {
+            size: make_timeline(trace, self._environment, workspaces=self._workspaces) for size, trace in traces.items()
+        }
+        model = SizeModel(timelines, self._settings, after=self._after)
+        reasons = [trace.approximate for trace in traces.values() if trace.approximate]
+        if not model.simulated:
+            reasons.append("steps of different sizes allocate differently, so sizes in between are fitted")
+        self._approximate = "; ".join(dict.fromkeys(reasons)) or None
+        return model
+
+
+def choose_gpu(gpu: str | None, memory: str | int | None) -> Gpu:
+    """The card that is meant: a named one, one known by its memory, this machine's, or the reference card."""
+    if gpu is not None and memory is not None:
+        raise RequestError(f"--gpu {gpu} and --memory {memory} both name a card; give one")
+    if gpu is not None:
+        return find_gpu(gpu)
+    if memory is not None:
+        return gpu_of_memory(memory)
+    return gpu_of_device(0) if torch.cuda.is_available() else find_gpu(REFERENCE_CARD)
+
+
+def gpu_of_device(device: torch.device | int) -> Gpu:
+    """A card of this machine, with the catalogue's figure for its context where it is in there."""
+    properties = torch.cuda.get_device_properties(device)
+    try:
+        known = find_gpu(properties.name)
+    except RequestError:
+        known = gpu_of_memory(properties.total_memory)
+    return Gpu(
+        key=known.key,
+        name=properties.name,
+        memory_bytes=properties.total_memory,
+        compute_capability=(properties.major, properties.minor),
+        context_bytes=known.context_bytes,
+        memory_source="this machine's driver",
+        context_source=known.context_source,
+        kind=known.kind,
+        multiprocessors=properties.multi_processor_count,
+    )
+
+
+def _trace(workload: Workload, size: int, target: Target | None) -> Trace:
+    from brim.forecasting.trace import trace_workload
+
+    return trace_workload(workload, size, target=target)
+
+
+def _sizes_to_trace(smallest: int, largest: int, asked: int | None) -> list[int]:
+    """Two sizes: the one asked for and another far enough from it; not 1 if that is not asked for.
+
+    Steps on a single item are special: dimensions of length one make views of what else is copied.
+    """
+    low = min(max(smallest, 2), largest)
+    pair = (
+        {low, min(4 * low, largest)} if asked is None or asked > largest else {asked, low if asked > low else 4 * low}
+    )
+    return sorted(pair)
+
+
+def _checked_margin(margin: float | None) -> float:
+    if margin is None:
+        return DEFAULT_MARGIN
+    if not 0 <= margin < 1:
+        raise RequestError(f"--margin {margin}: give a fraction from 0 to below 1")
+    return margin
+
+
+def _expandable_segments() -> bool:
+    """What this process's environment tells torch's allocator."""
+    names: Iterable[str] = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    text = next((os.environ[name] for name in names if name in os.environ), "")
+    return "expandable_segments:true" in text.lower().replace(" ", "")

@@ -1,0 +1,142 @@
+"""Which points a profile visits: the values of every knob checked against the model, combined and put in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from brim.errors import RequestError, nearest_names
+from brim.models.build import model_knobs, parse_knobs, resolve_model
+from brim.models.placement import DTYPES
+from brim.profiling.request import ProfileRequest
+from brim.settings.knob_points import make_points, sample_points, start_from
+from brim.workloads.knobs import Knob
+
+__all__ = ["Point", "plan_points", "point_folder", "point_label", "whole_range"]
+
+Point = dict[str, Any]
+
+MOST_IN_A_RANGE = 16  # values of a whole range one by one; of a wider one a few, ever farther apart
+SPREAD = 8
+MOST_POINTS = 10_000
+
+
+def plan_points(request: ProfileRequest) -> list[Point]:
+    """Every point in the order of the run; whatever the model does not take is a `RequestError` now."""
+    _check_new_tokens(request)
+    lists = {name: _values(request, name, values) for name, values in request.axes.items()}
+    if request.start_from is not None:
+        (name,) = lists
+        lists[name] = start_from(lists[name], _first(request, name, lists[name]))
+    count = math.prod(len(values) for values in lists.values()) if request.pairing == "cross" else 0
+    if count > MOST_POINTS:
+        raise RequestError(
+            f"--knob: {count:,} combinations; {MOST_POINTS:,} at most. Draw some with --sample lhs --num-points 50"
+        )
+    if request.sample is not None and request.num_points is not None:
+        points = sample_points(lists, request.num_points, strategy=request.sample, seed=request.base.seed)
+    else:
+        points = make_points(lists, pairing=request.pairing)
+    for named, size in request.batch_size_for:
+        if not any(matches(point, named) for point in points):
+            told = ",".join(f"{name}={value}" if name else value for name, value in named.items())
+            raise RequestError(f"--batch-size-for {told}={size}: no point of this profile has {told}")
+    if request.order == "given":
+        return points
+    points = sorted(points, key=lambda point: tuple(_sortable(value) for value in point.values()))
+    return points if request.order == "ascending" else points[::-1]
+
+
+def matches(point: Mapping[str, Any], named: Mapping[str, str]) -> bool:
+    """Whether a point has these values; the knob of a profile of one may be left unnamed."""
+    return all(
+        str(point[name] if name else next(iter(point.values()))) == value if not name or name in point else False
+        for name, value in named.items()
+    )
+
+
+def point_label(point: Mapping[str, Any]) -> str:
+    """`max_crops=12`, or several of them with commas."""
+    return ", ".join(f"{name}={value}" for name, value in point.items())
+
+
+def point_folder(point: Mapping[str, Any]) -> str:
+    """A point as the name of a folder."""
+    text = "_".join(f"{name}={value}" for name, value in point.items())
+    return "".join(sign if sign.isalnum() or sign in "=-._" else "-" for sign in text)
+
+
+def whole_range(knob: Knob) -> tuple[Any, ...]:
+    """Every value from the smallest to the largest (or the default, if there is no largest); of many a few."""
+    if isinstance(knob.default, bool):
+        return (False, True)
+    if not isinstance(knob.default, int) or knob.minimum is None:
+        raise RequestError(f"--knob {knob.name}: it has no range; give its values, such as --knob {knob.name}=a,b")
+    step = knob.multiple_of
+    low = -(-max(knob.minimum, 1 if knob.minimum != 0 else 0) // step) * step
+    high = max(knob.maximum if knob.maximum is not None else knob.default, low)
+    if (high - low) // step < MOST_IN_A_RANGE:
+        return tuple(range(low, high + 1, step))
+    first = max(low, step)
+    spread = [first * (high / first) ** (place / (SPREAD - 1)) for place in range(SPREAD)]
+    return tuple(sorted({min(max(round(value / step) * step, low), high // step * step) for value in spread}))
+
+
+def _values(request: ProfileRequest, name: str, values: Sequence[Any] | None) -> tuple[Any, ...]:
+    """The values of one knob, parsed as the model takes them."""
+    if name == "dtype":
+        return _dtypes(values)
+    base = request.base
+    if values is None:
+        known = model_knobs(base.model, trust_remote_code=base.trust_remote_code)
+        knob = next((knob for knob in known if knob.name == name), None)
+        if knob is None:
+            names = [knob.name for knob in known]
+            has = f"it has {', '.join(names)}" if names else "it has none"
+            owner = resolve_model(base.model)
+            raise RequestError(f"--knob {name}: {owner} has no such knob ({has}){nearest_names(name, names)}")
+        return whole_range(knob)
+    if not values:
+        raise RequestError(f"--knob {name}: its list of values is empty; give some, such as --knob {name}=2-13")
+    fixed = {other: value for other, value in base.knobs.items() if other not in ("max_new_tokens", "dtype")}
+    parsed = parse_knobs(
+        base.model, [{**fixed, name: value} for value in values], trust_remote_code=base.trust_remote_code
+    )
+    return tuple(one[name] for one in parsed)
+
+
+def _check_new_tokens(request: ProfileRequest) -> None:
+    """`--max-tokens` holds at every point, so more than the model has positions for is refused before the first."""
+    base = request.base
+    if base.max_new_tokens is None or "max_new_tokens" in request.axes:
+        return
+    known = model_knobs(base.model, trust_remote_code=base.trust_remote_code)
+    knob = next((knob for knob in known if knob.name == "max_new_tokens"), None)
+    if knob is not None and knob.maximum is not None and base.max_new_tokens > knob.maximum:
+        raise RequestError(
+            f"--max-tokens {base.max_new_tokens}: {resolve_model(base.model)} has {knob.maximum} positions; use fewer "
+            f"than {knob.maximum}, less the tokens of a prompt"
+        )
+
+
+def _dtypes(values: Sequence[Any] | None) -> tuple[str, ...]:
+    if values is None:
+        return tuple(DTYPES)
+    for value in values:
+        if value not in DTYPES:
+            raise RequestError(f"--knob dtype={value}: it must be one of {', '.join(DTYPES)}")
+    return tuple(values)
+
+
+def _first(request: ProfileRequest, name: str, values: Sequence[Any]) -> Any:
+    """`--start-from` in the type of the values."""
+    kind = type(values[0])
+    try:
+        return kind(request.start_from)
+    except (TypeError, ValueError):
+        raise RequestError(f"--start-from {request.start_from}: {name} takes {kind.__name__} values") from None
+
+
+def _sortable(value: Any) -> tuple[int, Any]:
+    return (0, value) if isinstance(value, (int, float)) else (1, str(value))

@@ -1,0 +1,306 @@
+"""One profile: an evaluation at every point, each starting where the one before it ended.
+
+The model stays loaded and the data read while only knobs change. Every point is a run folder of its own under
+`values/`, so that a point is resumed like any evaluation; finished points are not visited again, failed ones are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from brim.data.base import SampleSet
+from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
+from brim.evaluation.hint import Hint
+from brim.evaluation.listener import EvalListener
+from brim.evaluation.request import EvalRequest
+from brim.evaluation.run import EvalResult, evaluate_together
+from brim.evaluation.stage_clock import StageClock
+from brim.evaluation.subject import open_subject, read_data
+from brim.evaluation.worker import Worker
+from brim.memory.devices import memory_of
+from brim.models.load import KeptModel
+from brim.profiling.documents import ProfileDocuments
+from brim.profiling.entry import done_entry, failed_entry, mark_saturation
+from brim.profiling.latency import time_single_samples
+from brim.profiling.listener import ProfileListener
+from brim.profiling.points import Point, matches, plan_points, point_folder, point_label
+from brim.profiling.request import ProfileRequest, scale_for
+from brim.ranks.agreement import Agreement
+from brim.ranks.shared_folder import shared_folder
+from brim.ranks.stopping import stop_signal_as_error
+from brim.storage.files import read_json, write_json
+from brim.storage.fingerprint import fingerprint
+from brim.storage.run_folder import check_no_other_run
+
+__all__ = ["ProfileResult", "profile"]
+
+POINT_FILE = "point.json"
+MOST_TRIALS = 64  # batches of earlier points that a guess is made from
+# What of a request does not decide a point's answers.
+_HOW_NOT_WHAT = (
+    "batch_size", "cost_cap", "fixed", "fail_on_oom", "memory_limit", "margin", "device", "offload", "num_workers",
+    "pin_memory", "prefetch_factor", "use_cache", "graphs", "fail_fast", "resume", "overlap", "non_blocking",
+    "decode_loop",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProfileResult:
+    """What a profile came to; on every rank but 0 the document is empty."""
+
+    folder: Path
+    document: dict[str, Any]
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """One per point, in the order of the run."""
+        entries: list[dict[str, Any]] = self.document.get("summary", [])
+        return entries
+
+
+def profile(
+    request: ProfileRequest, *, output: Path | None = None, listener: ProfileListener | None = None
+) -> ProfileResult:
+    """Profile, and leave the folder behind. Points that fail are recorded and do not stop the others."""
+    listener = listener or ProfileListener()
+    with contextlib.ExitStack() as stack:
+        with Agreement(patient=True, purpose="a profile") as agreement:
+            folder = stack.enter_context(
+                shared_folder(
+                    agreement,
+                    output,
+                    command="profile",
+                    check=lambda folder: _check_contents(folder, resume=request.resume),
+                    note=listener.note,
+                )
+            )
+            points = [dict(point) for point in agreement.run_on_all(lambda: plan_points(request))[0]]
+            run = _Run(request, points, folder, listener, rank=agreement.world.rank)
+            done = agreement.run_on_all(run.finished_before)[0]
+        try:
+            run.go(set(done))
+        except KeyboardInterrupt:
+            listener.note(f"what is finished is kept: go on with --resume -o {folder}")
+            raise
+    return ProfileResult(folder=folder, document=run.document if agreement.world.rank == 0 else {})
+
+
+def _check_contents(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds another run, or points of a profile without `resume`. Reads no model."""
+    check_no_other_run(folder, "profile")
+    points = folder / "values"
+    begun = any(next(points.glob(f"*/{name}"), None) is not None for name in (POINT_FILE, "samples.jsonl"))
+    if begun and not resume:
+        raise RequestError(
+            f"--output {folder}: it holds a profile already; continue it with --resume, or choose another folder"
+        )
+
+
+class _Run:
+    """One rank's way through the points."""
+
+    def __init__(
+        self, request: ProfileRequest, points: Sequence[Point], folder: Path, listener: ProfileListener, *, rank: int
+    ) -> None:
+        self.request = request
+        self.points = points
+        self.folder = folder
+        self.listener = listener
+        self.rank = rank
+        self.document: dict[str, Any] = {}
+        self._entries: dict[int, dict[str, Any]] = {}
+        self._started_at = datetime.datetime.now(datetime.UTC)
+        self._opener = _Opener(request)
+        self._data: SampleSet | None = None
+
+    def finished_before(self) -> list[int]:
+        """The points that need no work: rank 0 looks, and all ranks go by its word."""
+        self._data = self._opener.data()  # wrong data is told before anything is written
+        if self.rank > 0:
+            return []
+        done = []
+        for place, point in enumerate(self.points):
+            entry = self._earlier(point)
+            if entry is not None and entry["state"] == "done":
+                self._entries[place] = entry
+                done.append(place)
+        return done
+
+    def go(self, done: set[int]) -> None:
+        """Visit every point that is left, and write the documents after each."""
+        self.listener.planned(len(self.points), len(done))
+        for place, point in enumerate(self.points):
+            if place in done:
+                continue
+            self.listener.point(place, len(self.points), point_label(point))
+            entry = self._visit(point)
+            if self.rank == 0:
+                self._entries[place] = entry
+                write_json(self._place_of(point) / POINT_FILE, {"identity": self._identity(point), "entry": entry})
+                self._write()
+            self.listener.point_done(entry)
+        if self.rank == 0 and not self.document:
+            self._write()
+        failed = [entry for entry in self._entries.values() if entry["state"] == "failed"]
+        if failed and len(failed) == len(self.points) and all(entry["exit_code"] == 3 for entry in failed):
+            raise DoesNotFitError(f"no point fits: {failed[-1]['error']}\nThe record is in {self.folder}")
+        if failed and len(failed) == len(self.points) and all(entry["exit_code"] == 2 for entry in failed):
+            raise RequestError(f"no point can run: {failed[-1]['error']}\nThe record is in {self.folder}")
+
+    def _visit(self, point: Point) -> dict[str, Any]:
+        """Evaluate one point; an error of its own becomes its entry, a lost device or rank ends the profile."""
+        started_at = datetime.datetime.now(datetime.UTC)
+        folder = self._place_of(point)
+        request = self._request_for(point, folder)
+        told = folder.relative_to(self.folder).as_posix()
+        try:
+            with Agreement(patient=True, purpose="a profile") as agreement, stop_signal_as_error(agreement):
+                self._opener.aim(point)
+                result = evaluate_together(agreement, request, folder, self.listener, self._opener)
+            singles = self._opener.time_singles(self.request.latency_samples) if self.rank == 0 else []
+        except LostError as error:
+            if error.exit_code == LostError.exit_code:
+                error.args = (f"{error}\nWhat is finished is kept: go on with --resume -o {self.folder}",)
+                raise
+            return failed_entry(point, str(error), folder=told, exit_code=error.exit_code, started_at=started_at)
+        except Exception as error:
+            code = error.exit_code if isinstance(error, BrimError) else 1
+            line = str(error) if isinstance(error, BrimError) else f"{type(error).__name__}: {error}"
+            self._opener.forget()
+            return failed_entry(point, line, folder=told, exit_code=code, started_at=started_at)
+        self._opener.learn(point, result)
+        if self.rank > 0:
+            return {**point, "state": "done"}
+        return done_entry(
+            point,
+            result,
+            folder=told,
+            ceiling=request.batch_size,
+            times=self._opener.times(),
+            single_times=singles,
+            started_at=started_at,
+        )
+
+    def _request_for(self, point: Point, folder: Path) -> EvalRequest:
+        base = self.request.base
+        sizes = [size for named, size in self.request.batch_size_for if matches(point, named)]
+        knobs = {**base.knobs, **point}
+        return dataclasses.replace(
+            base,
+            knobs=knobs,
+            max_new_tokens=None if "max_new_tokens" in knobs else base.max_new_tokens,
+            dtype="auto" if "dtype" in point else base.dtype,
+            batch_size=sizes[-1] if sizes else base.batch_size,
+            resume=self.request.resume and (folder / "samples.jsonl").exists(),
+        )
+
+    def _write(self) -> None:
+        entries = [self._entries[place] for place in sorted(self._entries)]
+        notes = mark_saturation([entry for entry in entries if entry["state"] == "done"], list(self.request.axes))
+        before = read_json(self.folder / "profile.json") or {}  # of the run that this one goes on with, or of its own
+        started_at = datetime.datetime.fromisoformat(before.get("started_at") or self._started_at.isoformat())
+        environment = self._opener.environment or before.get("environment", {})
+        self.document = ProfileDocuments(self.folder, self.request, environment, started_at).write(entries, notes)
+
+    def _earlier(self, point: Point) -> dict[str, Any] | None:
+        """What an earlier run left of a point; without --resume there is nothing."""
+        if not self.request.resume:
+            return None
+        folder = self._place_of(point)
+        kept = read_json(folder / POINT_FILE)
+        if not isinstance(kept, Mapping) or "entry" not in kept:
+            return None
+        if kept.get("identity") != self._identity(point):
+            raise RequestError(
+                f"--resume: {folder / POINT_FILE} was made with another model, data or settings; choose another folder"
+            )
+        entry: dict[str, Any] = kept["entry"]
+        return entry
+
+    def _identity(self, point: Point) -> str:
+        """What the answers of a point depend on."""
+        plain = self._request_for(point, self._place_of(point)).to_json()
+        facts = {} if self._data is None else dict(self._data.facts)
+        return fingerprint({"request": {k: v for k, v in plain.items() if k not in _HOW_NOT_WHAT}, "data": facts})
+
+    def _place_of(self, point: Point) -> Path:
+        return self.folder / "values" / point_folder(point)
+
+
+class _Opener:
+    """Opens the worker of every point over one data set and one model, with what the points before have taught."""
+
+    def __init__(self, request: ProfileRequest) -> None:
+        self._request = request
+        self._data: SampleSet | None = None
+        self._model = KeptModel()
+        self._worker: Worker | None = None
+        self._clock: StageClock | None = None
+        self._hint = Hint()
+        self._learnt: Point | None = None
+        self.environment: Mapping[str, Any] = {}
+
+    def data(self) -> SampleSet:
+        """The data, read once."""
+        if self._data is None:
+            self._data = read_data(self._request.base)
+        return self._data
+
+    def aim(self, point: Point) -> None:
+        """The next worker is for this point: what was learnt under another precision says nothing about it."""
+        scale = scale_for(self._request.initial_scale, _crops_of(point))
+        comparable = self._learnt is not None and _same_but_numbers(self._learnt, point)
+        self._hint = dataclasses.replace(self._hint if comparable else Hint(), scale=scale)
+
+    def __call__(self, request: EvalRequest, listener: EvalListener, monitor: Path) -> Worker:
+        self.forget()
+        subject = open_subject(request, data=self.data(), load=self._model)
+        self._clock = StageClock(subject.device, subject.model.module, generates=subject.task.unit == "tokens")
+        self._worker = Worker(request, subject, listener, monitor=monitor, hint=self._hint, stages=self._clock)
+        self.environment = subject.facts().environment
+        return self._worker
+
+    def learn(self, point: Point, result: EvalResult) -> None:
+        """Keep where this point's run settled."""
+        plan = result.plan
+        if plan is None or not plan.probes:
+            return
+        cap = plan.size if plan.unit == "tokens" else None
+        before = self._hint.trials if self._learnt is not None and _same_but_numbers(self._learnt, point) else ()
+        self._hint = Hint(cost_cap=cap, trials=(*before, *plan.probes)[-MOST_TRIALS:])
+        self._learnt = point
+
+    def times(self) -> list[Any]:
+        """How long the batches of the last worker took."""
+        return [] if self._clock is None else self._clock.times()
+
+    def time_singles(self, count: int) -> list[Any]:
+        """Single samples of the last subject, timed."""
+        if count == 0 or self._worker is None:
+            return []
+        return time_single_samples(self._worker.subject, count)
+
+    def forget(self) -> None:
+        """Let go of the last worker and its keys, values and graphs, before the next one needs the memory."""
+        if self._worker is not None:
+            subject = self._worker.subject
+            subject.task.release()
+            self._worker = None
+            memory_of(subject.device).release()
+
+
+def _same_but_numbers(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two points differ in numbers only: bytes under another precision, say, are no guide."""
+    words = [{name: value for name, value in point.items() if isinstance(value, str)} for point in (one, other)]
+    return words[0] == words[1]
+
+
+def _crops_of(point: Mapping[str, Any]) -> Any:
+    """The value that the rule of thumb is about: the most crops, patches or tiles of a picture; None without one."""
+    names = ("max_crops", "max_patches", "max_tiles", "max_image_tiles")
+    return next((value for name, value in point.items() if name in names), None)

@@ -1,0 +1,156 @@
+"""What every comparison has: runs with labels that tell them apart, and the settings in which they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from brim.reporting.base import Column, Page, Section, Table
+from brim.reporting.charts.theme import Line, lines_for
+from brim.reporting.read import Run
+from brim.reporting.sections.settings import flat_rows
+from brim.reporting.training_run import subject_of
+from brim.reporting.units import date_text, duration_text, text
+from brim.storage.files import read_json
+
+__all__ = [
+    "COMPARISON_SCHEMA", "Comparison", "DataNote", "differing_rows", "header_of", "labels_of", "lines_of",
+    "note_on_data", "run_columns", "settings_section",
+]  # fmt: skip
+
+COMPARISON_SCHEMA = "brim.comparison/1"
+
+_NOT_DATA = ("model", "settings", "batch")  # parts of a fingerprint
+_UNEQUAL_ALWAYS = ("argv", "output", "resume")
+
+
+class Comparison(NamedTuple):
+    """How a kind of run is compared: the document first, then its page."""
+
+    compare: Callable[[Sequence[Run]], dict[str, Any]]
+    page: Callable[[Mapping[str, Any]], Page]
+
+
+class DataNote(NamedTuple):
+    """Which runs were made on other data than the first, and the warning about it; no warning where none was."""
+
+    differs: tuple[bool, ...]  # of each run
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """What a comparison's document has of it, at its top."""
+        return {"data_differs": any(self.differs), "warnings": list(self.warnings)}
+
+
+def note_on_data(runs: Sequence[Run], labels: Sequence[str]) -> DataNote:
+    """Whether the runs saw the same data: by its content where every run recorded that, else by what was asked for."""
+    contents = [_content_of_data(run) for run in runs]
+    keys: list[Any] = contents if all(contents) else [_data_asked(run) for run in runs]
+    differs = tuple(key != keys[0] for key in keys)
+    if not any(differs):
+        return DataNote(differs, ())
+    named = [text(_data_name(run)) for run in runs]
+    said = ", ".join(f"{label}: {name}" for label, name in zip(labels, named, strict=True))
+    how = "other content under the same name" if len(set(named)) == 1 else said
+    return DataNote(
+        differs,
+        (f"The runs were made on different data ({how}): how they differ is not judged, since the data may be why.",),
+    )
+
+
+def _content_of_data(run: Run) -> dict[str, str]:
+    """The parts of a run's fingerprint that name its data; a profile's are those of its values."""
+    documents: list[Mapping[str, Any]] = [run.document]
+    documents += [document for part in run.parts()[:1] if isinstance(document := read_json(part / "run.json"), dict)]
+    for document in documents:
+        summary = document.get("summary")
+        known = str(summary.get("fingerprint") or "") if isinstance(summary, dict) else ""
+        parts = dict(part.split(":", 1) for part in known.split() if ":" in part)
+        found = {name: value for name, value in parts.items() if name not in _NOT_DATA}
+        if found:
+            return found
+    return {}
+
+
+def _data_asked(run: Run) -> list[Any]:
+    asked = [run.request.get(name) for name in ("data", "split", "limit", "mapping", "images")]
+    settings = run.request.get("settings")
+    data = settings.get("data") if isinstance(settings, dict) else None
+    kept = {name: value for name, value in data.items() if name != "num_workers"} if isinstance(data, dict) else None
+    return [*asked, kept]
+
+
+def _data_name(run: Run) -> object:
+    if isinstance(run.request.get("settings"), dict):
+        return subject_of(run)[1]
+    data = run.request.get("data")
+    return ", ".join(map(str, data)) if isinstance(data, list) else data
+
+
+def labels_of(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell the runs apart."""
+    paths = [folder.resolve() for folder in folders]
+    for parts in range(1, max((len(path.parts) for path in paths), default=1) + 1):
+        labels = [Path(*path.parts[-parts:]).as_posix() for path in paths]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [str(path) for path in paths]
+
+
+def header_of(run: Run, label: str) -> dict[str, Any]:
+    """What is said of each run."""
+    return {
+        "label": label,
+        "folder": str(run.folder),
+        "model": run.request.get("model"),
+        "data": run.request.get("data"),
+        "started_at": run.document.get("started_at"),
+        "duration_seconds": run.document.get("duration_seconds"),
+    }
+
+
+def differing_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Settings and switches that are not the same in all runs, with every run's value."""
+    flat = []
+    for run in runs:
+        asked = flat_rows(run.request, leave_out=_UNEQUAL_ALWAYS)
+        flat.append({row["name"]: row["value"] for row in [*asked, *flat_rows(run.environment)]})
+    names = list(dict.fromkeys(name for one in flat for name in one))
+    rows = [{"name": name, "values": [one.get(name) for one in flat]} for name in names]
+    return [row for row in rows if len(set(row["values"])) > 1]
+
+
+def lines_of(document: Mapping[str, Any]) -> list[Line]:
+    """Each run's colour, symbol and dash."""
+    return lines_for([run["label"] for run in document["runs"]])
+
+
+def run_columns(document: Mapping[str, Any], show: Callable[[Any], str], *, words: bool = False) -> tuple[Column, ...]:
+    """One column for each run, of the fields `0`, `1`, …"""
+    return tuple(
+        Column(title=run["label"], field=str(place), show=show, words=words)
+        for place, run in enumerate(document["runs"])
+    )
+
+
+def settings_section(document: Mapping[str, Any]) -> Section:
+    """Who is compared, and what was not the same."""
+    rows: list[dict[str, Any]] = [
+        {"name": "folder", **_by_place([run["folder"] for run in document["runs"]])},
+        {"name": "started", **_by_place([date_text(run["started_at"]) for run in document["runs"]])},
+        {"name": "took", **_by_place([duration_text(run["duration_seconds"]) for run in document["runs"]])},
+    ]
+    rows += [{"name": row["name"], **_by_place(row["values"])} for row in document["settings_that_differ"]]
+    said = () if document["settings_that_differ"] else ("All settings and versions are the same.",)
+    columns = (Column(title="setting", field="name", words=True), *run_columns(document, _as_it_is, words=True))
+    table = Table(caption="The runs, and the settings in which they differ", columns=columns, rows=rows)
+    return Section(title="What differs", paragraphs=said, table=table, table_open=True)
+
+
+def _by_place(values: Sequence[Any]) -> dict[str, Any]:
+    return {str(place): value for place, value in enumerate(values)}
+
+
+def _as_it_is(value: Any) -> str:
+    return "not set" if value is None else str(value)

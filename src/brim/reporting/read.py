@@ -1,0 +1,186 @@
+"""From a run's folder to its documents; a folder that is none, or holds a damaged one, is a wrong request.
+
+It knows which files a run leaves and which schema they have, not what is shown of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from brim.errors import RequestError
+from brim.monitor.trace_file import read_rows
+from brim.profiling.documents import PROFILE_SCHEMA
+from brim.storage.run_folder import RUN_SCHEMA
+
+__all__ = ["Run", "Samples", "open_run"]
+
+_FILES = ("run.json", "profile.json", "report.html", "samples.jsonl")
+
+
+class Samples:
+    """The lines of a samples.jsonl, read anew by each loop and never held all at once: there may be a million.
+
+    `damaged` counts the lines of the last loop that could not be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damaged = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.damaged = 0
+        try:
+            file = self.path.open(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return
+        with file:
+            for line in file:
+                entry = _parsed(line)
+                if entry is not None:
+                    yield entry
+                elif line.strip():
+                    self.damaged += 1
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """The JSON object of a line; None for one that a kill cut, or that is something else."""
+    try:
+        entry = json.loads(line, parse_constant=_nothing)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A finished run: its folder and its documents."""
+
+    folder: Path
+    kind: str
+    document: Mapping[str, Any]  # run.json
+    profile: Mapping[str, Any] | None = None  # profile.json
+
+    @property
+    def request(self) -> Mapping[str, Any]:
+        """What was asked; a request around another one (a profile's around an evaluation's) is one request."""
+        asked = _mapping(self.document.get("request"))
+        return {**_mapping(asked.get("base")), **{name: value for name, value in asked.items() if name != "base"}}
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        return _mapping(self.document.get("environment"))
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        return _mapping(self.document.get("plan"))
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        return _mapping(self.document.get("summary"))
+
+    def samples(self) -> Samples:
+        """Every sample's line; none where the run has no samples."""
+        return Samples(self.folder / "samples.jsonl")
+
+    def parts(self) -> list[Path]:
+        """The folders of the runs inside this one that have ended."""
+        entries = [] if self.profile is None else self.profile["summary"]
+        places = [self.inside(entry.get("folder")) for entry in entries]
+        return [place for place in places if place is not None and (place / "run.json").exists()]
+
+    def inside(self, name: object) -> Path | None:
+        """A folder that a document names; None where it names none, or one outside of the run."""
+        if not isinstance(name, str) or not name:
+            return None
+        place = self.folder / name
+        try:
+            return place if place.resolve().is_relative_to(self.folder.resolve()) else None
+        except (OSError, ValueError):  # no name that a file system takes
+            return None
+
+    def trace(self) -> list[dict[str, Any]]:
+        """The rows of monitor.csv, of the first rank."""
+        return read_rows(self.folder / "monitor.csv")
+
+
+def open_run(path: Path) -> Run:
+    """The run in a folder (or of one of its files); anything else is a `RequestError` that says what to give."""
+    folder = path.parent if path.name in _FILES and path.is_file() else path
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "there is no such folder"
+        raise RequestError(f"{path}: {what}; give a run's folder, such as runs/eval-20260131-093000")
+    if not (folder / "run.json").exists():
+        if (folder / "profile.json").exists():
+            alone = _read_profile(folder)
+            return Run(folder=folder, kind="profile", document=alone, profile=alone)
+        raise RequestError(_no_run(folder))
+    document = _read_object(folder / "run.json")
+    _check_schema(folder / "run.json", document, RUN_SCHEMA)
+    kind = document.get("kind")
+    if not isinstance(kind, str) or not kind:
+        raise RequestError(f"{folder / 'run.json'}: it does not say which kind of run it is; run the command again")
+    profile = _read_profile(folder) if kind == "profile" else None
+    return Run(folder=folder, kind=kind, document=document, profile=profile)
+
+
+def _read_profile(folder: Path) -> Mapping[str, Any]:
+    path = folder / "profile.json"
+    if not path.exists():
+        raise RequestError(f"{folder}: the profile has no profile.json; finish it with brim profile … --resume")
+    document = _read_object(path)
+    _check_schema(path, document, PROFILE_SCHEMA)
+    entries, knobs = document.get("summary"), document.get("knobs")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise RequestError(f"{path}: its summary is not a list of points: the file is damaged; run the profile again")
+    if not isinstance(knobs, list) or not knobs or not all(isinstance(knob, str) for knob in knobs):
+        raise RequestError(f"{path}: it does not name its knobs: the file is damaged; run the profile again")
+    return document
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_nothing)
+    except ValueError as error:  # also bytes that are not UTF-8
+        raise RequestError(f"{path}: it is not JSON ({error}): the file is damaged; run the command again") from error
+    except RecursionError as error:
+        raise RequestError(f"{path}: it is nested too deeply to be a run's; run the command again") from error
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if not isinstance(document, dict):
+        raise RequestError(f"{path}: it is not a JSON object, so no run wrote it; give a run's folder")
+    return document
+
+
+def _check_schema(path: Path, document: Mapping[str, Any], expected: str) -> None:
+    schema = document.get("schema")
+    if schema == expected:
+        return
+    name, _, version = str(schema).rpartition("/")
+    if name and name == expected.rpartition("/")[0]:
+        raise RequestError(
+            f"{path}: schema is {schema}, this brim reads {expected}; use the brim that wrote version {version}"
+        )
+    raise RequestError(
+        f"{path}: schema is {schema!r}, expected {expected!r}: no run of brim wrote it; give a run's folder"
+    )
+
+
+def _no_run(folder: Path) -> str:
+    if (folder / "samples.jsonl").exists():
+        return f"{folder}: the run has not finished (no run.json); go on with --resume -o {folder}"
+    inside = sorted(file.parent for name in ("run.json", "profile.json") for file in folder.glob(f"*/{name}"))
+    if inside:
+        return f"{folder}: no run.json in it, but in folders below; give one, such as {inside[-1]}"
+    return f"{folder}: no run.json in it; give a folder that brim find -o, brim eval or brim profile wrote"
+
+
+def _nothing(_: str) -> None:
+    """NaN and the infinities, which are not JSON: unknown."""
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,74 @@
+"""`report.html` beside a run's documents, and a page that compares runs; both written whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from brim.errors import RequestError
+from brim.reporting.read import Run, open_run
+from brim.storage.files import write_atomic
+
+__all__ = ["COMPARISON", "REPORT", "check_libraries", "write_comparison", "write_report"]
+
+REPORT = "report.html"
+COMPARISON = "report-compare.html"
+
+_LIBRARIES = {"altair": "altair", "vl_convert": "vl-convert-python", "jinja2": "jinja2"}
+
+
+def write_report(folder: Path, *, output: Path | None = None) -> Path:
+    """Write the report of the run in this folder, into it or where `output` says, and give its path.
+
+    The values of a profile are runs of their own, and get theirs as well.
+    A folder that is no run's, or libraries that are not installed, are a `RequestError`.
+    """
+    run = open_run(folder)
+    check_libraries()
+    from brim.reporting.kinds.registry import page_of
+    from brim.reporting.page import render
+
+    told = _write_parts(run)
+    page = page_of(run)
+    path = run.folder / REPORT if output is None else output
+    write_atomic(path, render(dataclasses.replace(page, warnings=(*page.warnings, *told))))
+    return path
+
+
+def _write_parts(run: Run) -> list[str]:
+    """The reports of the runs inside a run (a profile's values), which its page leads to; says which have none."""
+    told = []
+    for part in run.parts():
+        try:
+            write_report(part)
+        except RequestError as error:
+            told.append(f"no report of its own: {error}")
+    return told
+
+
+def write_comparison(folders: Sequence[Path], output: Path) -> dict[str, Any]:
+    """Compare the runs in these folders, write the page, and give the comparison as a document.
+
+    Runs of different kinds, or fewer than two, are a `RequestError`.
+    """
+    if len(folders) < 2:
+        raise RequestError("a comparison needs two runs or more")
+    runs = [open_run(folder) for folder in folders]
+    check_libraries()
+    from brim.reporting.comparisons.registry import comparison_of
+    from brim.reporting.page import render
+
+    comparison = comparison_of(runs)
+    document = comparison.compare(runs)
+    write_atomic(output, render(comparison.page(document)))
+    return document
+
+
+def check_libraries() -> None:
+    """Raise a `RequestError` that says what to install where a library of the `report` extra is missing."""
+    missing = [name for module, name in _LIBRARIES.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise RequestError(f"a report needs {', '.join(missing)}: pip install 'brim[report]'")

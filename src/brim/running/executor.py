@@ -1,0 +1,439 @@
+"""The executor: every item once, whatever happens on the way.
+
+An out-of-memory error splits the batch and goes on from the failed part; an item that runs out of memory alone is put
+aside and tried again (`retries.py`); any other error of one item is found by bisection and recorded with that item; a
+fatal error ends the run with what is finished in the journal. No finished batch is computed again. Knows nothing of
+models, data or metrics: it runs a function on lists of item numbers.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, Protocol
+
+from brim.errors import DoesNotFitError, LostError, RequestError
+from brim.memory.failures import Failure, FailureKind, classify
+from brim.records import Probe, Verdict
+from brim.running.answers import one_for_each
+from brim.running.figures import ExecutionFigures
+from brim.running.governor import Governor
+from brim.running.interrupts import InterruptWatch
+from brim.running.queue import WorkQueue, padded_cost
+from brim.running.retries import Retries, wait
+from brim.settings.sizes import format_bytes
+
+__all__ = ["Done", "Executor", "ItemFailure", "PeakMemory", "Pending"]
+
+MOST_TRIALS = 256  # batches that are remembered one by one
+HOPELESS_AFTER = 3  # items that do not fit alone before the cheapest is tried
+
+FailureReason = Literal["out_of_memory", "size_limit", "error"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ItemFailure:
+    """Why one item has no result."""
+
+    reason: FailureReason
+    message: str
+    needed_bytes: int | None = None  # at least, for an item that does not fit
+    attempts: int = 1  # how often it was tried alone
+
+    def to_json(self) -> dict[str, Any]:
+        """The failure as plain JSON values."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Done:
+    """One item, done: its result, or why it has none."""
+
+    item: int
+    result: Any
+    failure: ItemFailure | None
+    batch_size: int
+
+
+class Pending(abc.ABC):
+    """A batch under way on the device: what a function gives back instead of results, so that the next one can start.
+
+    As a `Future`, but the waiting is done where the results are needed, in the calling thread.
+    """
+
+    @abc.abstractmethod
+    def result(self) -> Sequence[Any]:
+        """Wait for the device; one result per item. An `ItemFailure` among them is recorded as that item's failure."""
+
+    def busy_seconds(self) -> float | None:
+        """How long the device worked on it, once the results are here; None: not known, and the clock decides.
+
+        The clock also counts waiting for items to be prepared, which says nothing about the size.
+        """
+        return None
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Flight:
+    """A batch that was started and not yet recorded."""
+
+    batch: list[int]
+    cost: int
+    results: Sequence[Any] | Pending
+    started: float
+    reading: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Suspect:
+    """A batch that failed with an error that names no size: if all its items run in smaller ones, size it was."""
+
+    batch: list[int]
+    cost: int
+    left: set[int]
+    error: str
+
+
+class PeakMemory(Protocol):
+    """What the executor needs of a device's memory; `brim.memory.devices.DeviceMemory` has it."""
+
+    def metered(self) -> contextlib.AbstractContextManager[Any]:
+        """Measure what runs inside."""
+
+    def release(self, *, thorough: bool = True) -> None:
+        """Give back what nothing refers to any more."""
+
+    def left_by_others_bytes(self) -> int | None:
+        """What other processes leave of the device now; None: not known."""
+
+
+class Executor:
+    """Runs `function` on batches of item numbers until every item is done.
+
+    `record` is told of every batch as soon as it is done, so that a journal is never behind. With `memory`, a failed
+    batch's memory is given back before the next try, and, if `metered`, every batch's peak is taken. Where the
+    function gives a `Pending`, the next batch is started before the last one is read, once the size has settled
+    (`overlap=False`: never).
+
+    With `by_count` the cap counts items, whatever they cost. With `fixed` it never moves: a batch that does not fit is
+    halved until it does, and the next one has the full size again. `tell` is given a line for every step taken to
+    survive. An item that runs out of memory alone is put aside (`put_aside` is told, once it is sure that all others
+    come first) and tried again after the others, and once more after a `pause`. When it does not fit then either,
+    `last_resort` may change something and have it tried again. With `stop_if_hopeless` the run ends when the first
+    items do not fit alone, in all their tries, and the cheapest does not either; what was not tried is then neither
+    done nor failed.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[list[int]], Sequence[Any] | Pending],
+        costs: Sequence[int],
+        *,
+        governor: Governor,
+        record: Callable[[list[Done]], None],
+        memory: PeakMemory | None = None,
+        metered: bool = True,
+        fail_fast: bool = False,
+        fail_on_oom: bool = False,
+        by_count: bool = False,
+        overlap: bool = True,
+        fixed: bool = False,
+        stop_if_hopeless: bool = False,
+        tell: Callable[[str], None] | None = None,
+        last_resort: Callable[[], bool] | None = None,
+        put_aside: Callable[[list[int]], None] | None = None,
+        pause: Callable[[float], None] | None = None,
+    ) -> None:
+        self.governor = governor
+        self.figures = ExecutionFigures()
+        self.trials: list[Probe] = []  # the batches that the size was found by, and those that failed
+        self._function = function
+        self._costs = costs
+        self._record = record
+        self._memory = memory
+        self._meter_on = memory is not None and metered
+        self._fail_fast = fail_fast
+        self._fail_on_oom = fail_on_oom
+        self._by_count = by_count
+        self._overlap = overlap
+        self._fixed = fixed
+        self._tell = tell if tell is not None else _say_nothing
+        self._last_resort = last_resort
+        self._put_aside = put_aside
+        self._pause = pause if pause is not None else wait
+        self._retries = Retries()
+        self._by_others = True  # whether other processes may have caused the last failure
+        self._stop_if_hopeless = stop_if_hopeless
+        self._lonely_failures = 0  # items that did not fit alone, while nothing has fitted
+        self._landed_at = 0.0
+        self._suspects: list[_Suspect] = []
+
+    def run(self, items: Iterable[int]) -> None:
+        """Do every item once, dearest first."""
+        queue = WorkQueue(self._costs, items, by_count=self._by_count)
+        with InterruptWatch() as interrupts:
+            self._empty(queue, interrupts)
+            while self._retries:
+                self._try_again(queue, interrupts)
+                self._empty(queue, interrupts)
+        if queue:
+            self._tell("not even the cheapest sample fits alone: the others are not tried")
+
+    def _empty(self, queue: WorkQueue, interrupts: InterruptWatch) -> None:
+        """Batch by batch, one of them under way while the next is started."""
+        flight: _Flight | None = None
+        while (queue or flight is not None) and not self._hopeless():
+            interrupts.check()
+            if self.governor.disturbed and self.governor.return_after_others(self._left_by_others()):
+                self._tell("other processes have given memory back: batches are as large as before again")
+            following = self._take_off(queue, queue.take(self.governor.cap)) if queue else None
+            if flight is not None:
+                self._land(queue, flight)
+            flight = following
+            overlaps = self._overlap and self.governor.overlaps
+            if flight is not None and not (overlaps and isinstance(flight.results, Pending)):
+                self._land(queue, flight)
+                flight = None
+
+    def _try_again(self, queue: WorkQueue, interrupts: InterruptWatch) -> None:
+        """What was put aside, one by one: now that all others are done, and once more after a pause."""
+        for last in (False, True):
+            seconds = self._retries.next_pause() if last and self._retries else 0.0
+            if seconds > 0:
+                who = "1 sample does" if len(self._retries) == 1 else f"{len(self._retries)} samples do"
+                self._tell(f"{who} not fit alone: tried once more in {seconds:g} s")
+                self._pause(seconds)
+            for item in self._retries.items:
+                interrupts.check()
+                if item in self._retries and (flight := self._take_off(queue, [item])) is not None:
+                    self._land(queue, flight)
+
+    def _take_off(self, queue: WorkQueue, batch: list[int]) -> _Flight | None:
+        """Start a batch; None if it failed, which is dealt with here."""
+        flight: _Flight | None = None
+        failure, error = None, ""
+        started = time.perf_counter()
+        try:
+            with self._metered() as reading:
+                results = self._function(batch)
+            cost = self._weight(batch)
+            flight = _Flight(batch=batch, cost=cost, results=results, started=started, reading=reading)
+        except Exception as problem:
+            failure, error = self._told_apart(problem, batch)
+        if flight is None:
+            assert failure is not None
+            self._clean_up(failure, started)  # the except block has ended: nothing pins the batch's tensors any more
+            self._after_failure(queue, batch, failure, error)
+        return flight
+
+    def _land(self, queue: WorkQueue, flight: _Flight) -> None:
+        """Wait for a batch, count it and record it."""
+        batch, results = flight.batch, flight.results
+        failure, error = None, ""
+        busy: float | None = None
+        try:
+            if isinstance(results, Pending):
+                pending, results = results, results.result()
+                busy = pending.busy_seconds()
+                del pending
+        except Exception as problem:
+            failure, error = self._told_apart(problem, batch)
+        if failure is not None:
+            started = max(flight.started, self._landed_at)
+            del flight, results
+            self._clean_up(failure, started)
+            self._after_failure(queue, batch, failure, error)
+            return
+        assert not isinstance(results, Pending)
+        results = one_for_each(results, len(batch))
+        now = time.perf_counter()
+        seconds, self._landed_at = now - max(flight.started, self._landed_at), now
+        failed = sum(isinstance(result, ItemFailure) for result in results)
+        self.figures.seconds += seconds
+        self._count(flight, seconds if busy is None else busy, failed=failed)
+        self._clear(batch)
+        self._record([_done(item, result, len(batch)) for item, result in zip(batch, results, strict=True)])
+
+    def _told_apart(self, error: Exception, batch: list[int]) -> tuple[Failure, str]:
+        """What kind of failure an error is, with its own words; raises what must not be survived."""
+        if isinstance(error, (RequestError, LostError)):
+            raise error
+        failure = classify(error)
+        if failure.kind is FailureKind.FATAL:
+            raise LostError(
+                f"{failure.reason}; the device cannot be used again by this process. What is finished is kept: "
+                "start again with resume"
+            ) from error
+        if self._fail_fast and failure.kind in (FailureKind.OTHER, FailureKind.AMBIGUOUS) and len(batch) == 1:
+            raise error
+        return failure, f"{type(error).__name__}: {error}"
+
+    def _after_failure(self, queue: WorkQueue, batch: list[int], failure: Failure, error: str) -> None:
+        cost = self._weight(batch)
+        smaller_helps = failure.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT, FailureKind.AMBIGUOUS)
+        if smaller_helps:
+            self._remember(batch, "oom" if failure.kind is FailureKind.OUT_OF_MEMORY else "size_limit", failure.reason)
+            self.figures.oom_events += failure.kind is FailureKind.OUT_OF_MEMORY
+            if self._fail_on_oom and failure.kind is not FailureKind.AMBIGUOUS:
+                raise DoesNotFitError(f"a batch of {len(batch)} does not fit: {failure.reason} (fail on OOM was asked)")
+            if batch[0] in self._retries:
+                pass  # it is tried again, alone: the governor knows already
+            elif self._by_count and len(batch) == 1:
+                self.governor.blame_item()
+            elif not self._fixed:
+                self.governor.ran_out(cost)
+            if len(batch) > 1:
+                self._tell(f"a batch of {len(batch)} failed ({failure.reason}): its samples run again in smaller ones")
+        elif len(batch) > 1:
+            self._suspects.append(_Suspect(batch=batch, cost=cost, left=set(batch), error=error))
+        if len(batch) == 1:
+            self._failed_alone(queue, batch[0], failure, error)
+        elif failure.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT) and not self._fixed:
+            queue.put_back(batch)
+        else:
+            queue.split(batch)
+
+    def _failed_alone(self, queue: WorkQueue, item: int, failure: Failure, error: str) -> None:
+        """Put the item aside for another try; after the last one, the last resort, or its failure is recorded."""
+        out_of_memory = failure.kind is FailureKind.OUT_OF_MEMORY
+        first = item not in self._retries
+        if self._retries.failed(item, failure, by_others=self._by_others and not failure.own_limit):
+            if first and self._put_aside is not None and self.figures.batches > 0:
+                self._put_aside([item])
+        elif out_of_memory and self._last_resort is not None and self._last_resort():
+            self._lonely_failures = 0
+            queue.add([item, *self._retries.release()])
+            return
+        else:
+            self._give_up_on(item, failure, error)
+        if first:
+            self._lonely_failures += out_of_memory and self.figures.batches == 0
+            if self._stop_if_hopeless and self._lonely_failures == HOPELESS_AFTER and queue:
+                queue.bring_cheapest()
+
+    def _clear(self, batch: list[int]) -> None:
+        """These items ran. Where all of a suspect's have, in smaller batches, its size was to blame: stay below it."""
+        for item in batch:
+            self._retries.ran(item)
+        for suspect in self._suspects:
+            suspect.left.difference_update(batch)
+        proven = [suspect for suspect in self._suspects if not suspect.left]
+        if not proven:
+            return
+        smallest = min(proven, key=lambda suspect: suspect.cost)
+        # The larger ones were split into it.
+        self._suspects = [suspect for suspect in self._suspects if suspect.left and suspect.cost < smallest.cost]
+        if not self._fixed:
+            self.governor.ran_out(smallest.cost)
+        why = smallest.error.strip().splitlines()[0]
+        self._remember(smallest.batch, "size_limit", why)
+        self._tell(f"a batch of {len(smallest.batch)} failed, and all its samples ran in smaller ones: {why}")
+
+    def _hopeless(self) -> bool:
+        """Whether the dearest and then the cheapest did not fit: nothing will."""
+        return self._stop_if_hopeless and self._lonely_failures > HOPELESS_AFTER and self.figures.batches == 0
+
+    def _give_up_on(self, item: int, failure: Failure, error: str) -> None:
+        self._suspects = [suspect for suspect in self._suspects if item not in suspect.left]  # the item was to blame
+        reason: FailureReason = "error"
+        message, needed = error, None
+        if failure.kind is FailureKind.OUT_OF_MEMORY:
+            reason, needed = "out_of_memory", failure.requested_bytes
+            more = f"; it asked for {format_bytes(needed)} more" if needed else ""
+            message = f"does not fit, even alone: {failure.reason}{more}"
+        elif failure.kind is FailureKind.SIZE_LIMIT:
+            reason, message = "size_limit", f"a size limit, not memory: {failure.reason}"
+        self.figures.failed += 1
+        self.figures.items += 1
+        attempts = self._retries.attempts(item)
+        given_up = ItemFailure(reason=reason, message=message, needed_bytes=needed, attempts=attempts)
+        self._record([Done(item=item, result=None, failure=given_up, batch_size=1)])
+
+    def _count(self, flight: _Flight, seconds: float, *, failed: int) -> None:
+        figures, batch, reading = self.figures, flight.batch, flight.reading
+        figures.items += len(batch)
+        figures.failed += failed
+        figures.batches += 1
+        figures.busy_seconds += seconds
+        costs = [self._costs[item] for item in batch]
+        figures.cost += sum(costs)
+        figures.padded_cost += padded_cost(costs)
+        figures.largest_padded_cost = max(figures.largest_padded_cost, flight.cost)
+        figures.batch_counts.append(len(batch))
+        if failed == len(batch):
+            return  # none of it reached the device: that was quick, and says nothing of the size
+        searching = not self.governor.settled
+        if not figures.warm_up_padded_cost:
+            figures.warm_up_seconds, figures.warm_up_padded_cost = seconds, padded_cost(costs)
+        elif searching:
+            figures.search_seconds += seconds
+            figures.search_padded_cost += padded_cost(costs)
+            figures.best_search_rate = max(figures.best_search_rate, padded_cost(costs) / max(seconds, 1e-9))
+        if searching or not (self.trials and self.trials[-1].detail == "settled"):
+            self._remember(batch, "fits", self.governor.phase, seconds=seconds, reading=reading)
+        peak = None
+        if reading is not None:
+            peak = reading.peak_reserved_bytes
+            figures.peak_allocated_bytes = max(figures.peak_allocated_bytes, reading.peak_allocated_bytes)
+            figures.peak_reserved_bytes = max(figures.peak_reserved_bytes, reading.peak_reserved_bytes)
+        self.governor.succeeded(flight.cost, seconds, peak, max(costs))
+
+    def _remember(
+        self, batch: list[int], verdict: Verdict, detail: str, *, seconds: float | None = None, reading: Any = None
+    ) -> None:
+        """Keep a batch as evidence for the size; after it has settled, only the first and those that failed."""
+        if len(self.trials) >= MOST_TRIALS:
+            return
+        self.trials.append(
+            Probe(
+                batch_size=len(batch),
+                cost=padded_cost(self._costs[item] for item in batch),
+                verdict=verdict,
+                peak_allocated_bytes=None if reading is None else reading.peak_allocated_bytes,
+                peak_reserved_bytes=None if reading is None else reading.peak_reserved_bytes,
+                step_seconds=seconds,
+                samples_per_second=None if seconds is None else len(batch) / max(seconds, 1e-9),
+                steps=0 if seconds is None else 1,
+                detail=detail,
+            )
+        )
+
+    def _weight(self, batch: list[int]) -> int:
+        """What a batch comes to in the unit of the cap."""
+        return len(batch) if self._by_count else padded_cost(self._costs[item] for item in batch)
+
+    @contextlib.contextmanager
+    def _metered(self) -> Iterator[Any]:
+        if self._memory is None or not self._meter_on:
+            yield None
+            return
+        with self._memory.metered() as reading:
+            yield reading
+
+    def _clean_up(self, failure: Failure, started: float) -> None:
+        """Give a failed batch's memory back. That takes a third of a second: an error of other kinds can do without.
+
+        Before that it is noted whether other processes held the memory, or may have where that cannot be read.
+        """
+        if self._memory is not None and failure.kind is not FailureKind.OTHER:
+            left = self._left_by_others()
+            self._by_others = left is None or self.governor.others_hold(left)
+            self.governor.note_others(left)
+            self._memory.release()
+        self.figures.lost_seconds += time.perf_counter() - started
+
+    def _left_by_others(self) -> int | None:
+        return None if self._memory is None else self._memory.left_by_others_bytes()
+
+
+def _say_nothing(line: str) -> None:
+    del line
+
+
+def _done(item: int, result: Any, batch_size: int) -> Done:
+    if isinstance(result, ItemFailure):
+        return Done(item=item, result=None, failure=result, batch_size=batch_size)
+    return Done(item=item, result=result, failure=None, batch_size=batch_size)

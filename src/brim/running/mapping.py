@@ -1,0 +1,233 @@
+"""`brim.map`: any function over any items, in batches that fit, every item once.
+
+Torch is not needed: without a device, out-of-memory errors are still told apart by what the function raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from brim.errors import RequestError
+from brim.records import BatchSizes
+from brim.running.executor import Done, Executor, ItemFailure
+from brim.running.figures import ExecutionFigures
+from brim.running.governor import Governor
+from brim.settings.sizes import parse_bytes
+from brim.storage.fingerprint import content_text, fingerprint
+from brim.storage.journal import Journal
+
+__all__ = ["MapResult", "map"]
+
+MOST_COST = 2**48  # of one item; sums of many stay exact
+FIRST_ITEMS = 2  # how many of the dearest items the first batch holds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MapResult(Sequence[Any]):
+    """One result per item, in the caller's order; a failed item's place holds an `ItemFailure`.
+
+    results = brim.map(embed, texts)
+    results[3]                  # what embed returned for texts[3]
+    results.failures            # {17: ItemFailure(reason="out_of_memory", …)}
+    """
+
+    results: tuple[Any, ...]
+    failures: dict[int, ItemFailure]
+    batch_sizes: BatchSizes | None  # None when everything was in the journal already
+    oom_events: int
+    padding_fraction: float
+    seconds: float
+    resumed: int  # items that the journal had already
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    notes: tuple[str, ...] = ()  # on damaged lines of the journal, whose items were computed again
+
+    @property
+    def batch_size_used(self) -> int | None:
+        """The size the run settled at: the batch size of the median item."""
+        return None if self.batch_sizes is None else self.batch_sizes.median
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Any, ...]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self.results[index]
+
+
+def map(
+    function: Callable[[list[Any]], Sequence[Any]],
+    items: Iterable[Any],
+    *,
+    batch_size: int | Literal["auto"] = "auto",
+    cost: Callable[[Any], int] | None = None,
+    device: Any = None,
+    memory_limit: int | str | None = None,
+    journal: str | Path | None = None,
+    resume: bool = False,
+    key: str | None = None,
+    fail_fast: bool = False,
+    fail_on_oom: bool = False,
+    on_batch: Callable[[ExecutionFigures], None] | None = None,
+) -> MapResult:
+    """Call `function` on lists of items and return one result per item, in order, whatever happens on the way.
+
+    As `[f(x) for x in items]`, but in batches that are found as it runs: dearest items first, larger batches while
+    they pay, split on out-of-memory errors and grown back afterwards. An item that fails alone is recorded with its
+    error and does not stop the rest (`fail_fast` stops instead); one that runs out of memory alone is first tried again
+    after the others, and once more after a pause.
+
+        embeddings = brim.map(lambda texts: model.encode(texts), texts, cost=len, device="cuda")
+
+    `function` takes a list and returns as many results. `cost` says what an item weighs (tokens, pixels): batches are
+    then capped in padded cost, not in number. `batch_size=N` is a ceiling in items. With `journal`, results (JSON
+    values) are appended to that file as they come and `resume=True` continues where a killed run stopped; `key` names
+    what the function does, so that a journal is not resumed by another one. Items are known to a journal by their
+    content; where that cannot be read, `key` must change when they do.
+    """
+    _check_callables(function=function, cost=cost, on_batch=on_batch)
+    try:
+        iterator = iter(items)
+    except TypeError as error:
+        raise RequestError(f"items={items!r}: give a list, or anything else that can be iterated over") from error
+    items = list(iterator)
+    costs = _costs(items, cost)
+    memory, limit_bytes = _memory(device, memory_limit)
+    done: dict[int, Done] = {}
+    with contextlib.ExitStack() as stack:
+        book = None
+        if journal is not None:
+            if not isinstance(journal, (str, Path)):
+                raise RequestError(f"journal={journal!r}: give the path of a file")
+            facts = {"count": len(items), "items": _digest(items, key), "key": key}
+            check = functools.partial(_problem, count=len(items))
+            book = Journal(Path(journal), fingerprint=fingerprint(facts), resume=resume, check=check)
+            stack.enter_context(book)
+            done.update((entry["item"], _done(entry)) for entry in book.entries)
+        resumed = len(done)
+
+        def record(batch: list[Done]) -> None:
+            if book is not None:
+                book.append(_entry(one) for one in batch)
+            done.update((one.item, one) for one in batch)
+            if on_batch is not None:
+                on_batch(executor.figures)
+
+        if memory is not None and limit_bytes is not None:
+            stack.enter_context(memory.limited(limit_bytes))
+        order = sorted((item for item in range(len(items)) if item not in done), key=lambda item: -costs[item])
+        executor = Executor(
+            lambda batch: function([items[item] for item in batch]),
+            costs,
+            governor=_governor(batch_size, [costs[item] for item in order], limit_bytes),
+            record=record,
+            memory=memory,
+            metered=memory is not None and (not memory.meter_slows or memory_limit is not None),
+            fail_fast=fail_fast,
+            fail_on_oom=fail_on_oom,
+            by_count=batch_size != "auto",
+        )
+        executor.run(order)
+    found = _result(done, executor.figures, resumed, measured=memory is not None)
+    return found if book is None else dataclasses.replace(found, notes=tuple(book.notes))
+
+
+def _governor(batch_size: int | str, costs: Sequence[int], limit_bytes: int | None) -> Governor:
+    if batch_size == "auto":
+        return Governor(first=FIRST_ITEMS * max(costs, default=1), limit_bytes=limit_bytes)
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise RequestError(f"batch_size={batch_size!r}: give 'auto' or a whole number from 1")
+    return Governor(first=batch_size, ceiling=batch_size, grows=False, limit_bytes=limit_bytes)
+
+
+def _check_callables(*, function: Any, **optional: Any) -> None:
+    if not callable(function):
+        raise RequestError(f"function={function!r}: give a function that takes a list of items")
+    for name, value in optional.items():
+        if value is not None and not callable(value):
+            raise RequestError(f"{name}={value!r}: give a function, or leave it out")
+
+
+def _costs(items: Sequence[Any], cost: Callable[[Any], int] | None) -> list[int]:
+    if cost is None:
+        return [1] * len(items)
+    costs = [cost(item) for item in items]
+    for item, value in enumerate(costs):
+        if not isinstance(value, int) or not 0 <= value <= MOST_COST:
+            raise RequestError(f"cost of item {item} is {value!r:.60}: it must be a whole number from 0 to {MOST_COST}")
+    return [max(value, 1) for value in costs]
+
+
+def _memory(device: Any, memory_limit: int | str | None) -> tuple[Any, int | None]:
+    """The device's memory and the limit on it; neither, and no torch, when no device is named."""
+    if device is None:
+        if memory_limit is not None:
+            raise RequestError("memory_limit needs device=, the device whose memory it limits")
+        return None, None
+    from brim.memory.devices import existing_device, memory_of
+    from brim.memory.limit import resolve_limit
+
+    memory = memory_of(existing_device(device, argument="device="))
+    asked = None if memory_limit is None else parse_bytes(memory_limit, argument="memory_limit")
+    limit = resolve_limit(memory, asked_bytes=asked, margin=None, argument="memory_limit=")
+    return memory, limit.usable_bytes
+
+
+def _digest(items: Sequence[Any], key: str | None) -> str:
+    """A fingerprint of the items by their content; those that have none, by their type and the caller's key."""
+    texts = []
+    for item in items:
+        try:
+            texts.append(content_text(item))
+        except TypeError as error:
+            if key is None:
+                raise RequestError(
+                    f"journal=: an item holds a value whose content cannot be read ({error}), so other items could not "
+                    "be told from these; give key=, a text that changes when the items do"
+                ) from error
+            texts.append(type(item).__name__)
+    return fingerprint({"items": texts})
+
+
+def _entry(done: Done) -> dict[str, Any]:
+    failure = None if done.failure is None else done.failure.to_json()
+    return {"item": done.item, "result": done.result, "failure": failure, "batch_size": done.batch_size}
+
+
+def _done(entry: Mapping[str, Any]) -> Done:
+    failure = None if entry["failure"] is None else ItemFailure(**entry["failure"])
+    return Done(item=entry["item"], result=entry["result"], failure=failure, batch_size=entry["batch_size"])
+
+
+def _problem(entry: Mapping[str, Any], *, count: int) -> str | None:
+    """Why a line of the journal is not that of one of `count` items; None: it is."""
+    try:
+        done = _done(entry)
+    except (KeyError, TypeError):
+        return "not the line of an item"
+    if type(done.item) is not int or not 0 <= done.item < count:
+        return f"no item {done.item!r} among {count}"
+    return None
+
+
+def _result(done: dict[int, Done], figures: ExecutionFigures, resumed: int, *, measured: bool) -> MapResult:
+    ordered = [done[item] for item in sorted(done)]
+    return MapResult(
+        results=tuple(one.result if one.failure is None else one.failure for one in ordered),
+        failures={one.item: one.failure for one in ordered if one.failure is not None},
+        batch_sizes=figures.batch_sizes(),
+        oom_events=figures.oom_events,
+        padding_fraction=figures.padding_fraction,
+        seconds=figures.seconds,
+        resumed=resumed,
+        peak_allocated_bytes=figures.peak_allocated_bytes if measured else None,
+        peak_reserved_bytes=figures.peak_reserved_bytes if measured else None,
+    )

@@ -1,0 +1,275 @@
+"""The search from end to end: cache, probes, strategy, plan; on every rank, with one answer for all.
+
+`find_plan` is what the command line calls; `find_batch_size` is the same for a step of the user's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from brim.errors import BrimError
+from brim.forecasting.forecast_curve import ForecastCurve
+from brim.ranks.agreement import Agreement
+from brim.records import MemoryFigures, Objective, Plan, Probe, Unit
+from brim.searching.forecast_start import start_forecast
+from brim.searching.plan_cache import CachedPlan, PlanCache
+from brim.searching.probe import DeviceProber, Prober, ProbeSettings, Scene
+from brim.searching.strategy import Found, search_sizes, size_grid
+from brim.settings.search_settings import SearchSettings
+from brim.settings.sizes import format_bytes, parse_bytes
+from brim.storage.fingerprint import fingerprint
+from brim.workloads.base import Workload
+from brim.workloads.callables import CallableWorkload
+
+__all__ = ["SearchListener", "find_batch_size", "find_plan", "find_with"]
+
+
+class SearchListener:
+    """Told what a search does, as it does it; the command line draws its table from this."""
+
+    def started(self, scene: Scene) -> None:
+        """The search knows its device and limit."""
+
+    def trying(self, size: int) -> None:
+        """A probe begins."""
+
+    def tried(self, probe: Probe) -> None:
+        """A probe has ended."""
+
+
+def find_batch_size(
+    step: Callable[[Any], Any],
+    make_batch: Callable[[int], Any],
+    *,
+    model: nn.Module | Sequence[nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    scaler: Any = None,
+    scheduler: Any = None,
+    batch_length: Callable[[Any], int] | None = None,
+    device: torch.device | str | None = None,
+    unit: Unit = "samples",
+    key: str | None = None,
+    batch_size: int | None = None,
+    objective: Objective = "fastest",
+    memory_limit: int | str | None = None,
+    max_batch_size: int | None = None,
+    listener: SearchListener | None = None,
+    **settings: Any,
+) -> Plan:
+    """The fastest batch size that fits, for a step of your own.
+
+    As accelerate's `find_executable_batch_size`, but it needs no starting guess, looks for the fastest size and
+    not the first that survives, and leaves weights, buffers, gradients, optimizer state and every random
+    generator bit-identical: name what the step changes as `model`, `optimizer`, `scaler`, `scheduler`.
+
+        plan = brim.find_batch_size(step, make_batch, model=model, optimizer=optimizer)
+        plan.batch_size, plan.batch_size_max, plan.probes
+
+    `make_batch(n)` returns the worst-case batch of n items on the device; `step(batch)` runs once on it.
+    The plan is cached on disk only under an explicit `key`. Further settings are `SearchSettings`' fields.
+    """
+    if max_batch_size is not None:
+        settings["max_size"] = max_batch_size
+    if memory_limit is not None:
+        settings["memory_limit_bytes"] = parse_bytes(memory_limit, argument="memory_limit")
+    workload = CallableWorkload(
+        step=step, make_batch=make_batch, model=model, optimizer=optimizer, scaler=scaler, scheduler=scheduler,
+        batch_length=batch_length, unit=unit, device=device, key=key,
+    )  # fmt: skip
+    checked = SearchSettings(batch_size=batch_size, objective=objective, **settings)
+    return find_plan(workload, checked, listener=listener)
+
+
+def find_plan(
+    workload: Workload,
+    settings: SearchSettings | None = None,
+    *,
+    preserve_state: bool = True,
+    listener: SearchListener | None = None,
+    cache: PlanCache | None = None,
+) -> Plan:
+    """The plan for a workload, probed in this process; everything a probe changes is put back."""
+    settings = settings or SearchSettings()
+    prober = DeviceProber(workload, probe_settings(settings), preserve_state=preserve_state)
+    return find_with(prober, settings, listener=listener, cache=cache)
+
+
+def find_with(
+    prober: Prober,
+    settings: SearchSettings,
+    *,
+    listener: SearchListener | None = None,
+    cache: PlanCache | None = None,
+) -> Plan:
+    """The plan that a prober's probes lead to; under torchrun every rank searches, then all agree."""
+    listener = listener or SearchListener()
+    own: list[Plan] = []
+
+    def search_here() -> dict[str, Any]:
+        with prober:
+            own.append(_find_here(prober, settings, listener, cache or PlanCache()))
+        return own[0].to_json()
+
+    with Agreement(purpose="a search for a batch size") as agreement:
+        plans = [Plan.from_json(data) for data in agreement.run_on_all(search_here)]
+    if len(plans) == 1:
+        return own[0]
+    return _agreed(own[0], plans, keep_own=settings.per_rank or prober.scene.mode != "train")
+
+
+def probe_settings(settings: SearchSettings) -> ProbeSettings:
+    """The part of the search's settings that each probe runs under."""
+    return ProbeSettings(
+        memory_limit_bytes=settings.memory_limit_bytes,
+        margin=settings.margin,
+        timeout_seconds=settings.probe_timeout_seconds,
+    )
+
+
+def _find_here(prober: Prober, settings: SearchSettings, listener: SearchListener, cache: PlanCache) -> Plan:
+    scene = prober.scene
+    listener.started(scene)
+
+    def probe(size: int) -> Probe:
+        listener.trying(size)
+        result = prober.probe(size)
+        listener.tried(result)
+        return result
+
+    identity = _cache_identity(scene, settings)
+    entry: CachedPlan | None = None
+    ignored: tuple[str, ...] = ()
+    if identity is not None and settings.use_cache:
+        entry, ignored = cache.load(identity, lambda plan: _problem_of(plan, scene, settings))
+    if entry is not None:
+        plan = _from_cache(entry, scene, settings, probe)
+        if plan is not None:
+            if plan.probes:  # a stale plan, verified: file it under the environment of today
+                verified = dataclasses.replace(plan, cached=False, reason=entry.plan.reason)
+                cache.save(verified, identity or {}, scene.environment)
+            return plan
+    forecast, notes = _forecast(prober, settings)
+    found = search_sizes(scene, settings, probe, forecast)
+    plan = _make_plan(found, scene, settings, identity)
+    plan = dataclasses.replace(plan, notes=(*plan.notes, *notes))
+    if identity is not None and settings.use_cache and found.complete:
+        cache.save(plan, identity, scene.environment)
+    return dataclasses.replace(plan, notes=(*plan.notes, *ignored))  # of this search alone, so it is not cached
+
+
+def _forecast(prober: Prober, settings: SearchSettings) -> tuple[ForecastCurve | None, tuple[str, ...]]:
+    """What to start the search for the fastest from, where the workload is in this process and can be traced."""
+    if settings.objective != "fastest" or settings.batch_size is not None or not isinstance(prober, DeviceProber):
+        return None, ()
+    return start_forecast(prober.workload)
+
+
+def _cache_identity(scene: Scene, settings: SearchSettings) -> dict[str, Any] | None:
+    """What a plan is filed under: the workload, the device, and what was asked of the search."""
+    if scene.identity is None:
+        return None
+    asked = dataclasses.asdict(settings)
+    for name in ("use_cache", "per_rank", "max_probes", "probe_timeout_seconds"):
+        del asked[name]  # these change how a plan is found, not which one is right
+    return {
+        "workload": scene.identity,
+        "mode": scene.mode,
+        "device": scene.device,
+        "reserved_bytes": scene.reserved_bytes,
+        "settings": asked,
+    }
+
+
+def _problem_of(plan: Plan, scene: Scene, settings: SearchSettings) -> str | None:
+    """Why a cached plan cannot be what a search under these settings found; None if it can."""
+    chosen = plan.chosen_probe()
+    if (plan.unit, plan.objective) != (scene.unit, settings.objective):
+        return f"it is for the {plan.objective} size in {plan.unit}"
+    if chosen is None or chosen.peak_reserved_bytes is None:
+        return f"none of its probes has a peak at its batch size {plan.size} and fits"
+    if plan.size > plan.batch_size_max:
+        return f"its batch size {plan.size} is above the largest that was seen to fit ({plan.batch_size_max})"
+    if settings.fixed and plan.size == settings.batch_size:
+        return None
+    grid = size_grid(scene, settings)
+    if plan.size < grid.first or grid.floor(plan.size) != plan.size or plan.batch_size_max > grid.last:
+        return f"its batch size {plan.size} (at most {plan.batch_size_max}) is not among those allowed"
+    return None
+
+
+def _from_cache(
+    entry: CachedPlan, scene: Scene, settings: SearchSettings, probe: Callable[[int], Probe]
+) -> Plan | None:
+    """The cached plan, if it holds now: enough memory is free, and the environment is the same or one probe agrees.
+
+    A plan made while the card was crowded says nothing about the room there is now: with a tenth more, search again.
+    """
+    chosen = entry.plan.chosen_probe()
+    if chosen is None or (chosen.peak_reserved_bytes or 0) > scene.limit_bytes:
+        return None
+    limit_then = entry.plan.memory.limit_bytes or 0
+    if settings.memory_limit_bytes is None and scene.limit_bytes > 1.1 * limit_then:
+        return None
+    memory = _figures(scene, chosen)
+    if entry.environment == fingerprint(scene.environment):
+        reason = f"cached: {entry.plan.reason}"
+        return dataclasses.replace(entry.plan, cached=True, memory=memory, reason=reason, probes=())
+    again = probe(entry.plan.size)
+    if not again.fits:
+        return None
+    reason = f"cached under other versions or settings, verified with one probe: {entry.plan.reason}"
+    return dataclasses.replace(entry.plan, cached=True, memory=_figures(scene, again), probes=(again,), reason=reason)
+
+
+def _make_plan(found: Found, scene: Scene, settings: SearchSettings, identity: dict[str, Any] | None) -> Plan:
+    notes = [*scene.notes, *found.notes]
+    if scene.used_by_others_bytes:
+        notes.append(f"other processes hold {format_bytes(scene.used_by_others_bytes)} on {scene.device}")
+    return Plan(
+        unit=scene.unit,
+        size=found.chosen.batch_size,
+        batch_size_max=found.largest,
+        batch_size_max_estimate=found.largest_estimate,
+        objective=settings.objective,
+        reason=found.reason,
+        cached=False,
+        device=scene.device,
+        memory=_figures(scene, found.chosen),
+        probes=tuple(found.probes),
+        fingerprint=fingerprint(identity) if identity is not None else None,
+        notes=tuple(notes),
+    )
+
+
+def _figures(scene: Scene, chosen: Probe) -> MemoryFigures:
+    used = chosen.peak_reserved_bytes
+    return MemoryFigures(
+        limit_bytes=scene.limit_bytes,
+        headroom_bytes=None if used is None else scene.limit_bytes - used,
+        used_by_others_bytes=scene.used_by_others_bytes,
+    )
+
+
+def _agreed(own: Plan, plans: list[Plan], *, keep_own: bool) -> Plan:
+    """This rank's plan, with the size that all ranks share: the smallest, unless each keeps its own."""
+    sizes = tuple(plan.size for plan in plans)
+    if keep_own:
+        return dataclasses.replace(own, batch_sizes_per_rank=sizes)
+    if len({plan.unit for plan in plans}) > 1:
+        raise BrimError("ranks planned in different units; give every rank the same workload")
+    smallest = min(sizes)
+    reason = own.reason
+    if smallest < own.size:
+        reason = f"rank {sizes.index(smallest)} can take {smallest}, and all ranks use the smallest (here: {reason})"
+    return dataclasses.replace(
+        own,
+        size=smallest,
+        batch_size_max=min(plan.batch_size_max for plan in plans),
+        batch_sizes_per_rank=sizes,
+        reason=reason,
+    )

@@ -1,0 +1,392 @@
+"""One probe: try one size of a workload on its device, and say what happened in a record.
+
+A probe starts from an emptied cache, warms up, and runs several steady steps. It knows nothing of which
+size to try next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from brim.errors import LostError, RequestError, plural
+from brim.memory.devices import DeviceMemory, Reading, memory_of
+from brim.memory.failures import Failure, FailureKind, classify
+from brim.memory.limit import resolve_limit
+from brim.memory.snapshot import StateSnapshot, required_bytes
+from brim.memory.storage_meter import refuse_compiled
+from brim.monitor.host import available_host_bytes
+from brim.ranks.unwrap import communication_bytes, without_collectives
+from brim.ranks.world import current_world
+from brim.records import Probe, Unit, Verdict
+from brim.searching.environment import environment_facts
+from brim.settings.sizes import format_bytes
+from brim.workloads.base import Mode, Workload
+
+__all__ = ["DeviceProber", "ProbeSettings", "Prober", "Scene", "WorkloadError", "device_name"]
+
+# A size near the limit that falls this far behind a smaller one is short of memory without saying so: cuDNN took
+# slower algorithms for want of workspace, or the driver moved pages to system memory.
+SLOW_FRACTION = 0.88
+NEAR_LIMIT = 0.8
+# Below this fraction of the limit nothing can run short: one steady step of a quarter of a second is enough.
+SAFE_FRACTION = 0.5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProbeSettings:
+    """How a probe is run, and under which limit."""
+
+    memory_limit_bytes: int | None = None
+    margin: float | None = None
+    timeout_seconds: float | None = None
+    warmup_steps: int = 1
+    min_steps: int = 3
+    max_steps: int = 20
+    steady_seconds: float = 0.25  # steps are repeated for about this long
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scene:
+    """All that a search needs to know of a workload and its device, as plain values."""
+
+    device: str
+    mode: Mode
+    unit: Unit
+    smallest_size: int
+    largest_size: int | None
+    limit_bytes: int
+    base_bytes: int  # resident before any step
+    reserved_bytes: int  # kept free beside every probe
+    exact: bool  # the same step always reads the same bytes
+    used_by_others_bytes: int
+    notes: tuple[str, ...] = ()
+    savings: tuple[str, ...] = ()  # what would take less memory
+    identity: dict[str, Any] | None  # what the plan is cached under; None: not at all
+    environment: dict[str, Any]
+
+
+class WorkloadError(RequestError):
+    """The workload's own code raised in a child process; in this process its exception is raised as it is."""
+
+
+class Prober(ABC):
+    """Tries sizes, here or in a child process; used as a context manager."""
+
+    scene: Scene
+    stage: str = "the step"  # which part of the workload ran last, for whoever words its error
+
+    @abstractmethod
+    def probe(self, size: int) -> Probe:
+        """Try one size; an error of the workload that is not about memory is raised, and other sizes may follow."""
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+
+    @abstractmethod
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class DeviceProber(Prober):
+    """Probes a workload in this process, under the memory limit while inside the `with` block."""
+
+    def __init__(self, workload: Workload, settings: ProbeSettings, *, preserve_state: bool = True) -> None:
+        self.workload = workload
+        self.settings = settings
+        self.preserve_state = preserve_state
+        self.memory: DeviceMemory = memory_of(workload.device)
+        self._rates: dict[int, float] = {}
+        self._ambiguous_at = math.inf
+        self._probing = contextlib.ExitStack()
+        self._begun = False
+        self._stateless: list[torch.optim.Optimizer] = []  # those without state before the first probe
+        self._left_over = False  # whether a step that raised may have left tensors behind
+
+    def __enter__(self) -> Self:
+        workload, memory, settings = self.workload, self.memory, self.settings
+        if memory.meter_slows:
+            refuse_compiled(workload.modules(), *workload.functions())
+        limit = resolve_limit(memory, asked_bytes=settings.memory_limit_bytes, margin=settings.margin)
+        reserved = workload.reserved_bytes()
+        if workload.mode == "train" and current_world().size > 1:
+            reserved += communication_bytes(workload.modules())
+        identity = workload.identity()
+        self.scene = Scene(
+            device=device_name(memory.device),
+            mode=workload.mode,
+            unit=workload.unit,
+            smallest_size=workload.smallest_size(),
+            largest_size=workload.largest_size(),
+            limit_bytes=max(limit.usable_bytes - reserved, 1),
+            base_bytes=memory.resident_bytes(self._resident()),
+            reserved_bytes=reserved,
+            exact=memory.exact,
+            used_by_others_bytes=memory.used_by_others_bytes(),
+            notes=tuple(workload.notes),
+            savings=tuple(workload.savings),
+            identity=None if identity is None else dict(identity),
+            environment=environment_facts(memory.device),
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._probing.close()
+
+    def probe(self, size: int) -> Probe:
+        """Try one size; an error that is not about memory or size is the user's own and is raised."""
+        reading = Reading()
+        failure: Failure | None = None
+        result: Probe | None = None
+        self._begin()
+        if self._left_over:
+            self._clean_up(thorough=True)
+        self._left_over = True
+        try:
+            result = self._attempt(size, reading)
+        except RequestError:
+            raise
+        except Exception as error:
+            failure = classify(error)
+            if self._is_final(failure, size):
+                raise
+            if failure.kind is FailureKind.FATAL:
+                raise LostError(
+                    f"batch size {size}: {failure.reason}; the device cannot be used again by this process. "
+                    "Search with --isolate, which probes in a child process and goes on"
+                ) from error
+        # The except block has ended, so the traceback no longer pins the failed step's tensors.
+        self._clean_up(thorough=result is None)
+        if result is None:
+            assert failure is not None
+            return self._failed(size, failure, reading)
+        return result
+
+    def _clean_up(self, *, thorough: bool) -> None:
+        self._drop_leftovers()
+        self.memory.release(thorough=thorough)
+        self._left_over = False
+
+    def _begin(self) -> None:
+        """Before the first probe: remember the state, leave the other ranks, set the limit; undone at exit."""
+        if self._begun:
+            return
+        self._begun = True
+        workload = self.workload
+        self._stateless = [optimizer for optimizer in workload.optimizers() if not optimizer.state]
+        if self.preserve_state:
+            state = (workload.modules(), workload.optimizers(), workload.stateful())
+            self._check_host_room(required_bytes(*state))
+            self._probing.callback(StateSnapshot.take(*state, devices=[self.memory.device]).restore)
+        self._probing.callback(self.memory.release)
+        self._probing.callback(self._drop_leftovers)
+        self._probing.enter_context(without_collectives(workload.modules()))
+        self._probing.enter_context(self.memory.limited(self.scene.limit_bytes))
+        self._drop_leftovers()
+        self.memory.release()
+
+    def _check_host_room(self, snapshot_bytes: int) -> None:
+        room = available_host_bytes()
+        if snapshot_bytes > 0.8 * room:
+            raise RequestError(
+                f"keeping a copy of the model and optimizer takes {format_bytes(snapshot_bytes)} of host memory and "
+                f"{format_bytes(room)} are free; search on a copy in a child process instead (brim find --isolate)"
+            )
+
+    def _attempt(self, size: int, reading: Reading) -> Probe:
+        started = time.perf_counter()
+        # A meter that is off while steps are timed must see a second step: gradients and optimizer state that the
+        # first one leaves are there from then on.
+        warmup_steps = self.settings.warmup_steps + (1 if self.memory.meter_slows else 0)
+        in_use: list[tuple[int, int]] = []  # bytes after so many steps
+        with self._metered(reading):
+            self.stage = "make_batch"
+            batch = self._make_batch(size)
+            self.stage = "the step"
+            for done in range(1, warmup_steps + 1):
+                self.workload.step(batch)
+                in_use.append((done, self.memory.in_use_bytes()))
+            if self.memory.meter_slows and in_use[-1][1] > in_use[-2][1]:  # once more: does it rise with every step?
+                self.workload.step(batch)
+                in_use.append((warmup_steps + 1, self.memory.in_use_bytes()))
+            if not self.memory.meter_slows:
+                self.memory.timed(_nothing, repeats=1)  # drain the queue
+            if self._timed_out(started):
+                return self._timeout(size, reading)
+        steady = Reading()
+        with contextlib.nullcontext() if self.memory.meter_slows else self._metered(steady):
+            near_limit = reading.peak_reserved_bytes > SAFE_FRACTION * self.scene.limit_bytes
+            step_seconds, steps = self._time_steps(batch, started, in_use, near_limit=near_limit)
+        reading.peak_allocated_bytes = max(reading.peak_allocated_bytes, steady.peak_allocated_bytes)
+        reading.peak_reserved_bytes = max(reading.peak_reserved_bytes, steady.peak_reserved_bytes)
+        if self._timed_out(started):
+            return self._timeout(size, reading)
+        probe = self._judge(size, batch, step_seconds, steps, reading, steady.alloc_retries)
+        return dataclasses.replace(probe, growth_bytes_per_step=_growth_per_step(in_use))
+
+    def _judge(self, size: int, batch: Any, step_seconds: float, steps: int, reading: Reading, retries: int) -> Probe:
+        """Fits, unless the allocator retried or the rate fell behind a smaller size for want of memory."""
+        verdict: Verdict = "fits"
+        detail = ""
+        best = max((rate for smaller, rate in self._rates.items() if smaller < size), default=0.0)
+        near_limit = reading.peak_reserved_bytes > NEAR_LIMIT * self.scene.limit_bytes
+        slow_rate = SLOW_FRACTION * best if near_limit and not self.memory.exact else 0.0
+        if size / step_seconds < slow_rate:  # look twice before calling it slow
+            again, _ = self._time_steps(batch, time.perf_counter(), [], near_limit=True)
+            step_seconds = min(step_seconds, again)
+        rate = size / step_seconds
+        if retries:
+            verdict, detail = "thrashes", f"the allocator had to free its cache and retry {plural(retries, 'time')}"
+        elif rate < slow_rate:
+            verdict = "thrashes"
+            detail = f"{rate / best:.2f} of the rate of a smaller size: no room left for workspaces"
+        if verdict == "fits":
+            self._rates[size] = rate
+        return Probe(
+            batch_size=size,
+            verdict=verdict,
+            peak_allocated_bytes=reading.peak_allocated_bytes,
+            peak_reserved_bytes=reading.peak_reserved_bytes,
+            alloc_retries=retries,
+            step_seconds=step_seconds,
+            samples_per_second=rate,
+            steps=steps,
+            detail=detail,
+        )
+
+    def _time_steps(
+        self, batch: Any, started: float, in_use: list[tuple[int, int]], *, near_limit: bool
+    ) -> tuple[float, int]:
+        """Seconds of a steady step, and how many were made: as many as fill the time; near the limit always several.
+
+        Where the meter costs no time, `in_use` gets the bytes after the first and after the last; if the first one left
+        more than was there before, a second one is made in any case.
+
+        The first one near the limit is not counted where others follow: the allocator may still be putting its cache
+        in order, and that is what a size would be blamed for.
+        """
+        settings = self.settings
+        seconds = self.memory.timed(lambda: self.workload.step(batch), repeats=1)
+        wanted = settings.steady_seconds / max(seconds, 1e-6) - 1
+        fewest = settings.min_steps - (2 if seconds >= settings.steady_seconds else 1) if near_limit else 0
+        if in_use and not self.memory.meter_slows:
+            in_use.append((in_use[-1][0] + 1, self.memory.in_use_bytes()))
+            fewest = max(fewest, 1 if in_use[-1][1] > in_use[-2][1] else 0)
+        repeats = math.ceil(min(max(wanted, fewest), settings.max_steps - 1))
+        if repeats and not self._timed_out(started):
+            more = self.memory.timed(lambda: self.workload.step(batch), repeats=repeats)
+            if in_use and not self.memory.meter_slows:
+                in_use.append((in_use[-1][0] + repeats, self.memory.in_use_bytes()))
+            return more / repeats if near_limit else (seconds + more) / (1 + repeats), 1 + repeats
+        return seconds, 1
+
+    def _make_batch(self, size: int) -> Any:
+        batch = self.workload.make_batch(size)
+        length = self.workload.batch_length(batch)
+        if length != size:
+            raise RequestError(
+                f"make_batch({size}) returned a batch of {length}: it must return exactly the size asked for "
+                "(if the first tensor's leading dimension is not the batch size, pass batch_length=)"
+            )
+        return batch
+
+    @contextlib.contextmanager
+    def _metered(self, reading: Reading) -> Iterator[None]:
+        """Meter a block into `reading`, also when the block raises."""
+        inner = Reading()
+        try:
+            with self.memory.metered(self._resident()) as inner:
+                yield
+        finally:
+            reading.peak_allocated_bytes = inner.peak_allocated_bytes
+            reading.peak_reserved_bytes = inner.peak_reserved_bytes
+            reading.alloc_retries = inner.alloc_retries
+
+    def _resident(self) -> Iterator[torch.Tensor]:
+        for module in self.workload.modules():
+            for tensor in (*module.parameters(), *module.buffers()):
+                yield tensor
+                if tensor.grad is not None:
+                    yield tensor.grad
+        for optimizer in self.workload.optimizers():
+            for state in optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+    def _is_final(self, failure: Failure, size: int) -> bool:
+        """Whether to raise the original: not about memory, or an ambiguous error that a smaller size repeats."""
+        if failure.kind is FailureKind.AMBIGUOUS:
+            repeated = size < self._ambiguous_at < math.inf
+            self._ambiguous_at = min(self._ambiguous_at, size)
+            return repeated or size <= self.scene.smallest_size
+        return failure.kind is FailureKind.OTHER
+
+    def _failed(self, size: int, failure: Failure, reading: Reading) -> Probe:
+        verdict: Verdict = "size_limit" if failure.kind is FailureKind.SIZE_LIMIT else "oom"
+        detail, needed = failure.reason, None
+        if failure.requested_bytes:
+            detail += f" (asked for {format_bytes(failure.requested_bytes)} more)"
+            needed = reading.peak_allocated_bytes + failure.requested_bytes
+        return Probe(
+            batch_size=size,
+            verdict=verdict,
+            peak_allocated_bytes=reading.peak_allocated_bytes or None,
+            peak_reserved_bytes=reading.peak_reserved_bytes or None,
+            alloc_retries=reading.alloc_retries,
+            needed_bytes=needed,
+            detail=detail,
+        )
+
+    def _timed_out(self, started: float) -> bool:
+        limit = self.settings.timeout_seconds
+        return limit is not None and time.perf_counter() - started > limit
+
+    def _timeout(self, size: int, reading: Reading) -> Probe:
+        return Probe(
+            batch_size=size,
+            verdict="timeout",
+            peak_allocated_bytes=reading.peak_allocated_bytes or None,
+            peak_reserved_bytes=reading.peak_reserved_bytes or None,
+            detail=f"took longer than --probe-timeout {self.settings.timeout_seconds:g} s",
+        )
+
+    def _drop_leftovers(self) -> None:
+        """Drop what the last step left, so that every probe starts from the same memory, as a run with its size will.
+
+        Optimizer state that the first step of a run makes lands among that step's cached activations. Kept from an
+        earlier probe it would lie apart, and a size near the limit would seem to fit that then makes a run retry.
+        """
+        self.workload.release()
+        for optimizer in self._stateless:
+            optimizer.state.clear()
+        for module in self.workload.modules():
+            for parameter in module.parameters():
+                parameter.grad = None
+
+
+def device_name(device: torch.device) -> str:
+    """The device as people know it: `NVIDIA H200`, `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _growth_per_step(in_use: list[tuple[int, int]]) -> int:
+    """The bytes that every step leaves in use, from those after so many steps; 0 where something was made only once."""
+    if len(in_use) < 3:
+        return 0
+    (done1, bytes1), (done2, bytes2), (done3, bytes3) = in_use[-3:]
+    first, later = (bytes2 - bytes1) / (done2 - done1), (bytes3 - bytes2) / (done3 - done2)
+    return round(later) if 0 < first <= 2 * later else 0
+
+
+def _nothing() -> None:
+    pass

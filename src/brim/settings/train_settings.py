@@ -1,0 +1,395 @@
+"""The settings of a training run: every key that a training file may have, its default and its check.
+
+A training file and each experiment of a sweep have the same keys. `SETTING_KEYS` is the one list of them: by dotted
+key, what it takes, its default and what it means; docs/training.md is checked against it. Pure: no torch, no files,
+and whether a model, an optimizer or a data set of some name exists is found out by those who load it.
+
+    train_settings({"model": {"type": "r3d_18"}, "hp": {"batch_size": "auto", "epochs": 5}})
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+from brim.errors import RequestError, nearest_names
+from brim.settings.nested_keys import flatten, nest
+from brim.settings.problems import Problem
+from brim.settings.setting_checks import (
+    MOST_SEED,
+    SettingKey,
+    any_value,
+    byte_size,
+    choice,
+    flag,
+    fraction,
+    number,
+    optional,
+    size_or_auto,
+    text,
+    whole,
+)
+
+__all__ = [
+    "IGNORED_KEYS",
+    "SETTING_KEYS",
+    "DataSettings",
+    "HyperSettings",
+    "ModelSettings",
+    "OptimizerSettings",
+    "SchedulerSettings",
+    "TrainSettings",
+    "TrainingSettings",
+    "find_setting_key",
+    "setting_problems",
+    "train_settings",
+]
+
+Params = Mapping[str, Any]
+
+
+def _none() -> Params:
+    return {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Which model is trained."""
+
+    type: str
+    weights: str = "none"
+    num_classes: int | None = None
+    trust_remote_code: bool = False
+    knobs: Params = dataclasses.field(default_factory=_none)
+    params: Params = dataclasses.field(default_factory=_none)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """What it learns from."""
+
+    type: str = "auto"
+    root: str | None = None
+    train_split: str | None = None
+    val_root: str | None = None
+    val_split: str | None = None
+    val_fraction: float = 0.1
+    percentage: float = 100.0
+    limit: int | None = None
+    num_workers: int | None = None
+    map: Params = dataclasses.field(default_factory=_none)
+    params: Params = dataclasses.field(default_factory=_none)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HyperSettings:
+    """What people tune."""
+
+    batch_size: int | str = "auto"
+    effective_batch: int | str | None = None
+    base_batch: int | None = None
+    learning_rate: float = 1e-3
+    weight_decay: float | None = None
+    epochs: int = 10
+    max_steps: int | None = None
+    label_smoothing: float = 0.0
+    seed: int = 0
+    frames: int | None = None
+    size: int | None = None
+    tokens: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """By its name in `torch.optim`, in any case."""
+
+    name: str = "adamw"
+    params: Params = dataclasses.field(default_factory=_none)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SchedulerSettings:
+    """By its name in `torch.optim.lr_scheduler`, in any case, with a warm-up before it."""
+
+    name: str = "none"
+    warmup_steps: int | None = None
+    warmup_epochs: float | None = None
+    params: Params = dataclasses.field(default_factory=_none)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """How the loop runs."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    gradient_clip: float | None = None
+    gradient_checkpointing: bool = False
+    early_stopping: int | None = None
+    early_stopping_min_delta: float = 0.0
+    monitor: str = "auto"
+    checkpoint_every: int | None = None
+    eval_batch_size: int | str = "auto"
+    eval_every: int = 1
+    lr_scale: str | None = None
+    scale_betas: bool = False
+    max_effective_batch: int | None = None
+    beyond_noise: bool = False
+    memory_limit: str | None = None
+    margin: float | None = None
+    fsdp: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """A whole training run as asked for."""
+
+    task: str | None = None
+    model: ModelSettings
+    data: DataSettings = DataSettings()
+    hp: HyperSettings = HyperSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    training: TrainingSettings = TrainingSettings()
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as nested plain values, every key present; `train_settings` reads them back."""
+        return dataclasses.asdict(self)
+
+
+TASK_NAMES = {
+    "classify": "classify",
+    "classification": "classify",
+    "image_classification": "classify",
+    "text_classification": "classify",
+    "video_classification": "classify",
+    "regress": "regress",
+    "regression": "regress",
+}
+_MOST_CLASSES = 2**31 - 1
+_LR_SCALES = ("none", "sqrt", "linear", "auto")
+_DTYPES = ("auto", "float32", "float16", "bfloat16", "float64")
+
+_ROWS = (
+    SettingKey("task", choice(*TASK_NAMES, null=True), "classify or regress; by default what the data is for"),
+    SettingKey(
+        "model.type", text(), "the model, as -m takes it: r3d_18, timm:NAME, hf:FOLDER, py:FILE:FACTORY; or mlp"
+    ),
+    SettingKey("model.weights", text(), "none (random), auto (the published ones), or a file to start from"),
+    SettingKey(
+        "model.num_classes",
+        optional(whole(1, _MOST_CLASSES)),
+        "outputs of the head; by default as many as the data has",
+    ),
+    SettingKey("model.trust_remote_code", flag(), "run code that a transformers folder brings"),
+    SettingKey("model.knobs.*", any_value(), "a knob of the model, such as frames or size"),
+    SettingKey(
+        "model.params.*", any_value(), "of mlp: hidden (widths), dropout, standardise; of a py: factory: its arguments"
+    ),
+    SettingKey(
+        "data.type",
+        text(),
+        "auto, moving_shapes, features, mask_folder, coco, py:FILE:FACTORY, or a format that brim reads",
+    ),
+    SettingKey("data.root", optional(text()), "file or folder; without it the built-in moving shapes are used"),
+    SettingKey("data.train_split", optional(text()), "name of the split to learn from; by default train"),
+    SettingKey("data.val_root", optional(text()), "file or folder of the validation data, where it lies apart"),
+    SettingKey("data.val_split", optional(text()), "name of the split to validate on; none for no validation"),
+    SettingKey("data.val_fraction", fraction(), "of the training data, held out where there is no validation split"),
+    SettingKey("data.percentage", number(above=0, most=100), "of the training data to use, every class in proportion"),
+    SettingKey("data.limit", optional(whole(1)), "training samples to use at most, every class in proportion"),
+    SettingKey("data.num_workers", optional(whole(0)), "processes that prepare samples; by default chosen by brim"),
+    SettingKey("data.map.*", text(), "which column serves as a field, such as label: category"),
+    SettingKey(
+        "data.params.*", any_value(), "of moving_shapes: samples, val_samples, classes, …; of features: label, labels"
+    ),
+    SettingKey("hp.batch_size", size_or_auto(), "samples of a micro-batch at most, on each rank; auto: found by brim"),
+    SettingKey(
+        "hp.effective_batch",
+        optional(size_or_auto()),
+        "samples of an optimizer step over all ranks; by default batch_size × ranks, or 128 (an eighth of the data at "
+        "most) where that is auto; auto: grows with the gradient noise scale",
+    ),
+    SettingKey("hp.base_batch", optional(whole(1)), "the batch that learning_rate was chosen for; see lr_scale"),
+    SettingKey("hp.learning_rate", number(above=0), "of the optimizer"),
+    SettingKey("hp.weight_decay", optional(number(least=0)), "of the optimizer; by default the optimizer's own"),
+    SettingKey("hp.epochs", whole(1), "times that every training sample is seen"),
+    SettingKey("hp.max_steps", optional(whole(1)), "optimizer steps at most, whatever epochs says"),
+    SettingKey("hp.label_smoothing", fraction(), "of the cross entropy"),
+    SettingKey("hp.seed", whole(0, MOST_SEED), "of weights, order and noise"),
+    SettingKey("hp.frames", optional(whole(1)), "the knob of that name: frames in a clip"),
+    SettingKey("hp.size", optional(whole(1)), "the knob of that name: height and width in pixels"),
+    SettingKey("hp.tokens", optional(whole(1)), "tokens of a text at most"),
+    SettingKey("optimizer.name", text(), "a class of torch.optim: adamw, sgd, adam, adafactor, …"),
+    SettingKey("optimizer.params.*", any_value(), "an argument of that class: betas, momentum, weight_decay, …"),
+    SettingKey("scheduler.name", text(), "none, or a class of torch.optim.lr_scheduler: cosineannealinglr, steplr, …"),
+    SettingKey("scheduler.warmup_steps", optional(whole(0)), "steps over which the learning rate rises to its value"),
+    SettingKey("scheduler.warmup_epochs", optional(number(least=0)), "the same in epochs"),
+    SettingKey("scheduler.params.*", any_value(), "an argument of that class: T_max, step_size, gamma, …"),
+    SettingKey("training.device", text(), "auto, cpu, cuda, cuda:N or mps"),
+    SettingKey("training.dtype", choice(*_DTYPES), "half precision is autocast over float32 weights"),
+    SettingKey("training.gradient_clip", optional(number(above=0)), "the largest norm of a step's gradient"),
+    SettingKey("training.gradient_checkpointing", flag(), "compute activations twice instead of keeping them"),
+    SettingKey("training.early_stopping", optional(whole(1)), "epochs without a better figure before the run ends"),
+    SettingKey("training.early_stopping_min_delta", number(least=0), "a change that counts as better"),
+    SettingKey(
+        "training.monitor",
+        text(),
+        "the figure that best weights and early stopping go by; auto: top1, mean_iou or loss",
+    ),
+    SettingKey("training.checkpoint_every", optional(whole(1)), "steps between checkpoints, beside each epoch's"),
+    SettingKey("training.eval_batch_size", size_or_auto(), "samples of a validation batch; auto: found by brim"),
+    SettingKey("training.eval_every", whole(1), "epochs between validations"),
+    SettingKey(
+        "training.lr_scale",
+        optional(choice(*_LR_SCALES)),
+        "how the learning rate follows the effective batch: none, sqrt, linear, or auto (sqrt for Adam and its kin, "
+        "linear for SGD); by default none, and auto where effective_batch is auto",
+    ),
+    SettingKey("training.scale_betas", flag(), "with lr_scale, adjust Adam's betas and eps as well"),
+    SettingKey("training.max_effective_batch", optional(whole(1)), "where effective_batch: auto stops growing"),
+    SettingKey("training.beyond_noise", flag(), "let effective_batch: auto grow past what the noise scale justifies"),
+    SettingKey("training.memory_limit", optional(byte_size()), "bytes that the run may use: 24GiB"),
+    SettingKey("training.margin", optional(fraction()), "of the memory limit, kept free"),
+    SettingKey("training.fsdp", flag(), "shard weights, gradients and optimizer state over the ranks"),
+)  # fmt: skip
+
+
+def _default(key: str) -> Any:
+    """What the dataclasses have for a key; None for what has no default or stands under a `*`."""
+    section, _, name = key.partition(".")
+    fields = {field.name: field for field in dataclasses.fields(_sections().get(section, TrainSettings))}
+    default = fields[name or section].default if not name.endswith("*") else None
+    return None if default is dataclasses.MISSING else default
+
+
+def _sections() -> dict[str, type[Any]]:
+    """The section names of a file and the dataclass of each."""
+    hints = get_type_hints(TrainSettings)
+    return {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint) and isinstance(hint, type)}
+
+
+SETTING_KEYS: Mapping[str, SettingKey] = {row.key: dataclasses.replace(row, default=_default(row.key)) for row in _ROWS}
+
+IGNORED_KEYS: Mapping[str, str] = {
+    "gpu": "brim runs where --device, CUDA_VISIBLE_DEVICES or the launcher say",
+    "multi_gpu": "start the run under torchrun for several devices",
+    "name": "a name for people",
+    "description": "a text for people",
+}
+"""Sections that other tools' files have and a training run does not need: noted, not refused."""
+
+_SWEEP_KEYS = ("grid_search", "models_to_train")
+
+
+def train_settings(nested: Mapping[str, Any]) -> TrainSettings:
+    """Checked settings of a nested mapping; every problem of it is in the one `RequestError`."""
+    values, problems = _checked(nested)
+    if problems:
+        raise RequestError("\n".join(f"{problem.key}: {problem.message}" for problem in problems))
+    return _build(values)
+
+
+def setting_problems(nested: Mapping[str, Any]) -> list[Problem]:
+    """Everything that `train_settings` would refuse, each with its dotted key."""
+    return _checked(nested)[1]
+
+
+def find_setting_key(dotted: str) -> SettingKey | None:
+    """The key of that name; `optimizer.params.betas` is found under `optimizer.params.*`."""
+    if dotted in SETTING_KEYS:
+        return SETTING_KEYS[dotted]
+    for key, row in SETTING_KEYS.items():
+        prefix = key.removesuffix("*")
+        if prefix != key and dotted.startswith(prefix) and len(dotted) > len(prefix):
+            return row
+    return None
+
+
+def _is_open(key: str) -> bool:
+    return f"{key}.*" in SETTING_KEYS
+
+
+def _checked(nested: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """The values by dotted key, checked, and the problems."""
+    problems: list[Problem] = []
+    values: dict[str, Any] = {}
+    for name, section in nested.items():
+        if name in IGNORED_KEYS:
+            continue
+        if name in _SWEEP_KEYS:
+            problems.append(_problem(name, "this is a sweep's file: run it with brim sweep"))
+            continue
+        if name in _sections() and (section is None or section == {}):
+            continue  # `data:` with nothing under it
+        if name in _sections() and not isinstance(section, Mapping):
+            problems.append(_problem(str(name), f"it is a section of keys, not {section!r}"))
+            continue
+        for key, value in flatten({name: section}).items():
+            problem = _take(key, value, values)
+            problems += [problem] if problem is not None else []
+    told = any(problem.key.startswith(("model", "grid_search")) for problem in problems)
+    if "model.type" not in values and not told:
+        problems.append(_problem("model.type", "it is missing; name a model, such as r3d_18 or mlp"))
+    return values, [*problems, *_conflicts(values)]
+
+
+def _problem(key: str, message: str) -> Problem:
+    return Problem(severity="error", key=key, message=message)
+
+
+def _take(key: str, value: Any, values: dict[str, Any]) -> Problem | None:
+    """Put one checked value in its place, or say what is wrong with it."""
+    if _is_open(key) and not value:
+        return None  # `params:` with nothing under it
+    row = find_setting_key(key)
+    if row is None:
+        known = [other.removesuffix(".*") for other in SETTING_KEYS]
+        return _problem(key, f"there is no such key{_near(key, known)}")
+    try:
+        values[key] = row.check(value)
+    except ValueError as error:
+        return _problem(key, f"{value!r}: {error}")
+    return None
+
+
+def _near(key: str, known: list[str]) -> str:
+    """Names like it: first those of the same last word (batch_size for hp.batch_size), then those spelled alike."""
+    last = key.rpartition(".")[2]
+    same = [other for other in known if other.rpartition(".")[2] == last]
+    if same:
+        return nearest_names(key, same) or f"; did you mean {', '.join(same)}?"
+    near = nearest_names(key, known)
+    return near or nearest_names(last, [other.rpartition(".")[2] for other in known])
+
+
+def _conflicts(values: Mapping[str, Any]) -> list[Problem]:
+    """Keys that are each right, and wrong together."""
+    found = []
+
+    def both(first: str, second: str, fix: str) -> None:
+        if values.get(first) is not None and values.get(second) is not None:
+            found.append(_problem(first, f"{second} is given as well; {fix}"))
+
+    both("hp.weight_decay", "optimizer.params.weight_decay", "keep one of them")
+    both("scheduler.warmup_steps", "scheduler.warmup_epochs", "keep one of them")
+    for knob in ("frames", "size"):
+        both(f"hp.{knob}", f"model.knobs.{knob}", "keep one of them")
+    if values.get("data.percentage", 100.0) != 100.0:
+        both("data.percentage", "data.limit", "keep one of them")
+    if "optimizer.params.lr" in values:
+        found.append(_problem("optimizer.params.lr", "give it as hp.learning_rate"))
+    model = values.get("model.type", "")
+    if values.get("model.weights") == "auto" and (model == "mlp" or model.startswith("py:")):
+        found.append(_problem("model.weights", f"auto: {model} has no published weights; give none or a file"))
+    return found
+
+
+def _build(values: Mapping[str, Any]) -> TrainSettings:
+    """The dataclasses of checked values."""
+    nested = nest(values)
+    if "task" in nested:
+        nested["task"] = TASK_NAMES.get(nested["task"])
+    made = {name: kind(**nested.pop(name, {})) for name, kind in _sections().items()}
+    return TrainSettings(**nested, **made)

@@ -1,0 +1,207 @@
+"""Experiments on this machine: as many at once as the devices hold, each in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import selectors
+import time
+from collections.abc import Sequence
+
+from brim.monitor.cores import CORES_VARIABLE, own_cores
+from brim.sweeps.child_process import CHILD_COMMAND, GRACE_SECONDS, ChildProcess, timed_out
+from brim.sweeps.job import Job
+from brim.sweeps.listener import Recorder
+from brim.sweeps.scheduler import Device, Need, Packing, ThroughputWatch
+
+__all__ = ["LocalLauncher"]
+
+WAIT_SECONDS = 0.2  # for news, before processes are looked at again
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class _Running:
+    child: ChildProcess
+    device: Device
+    trains: bool = False  # it has reported a rate
+
+
+class LocalLauncher:
+    """Runs jobs on devices of this machine.
+
+    `shares`: experiments of unknown need share a device in equal parts, as `--jobs-per-gpu` says.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        *,
+        shares: bool = False,
+        timeout_seconds: float | None = None,
+        command: Sequence[str] = CHILD_COMMAND,
+    ) -> None:
+        self._devices = tuple(devices)
+        self._shares = shares
+        self._timeout_seconds = timeout_seconds
+        self._command = tuple(command)
+
+    def run(self, jobs: Sequence[Job], recorder: Recorder) -> None:
+        """Every job to its end, and what is to be tried again as well. Ctrl-C: children finish their step and stop."""
+        loop = _Loop(self._devices, recorder, jobs, shares=self._shares, command=self._command)
+        try:
+            loop.run(self._timeout_seconds)
+        except KeyboardInterrupt:
+            recorder.note("stopping: every experiment finishes its step; Ctrl-C again ends them at once")
+            loop.stop(GRACE_SECONDS)
+            raise
+        except BaseException:
+            loop.stop(0.0)
+            raise
+
+
+class _Loop:
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        recorder: Recorder,
+        jobs: Sequence[Job],
+        *,
+        shares: bool,
+        command: Sequence[str],
+    ) -> None:
+        self._recorder = recorder
+        self._command = command
+        self._waiting = list(jobs)
+        self._running: list[_Running] = []
+        self._packing = Packing(devices, shares=shares)
+        self._watch = ThroughputWatch()
+        self._selector = selectors.DefaultSelector()
+        self._stopping = False
+
+    def run(self, timeout_seconds: float | None) -> None:
+        while self._waiting or self._running:
+            self._fill()
+            self._listen()
+            for running in self._running:
+                if timeout_seconds is not None and running.child.seconds > timeout_seconds and running.child.running:
+                    running.child.kill("timeout", timed_out(timeout_seconds))
+            self._collect()
+
+    def stop(self, grace_seconds: float) -> None:
+        """Ask every child to stop, give it that long, then end it."""
+        self._waiting.clear()
+        self._stopping = True
+        for running in self._running:
+            running.child.interrupt()
+        deadline = time.monotonic() + grace_seconds
+        try:
+            while any(running.child.running for running in self._running) and time.monotonic() < deadline:
+                self._listen()
+        except KeyboardInterrupt:
+            pass  # at once, then
+        for running in self._running:
+            running.child.kill()
+        self._collect(retry=False)
+
+    def _fill(self) -> None:
+        """Start all that fits."""
+        while self._waiting:
+            needs = [_need(job) for job in self._waiting]
+            chosen = self._packing.choose(needs)
+            if chosen is None:
+                return
+            need, device = chosen
+            place = next(place for place, other in enumerate(needs) if other is need)
+            held = self._packing.start(need, device, before=needs[:place])
+            at_once = self._at_once(need, held, device)
+            job = self._waiting.pop(place)
+            self._recorder.started(job, device.name)
+            self._start(_within(job, held, device), device, at_once)
+
+    def _at_once(self, need: Need, held_bytes: int | None, device: Device) -> int:
+        """How many run on this machine at a time, if all are like this one, which is still among those that wait."""
+        on_one = 1 if need.alone else device.slots
+        if held_bytes and device.memory_bytes is not None:
+            on_one = min(on_one, max(device.memory_bytes // held_bytes, 1))
+        room = on_one * sum(other.kind == device.kind for other in self._packing.devices)
+        return min(room, len(self._waiting) + len(self._running))
+
+    def _start(self, job: Job, device: Device, at_once: int) -> None:
+        child = ChildProcess(job, environment=_environment(device, job, at_once), command=self._command)
+        running = _Running(child=child, device=device)
+        self._running.append(running)
+        self._selector.register(child, selectors.EVENT_READ, running)
+
+    def _listen(self) -> None:
+        """Wait a moment for news, and pass them on."""
+        if not self._selector.get_map():
+            time.sleep(WAIT_SECONDS / 4)
+            return
+        for key, _ in self._selector.select(WAIT_SECONDS):
+            running: _Running = key.data
+            for event in running.child.news():
+                self._heard(running, event)
+            if running.child.silent:
+                self._selector.unregister(running.child)
+
+    def _heard(self, running: _Running, event: dict[str, object]) -> None:
+        job, device = running.child.job, running.device
+        if not self._stopping:  # a run's own words on how to go on with it are not the sweep's
+            self._recorder.news(job, event)
+        if event["event"] != "rate" or device.slots < 2:
+            return
+        now = time.monotonic()
+        if not running.trains:
+            running.trains = True
+            self._count(device, now)
+        rate = event.get("samples_per_second")
+        if not isinstance(rate, (int, float)):
+            return
+        most = self._watch.heard(device.name, job.id, float(rate), now)
+        if most is not None and most < self._packing.cap(device.name):
+            self._packing.limit(device.name, most)
+            self._recorder.note(f"{device.name}: more than {most} at once brought no more in all; no more are started")
+
+    def _count(self, device: Device, now: float) -> None:
+        count = sum(one.trains for one in self._running if one.device is device)
+        self._watch.changed(device.name, count, now)
+
+    def _collect(self, *, retry: bool = True) -> None:
+        """See to the processes that have ended."""
+        for running in [one for one in self._running if not one.child.running or not retry]:
+            self._running.remove(running)
+            for event in running.child.news():
+                self._heard(running, event)
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(running.child)
+            outcome = running.child.close()
+            self._packing.end(outcome.id)
+            self._count(running.device, time.monotonic())
+            again = self._recorder.ended(running.child.job, outcome)
+            if again is not None and retry:
+                self._waiting.insert(0, again)
+
+
+def _need(job: Job) -> Need:
+    return Need(id=job.id, bytes=job.bytes_needed, alone=job.alone, device=job.device)
+
+
+def _within(job: Job, held_bytes: int | None, device: Device) -> Job:
+    """The job with the memory it has reserved as its limit; one that the user gave stands."""
+    named = (job.settings.get("training") or {}).get("memory_limit")
+    if held_bytes is None or named is not None or device.kind != "cuda":
+        return job
+    limit = max(held_bytes - device.context_bytes, 1)
+    return dataclasses.replace(job, changes={**job.changes, "training.memory_limit": str(limit)})
+
+
+def _environment(device: Device, job: Job, at_once: int) -> dict[str, str]:
+    """What is set for one child alone, its share of the cores too; what the user has set stays, but for the card."""
+    found: dict[str, str] = {}
+    if device.visible is not None and not (job.device or "").startswith("cuda:"):
+        found["CUDA_VISIBLE_DEVICES"] = device.visible
+    if at_once > 1:
+        share = str(max(own_cores() // at_once, 1))
+        found |= {name: share for name in ("OMP_NUM_THREADS", CORES_VARIABLE) if name not in os.environ}
+    return found

@@ -1,0 +1,300 @@
+"""From a subject to a trainer: optimizer, schedule, micro-batches, validation, files, put together for one rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brim.errors import RequestError
+from brim.memory.devices import DeviceMemory, memory_of
+from brim.memory.limit import resolve_limit
+from brim.ranks.agreement import Agreement
+from brim.ranks.gradients import RankGroup
+from brim.records import Plan
+from brim.running.loader import LoaderSettings
+from brim.searching.probe import device_name
+from brim.training.absent_bytes import absent_bytes, state_bytes_when_made, tensors_of_state
+from brim.training.adaptive import Adaptive, make_adaptive
+from brim.training.checkpoint import load_checkpoint, restore_generators
+from brim.training.interrupt import Interrupt
+from brim.training.listener import TrainListener
+from brim.training.loop import LoopSettings, Trainer
+from brim.training.micro_batches import MicroBatches
+from brim.training.micro_sizes import MicroSizes, SizeRequest
+from brim.training.objective import choose_monitor
+from brim.training.optimizer_step import OptimizerStep
+from brim.training.optimizers import make_training_optimizer, optimizer_options
+from brim.training.progress import Progress
+from brim.training.request import TrainRequest
+from brim.training.run_files import RunFiles
+from brim.training.sizing import EarlierSizes, PlanFile, choose_effective_batch
+from brim.training.subject import Subject
+from brim.training.validation import Validation
+from brim.training.whole_state import WholeState
+
+__all__ = ["Assembled", "Surroundings"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """Where a run takes place: its folder, the other ranks, who watches and who may stop it."""
+
+    folder: Path
+    agreement: Agreement
+    group: RankGroup
+    listener: TrainListener
+    interrupt: Interrupt
+    fingerprint: str = ""
+    sharded: bool = False  # the model is dealt over the ranks
+
+
+class Assembled:
+    """Everything that one rank trains with; nothing of it has started."""
+
+    def __init__(self, subject: Subject, request: TrainRequest, around: Surroundings) -> None:
+        settings, world = request.settings, around.agreement.world
+        self.subject = subject
+        self.request = request
+        self.around = around
+        self.ranks = world.size
+        self.earlier = EarlierSizes.read(request.plan) if request.plan is not None else None
+        self.effective = choose_effective_batch(
+            settings, samples=len(subject.data.train), ranks=world.size, earlier=self.earlier
+        )
+        self.notes = [*subject.notes, *self.effective.notes]
+        if settings.training.fsdp and world.size == 1:
+            self.notes.append("training.fsdp has no effect on one rank; start the run under torchrun")
+        self.memory: DeviceMemory = memory_of(subject.device)
+        limit = resolve_limit(self.memory, asked_bytes=request.memory_limit_bytes, margin=settings.training.margin)
+        self.limit_bytes = limit.usable_bytes
+        self.metered = request.limited or not self.memory.meter_slows
+        self._refuse_too_few()
+        self._refuse_with_shards()
+        options = optimizer_options(settings)
+        self.trainable = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
+        if not self.trainable:
+            raise RequestError(f"model.type {settings.model.type}: none of its weights can be trained")
+        self.optimizer = make_training_optimizer(settings.optimizer.name, self.trainable, options)
+        self.scaler = torch.amp.GradScaler(subject.device.type) if subject.scaled else None
+        self.adaptive: Adaptive = make_adaptive(
+            settings, self.effective, self.optimizer, options, samples=len(subject.data.train), notes=self.notes
+        )
+        self._state_bytes: int | None = None
+        self.plans = self._make_plans()
+        self.plan_known: Plan | None = self.plans.load(self.notes.append) if self.earlier is None else None
+        self.micro = self._make_micro()
+        self.stepper = OptimizerStep(
+            model=subject.model,
+            optimizer=self.optimizer,
+            memory=self.memory,
+            micro=self.micro,
+            group=around.group,
+            scaler=self.scaler,
+            gradient_clip=settings.training.gradient_clip,
+            guarded=self.metered and not around.sharded,
+            sharded=around.sharded,
+        )
+        self.validation = self._make_validation()
+        self.whole = WholeState(subject.model, self.optimizer, sharded=around.sharded)
+        self.files = RunFiles(
+            around.folder,
+            whole=self.whole,
+            writes=world.rank == 0,
+            shared_state=self.shared_state,
+            own_state=self.own_state,
+        )
+        self.trainer = self._make_trainer()
+
+    def _refuse_too_few(self) -> None:
+        """An effective batch that leaves a rank with fewer samples than it needs."""
+        needed = self.subject.smallest if self.subject.smallest > 1 or self.around.sharded else 0
+        if self.effective.batch < needed * self.ranks:
+            why = "batch normalisation needs" if self.subject.smallest > 1 else "with training.fsdp every rank needs"
+            raise RequestError(
+                f"an effective batch of {self.effective.batch} on {self.ranks} ranks: {why} at least {needed} samples "
+                "on each rank in every step; give a larger hp.effective_batch"
+            )
+
+    def _refuse_with_shards(self) -> None:
+        """What does not go together with a sharded model."""
+        if not self.around.sharded:
+            return
+        if self.subject.scaled:
+            raise RequestError("training.fsdp: gradients of shards are not scaled; use bfloat16 instead of float16")
+        if self.memory.meter_slows and self.request.limited:
+            raise RequestError("training.fsdp: the CPU's meter cannot follow shards; leave the memory limit out")
+
+    @property
+    def sizes(self) -> MicroSizes:
+        """The micro-batches' sizes."""
+        return self.micro.sizes
+
+    @property
+    def share(self) -> int:
+        """Samples of a window that one rank has at most."""
+        return max(math.ceil(self.adaptive.effective_batch / self.ranks), 1)
+
+    def tell(self, line: str) -> None:
+        """Say a line once, and keep it for the record."""
+        if line not in self.notes:
+            self.notes.append(line)
+            self.around.listener.note(line)
+
+    def shared_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps that is the same on every rank."""
+        return {
+            "fingerprint": self.around.fingerprint,
+            "adaptive": self.adaptive.to_json(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+        }
+
+    def own_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this rank."""
+        validation = None if self.validation is None else self.validation.to_json()
+        return {"sizes": self.sizes.to_json(), "validation": validation}
+
+    def resume(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint."""
+        rank = self.around.agreement.world.rank
+        loaded = load_checkpoint(checkpoint, shapes=self.whole.shapes(), rank=rank)
+        state = loaded.state
+        self.whole.load(loaded.weights, loaded.optimizer)
+        if loaded.generators is not None:
+            restore_generators(loaded.generators)
+        self.adaptive.restore(state["adaptive"])
+        if self.scaler is not None and state["scaler"] is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        own = state["own"][rank if rank < len(state["own"]) else 0]
+        self.sizes.restore(own["sizes"])
+        if self.validation is not None and own.get("validation") is not None:  # older checkpoints lack it
+            self.validation.restore(own["validation"])
+        self.trainer.progress = Progress.from_json(state["progress"])
+
+    def _make_plans(self) -> PlanFile:
+        """Where the plan is filed: under everything that a micro-batch's size depends on."""
+        subject, training = self.subject, self.request.settings.training
+        identity = {
+            "kind": "train",
+            "workload": {"model": subject.learner.name, **subject.learner.identity},
+            "mode": "train",
+            "dtype": str(subject.autocast or subject.dtype),
+            "optimizer": self.request.settings.optimizer.name.lower(),
+            "gradient_checkpointing": training.gradient_checkpointing,
+            "tokens": self.request.settings.hp.tokens,
+            "data": subject.data.name,
+            "share": self.share,
+            "device": device_name(self.memory.device),
+            "memory_limit": self.request.memory_limit_bytes,
+        }
+        return PlanFile(
+            identity=identity, memory=self.memory, limit_bytes=self.limit_bytes, use_cache=self.request.use_cache
+        )
+
+    def _make_micro(self) -> MicroBatches:
+        subject, asked = self.subject, self.request.settings.hp.batch_size
+        unit: Any = "samples" if subject.data.train.uniform or self.around.sharded else "tokens"
+        known = None
+        if self.earlier is not None and self.earlier.unit == unit:
+            known = self.earlier.micro_cap
+        elif self.plan_known is not None and self.plan_known.unit == unit:
+            known = self.plan_known.size
+        sizes = MicroSizes(
+            SizeRequest(
+                ceiling=asked if isinstance(asked, int) and self.earlier is None else None,
+                fixed=self.request.fixed,
+                known=known,
+                smallest=subject.smallest,
+                unit=unit,
+                uniform=subject.data.train.uniform,
+                limit_bytes=self.limit_bytes if self.metered else None,
+                largest=self.share,
+            )
+        )
+        return MicroBatches(
+            model=subject.model,
+            objective=subject.objective,
+            memory=self.memory,
+            sizes=sizes,
+            dtype=subject.dtype,
+            autocast=subject.autocast,
+            scaler=self.scaler,
+            resident=self._resident,
+            reserve=self._absent_bytes if self.metered else int,
+            metered=self.metered,
+            fail_on_oom=self.request.fail_on_oom,
+            together=self.ranks if self.around.sharded else 1,
+            remedies=subject.remedies,
+            tell=self.tell,
+        )
+
+    def _absent_bytes(self) -> int:
+        if self._state_bytes is None:
+            self._state_bytes = state_bytes_when_made(self.optimizer)
+        return absent_bytes(self.optimizer, self._state_bytes)
+
+    def _resident(self) -> list[torch.Tensor]:
+        """What is in memory whatever the micro-batch."""
+        model = self.subject.model
+        gradients = [parameter.grad for parameter in self.trainable if parameter.grad is not None]
+        return [*model.parameters(), *model.buffers(), *gradients, *tensors_of_state(self.optimizer)]
+
+    def _make_validation(self) -> Validation | None:
+        items = self.subject.data.validation
+        if items is None or not self.request.validate:
+            return None
+        world = self.around.agreement.world
+        asked = self.request.settings.training.eval_batch_size
+        return Validation(
+            items,
+            range(world.rank, len(items), world.size),
+            self.subject.objective,
+            self.memory,
+            batch_size=asked if isinstance(asked, int) else None,
+            known=self.earlier.eval_batch if self.earlier is not None else None,
+            dtype=self.subject.dtype,
+            autocast=self.subject.autocast,
+            limit_bytes=self.limit_bytes if self.metered else None,
+            loading=LoaderSettings(num_workers=self.request.settings.data.num_workers),
+            remedies=lambda length: self.subject.remedies(length, training=False),
+            tell=self.tell,
+            between=self.around.interrupt.check if world.size == 1 else lambda: None,
+            rounds_of=math.ceil(len(items) / world.size) if self.around.sharded else None,
+        )
+
+    def _make_trainer(self) -> Trainer:
+        return Trainer(
+            settings=self._loop_settings(),
+            items=self.subject.data.train,
+            micro=self.micro,
+            stepper=self.stepper,
+            adaptive=self.adaptive,
+            validation=self.validation,
+            agreement=self.around.agreement,
+            group=self.around.group,
+            files=self.files,
+            progress=Progress(),
+            loading=LoaderSettings(num_workers=self.request.settings.data.num_workers),
+            listener=self.around.listener,
+            interrupt=self.around.interrupt,
+        )
+
+    def _loop_settings(self) -> LoopSettings:
+        hp, training = self.request.settings.hp, self.request.settings.training
+        monitor = choose_monitor(training.monitor, self.subject.objective, validated=self.validation is not None)
+        return LoopSettings(
+            epochs=hp.epochs,
+            seed=hp.seed,
+            max_steps=hp.max_steps,
+            checkpoint_every=training.checkpoint_every,
+            eval_every=training.eval_every,
+            monitor=monitor,
+            higher_is_better=monitor in self.subject.objective.higher_is_better,
+            early_stopping=training.early_stopping,
+            early_stopping_min_delta=training.early_stopping_min_delta,
+            per_rank=self.request.per_rank and not self.around.sharded,
+            in_step=self.around.sharded,
+        )

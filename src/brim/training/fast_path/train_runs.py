@@ -1,0 +1,216 @@
+"""`train_runs`: many seeds (and learning rates) of one small model, on the path that is fastest here."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from brim.errors import plural
+from brim.memory.devices import DeviceMemory, Reading, memory_of
+from brim.memory.limit import resolve_limit
+from brim.training.fast_path.choose import PathChoice, Paths, PathTrial, does_not_fit, is_memory
+from brim.training.fast_path.problem import Problem, RunOutcome, RunsListener, RunSpec, Settings
+from brim.training.fast_path.training import TrainingFigures, train_together
+
+__all__ = ["TrainedRuns", "train_runs"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedRuns:
+    """Every run's outcome, in the order asked for, and how they were trained."""
+
+    outcomes: tuple[RunOutcome, ...]
+    path: str  # off, resident or stacked
+    stack: int  # runs trained at once
+    graph: bool  # steps were replayed from a CUDA graph
+    reason: str
+    trials: tuple[PathTrial, ...]
+    effective_batch_size: int  # rows of the longest stream in a step: at most what there is
+    rows_per_step: int  # of all streams
+    micro_batch_size: int  # rows in one pass
+    accumulation_steps: int
+    steps_per_epoch: int
+    rows: int  # trained on, over all runs
+    pairs: int  # as above, of the longest stream only
+    train_seconds: float
+    validation_seconds: float
+    oom_events: int
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    alloc_retries: int = 0  # where memory was measured
+    notes: tuple[str, ...] = ()
+
+    def path_to_json(self) -> dict[str, Any]:
+        """How the path was chosen, as plain JSON values."""
+        return {
+            "path": self.path,
+            "stack": self.stack,
+            "cuda_graph": self.graph,
+            "reason": self.reason,
+            "trials": [trial.to_json() for trial in self.trials],
+        }
+
+
+def train_runs(
+    problem: Problem,
+    specs: Sequence[RunSpec],
+    settings: Settings,
+    *,
+    device: torch.device | str,
+    path: str = "auto",
+    micro_batch_size: int | None = None,
+    memory_limit_bytes: int | None = None,
+    margin: float | None = None,
+    graphs: bool = True,
+    listener: RunsListener | None = None,
+    keep: Callable[[TrainedRuns], None] | None = None,
+) -> TrainedRuns:
+    """Train every run of the problem; each comes out as if it had been trained alone.
+
+    As a loop over seeds, but with the rows on the device, and where that is faster with all runs stacked into one and
+    their steps replayed from a CUDA graph. `path` is auto, off, resident or stacked. What runs out of memory is started
+    again with half the stack, and at last in micro-batches, which leave the step as it is. `keep` is given the runs of
+    every stack as soon as they are done.
+
+        trained = train_runs(problem, [RunSpec(seed=s, lr=1e-3) for s in range(10)],
+                             Settings(epochs=50, batch_size=512), device="cuda")
+        trained.outcomes[3].weights
+    """
+    memory = memory_of(device)
+    limit = resolve_limit(memory, asked_bytes=memory_limit_bytes, margin=margin)
+    limited = memory_limit_bytes is not None
+    with contextlib.ExitStack() as stack:
+        if limited:
+            stack.enter_context(memory.limited(limit.usable_bytes))
+        return _Training(
+            problem, specs, settings, memory, limit_bytes=limit.usable_bytes, limited=limited, graphs=graphs,
+            micro_batch_size=micro_batch_size, listener=listener or RunsListener(), keep=keep,
+        ).run(path)  # fmt: skip
+
+
+class _Training:
+    def __init__(
+        self,
+        problem: Problem,
+        specs: Sequence[RunSpec],
+        settings: Settings,
+        memory: DeviceMemory,
+        *,
+        limit_bytes: int,
+        limited: bool,
+        graphs: bool,
+        micro_batch_size: int | None,
+        listener: RunsListener,
+        keep: Callable[[TrainedRuns], None] | None = None,
+    ) -> None:
+        self.notes: list[str] = []
+        self.keep = keep
+        self.specs = specs
+        self.settings = settings
+        self.memory = memory
+        self.listener = listener
+        self.readings: list[Reading] = []
+        self.oom_events = 0
+        self._metered = limited or not memory.meter_slows
+        self.paths = Paths(
+            problem, specs, settings, memory, limit_bytes=limit_bytes, graphs=graphs,
+            micro_batch_size=micro_batch_size, tell=self._tell,
+        )  # fmt: skip
+
+    def run(self, asked: str) -> TrainedRuns:
+        choice = self.paths.choose(asked)
+        done: dict[int, RunOutcome] = {}
+        figures: list[TrainingFigures] = []
+        while len(done) < len(self.specs):
+            group = [run for run in range(len(self.specs)) if run not in done][: choice.stack]
+            outcomes, found, failure = self._train(choice, group)
+            if failure is not None:
+                choice = self._smaller(choice, failure)
+                continue
+            done.update(zip(group, outcomes, strict=True))
+            figures.append(found)
+            if self.keep is not None:
+                self.keep(self._trained(outcomes, [found], choice))
+        return self._trained([done[run] for run in sorted(done)], figures, choice)
+
+    def _train(
+        self, choice: PathChoice, group: Sequence[int]
+    ) -> tuple[list[RunOutcome], TrainingFigures, Exception | None]:
+        """The group trained from its beginning; out of memory is given back, everything else raised."""
+        failure: Exception | None = None
+        try:
+            with self._measured():
+                torch.manual_seed(self.specs[group[0]].seed)  # dropout: the same noise whenever the same are stacked
+                runner = self.paths.runner(choice, group)
+                outcomes, figures = train_together(runner, self.settings, self.paths.problem, self.listener)
+            for note in figures.notes:
+                self._tell(note)
+            return outcomes, figures, None
+        except Exception as error:
+            if not is_memory(error):
+                raise
+            failure = error.with_traceback(None)
+        failure.__context__ = failure.__cause__ = None
+        self.memory.release()
+        return [], TrainingFigures(), failure
+
+    def _smaller(self, choice: PathChoice, failure: Exception) -> PathChoice:
+        self.oom_events += 1
+        smaller = choice.smaller(self.paths.rows)
+        if smaller is None:
+            raise does_not_fit(self.paths.rows, failure, self.paths.settings) from failure
+        micro = smaller.micro_batch_size
+        now = f"micro-batches of {micro}" if micro is not None else f"{smaller.stack} at once"
+        self._tell(f"out of memory while training {plural(choice.stack, 'run')} at once; begun again with {now}")
+        return smaller
+
+    @contextlib.contextmanager
+    def _measured(self) -> Iterator[None]:
+        if not self._metered:
+            yield
+            return
+        with self.memory.metered() as reading:
+            yield
+        self.readings.append(reading)
+
+    def _tell(self, line: str) -> None:
+        if line not in self.notes:
+            self.notes.append(line)
+            self.listener.note(line)
+
+    def _trained(
+        self, outcomes: Sequence[RunOutcome], figures: Sequence[TrainingFigures], choice: PathChoice
+    ) -> TrainedRuns:
+        rows = self.paths.rows
+        micro = rows if choice.micro_batch_size is None else min(choice.micro_batch_size, rows)
+        return TrainedRuns(
+            outcomes=tuple(outcomes),
+            path=choice.path,
+            stack=choice.stack,
+            graph=any(one.graph for one in figures),
+            reason=choice.reason,
+            trials=tuple(self.paths.trials),
+            effective_batch_size=self.paths.plan.size,
+            rows_per_step=rows,
+            micro_batch_size=micro,
+            accumulation_steps=-(-rows // micro),
+            steps_per_epoch=self.paths.plan.steps,
+            rows=sum(one.rows for one in figures),
+            pairs=sum(one.rows_of_longest for one in figures),
+            train_seconds=sum(one.train_seconds for one in figures),
+            validation_seconds=sum(one.validation_seconds for one in figures),
+            oom_events=self.oom_events + self.paths.oom_events,
+            peak_allocated_bytes=self._peak("peak_allocated_bytes", choice),
+            peak_reserved_bytes=self._peak("peak_reserved_bytes", choice),
+            alloc_retries=sum(reading.alloc_retries for reading in self.readings),
+            notes=tuple(self.notes),
+        )
+
+    def _peak(self, name: str, choice: PathChoice) -> int | None:
+        """Of the training where that was measured, else of the first step of the trial."""
+        tried = [trial for trial in self.paths.trials if (trial.path, trial.runs) == (choice.path, choice.stack)]
+        return max((getattr(one, name) or 0 for one in (*self.readings, *tried)), default=0) or None

@@ -1,0 +1,323 @@
+"""One training run, from a request to its record: on this process alone, or as one of torchrun's ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brim.errors import RankError, RequestError
+from brim.memory.devices import device_uuid
+from brim.monitor.sampler import Sampler
+from brim.ranks.agreement import Agreement, Outcome
+from brim.ranks.gradients import RankGroup
+from brim.ranks.sharding import shard_model
+from brim.ranks.shared_folder import shared_folder
+from brim.ranks.stopping import stop_signal_as_error
+from brim.records import Plan
+from brim.searching.environment import environment_facts
+from brim.settings.setting_checks import MOST_SEED
+from brim.storage.files import read_json
+from brim.storage.fingerprint import combined_fingerprint, differing_parts
+from brim.storage.run_folder import check_no_other_run, write_run
+from brim.training.assembly import Assembled, Surroundings
+from brim.training.checkpoint import find_checkpoint
+from brim.training.interrupt import interrupt_as_request
+from brim.training.listener import TrainListener
+from brim.training.request import TrainRequest
+from brim.training.run_files import read_steps
+from brim.training.sizing import EarlierSizes, choose_effective_batch
+from brim.training.subject import Subject, open_subject
+from brim.training.summary import RankReport, summarise
+
+__all__ = ["SEVERAL", "TrainResult", "run_fingerprint", "run_training"]
+
+VOTE_SECONDS = 1800.0  # a rank may repeat a window, or write a checkpoint, while the others wait
+SEVERAL = "runs.json"  # in the folder of a training of several seeds: which ones, and where each lies
+CONFIRMED_STEPS = 2  # optimizer steps after which everything that takes memory is there
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a training run came to; on every rank but 0 the summary is empty."""
+
+    summary: dict[str, Any]
+    folder: Path
+    plan: Plan | None
+    epochs: tuple[dict[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()  # of several runs, those that came to nothing, each with its reason
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Every figure of the best epoch with mean, deviation and each seed's value."""
+        metrics: dict[str, Any] = self.summary["metrics"]
+        return metrics
+
+
+def run_training(
+    request: TrainRequest,
+    *,
+    output: Path | None = None,
+    listener: TrainListener | None = None,
+    tells_resume: bool = True,
+) -> TrainResult:
+    """Train one seed, and leave the run's folder behind; interrupted, it tells how to go on if it is on its own."""
+    started_at = datetime.datetime.now(datetime.UTC)
+    watcher = listener or TrainListener()
+
+    def check(folder: Path) -> None:
+        _check_contents(folder, resume=request.resume)
+
+    with (
+        Agreement(timeout_seconds=VOTE_SECONDS, purpose="training") as agreement,
+        shared_folder(agreement, output, command="train", check=check, note=watcher.note) as folder,
+    ):
+        try:
+            with stop_signal_as_error(agreement):
+                return _Run(request, agreement, folder, watcher, started_at).run()
+        except (KeyboardInterrupt, RankError) as error:
+            line = f"--resume -o {folder}"
+            if find_checkpoint(folder) is None:
+                raise
+            if isinstance(error, RankError):
+                if error.exit_code == RankError.exit_code:
+                    error.args = (f"{error}\nThe last checkpoint is kept: go on with {line}",)
+            elif agreement.world.rank == 0 and tells_resume:
+                watcher.note(f"a checkpoint is kept: go on with {line}")
+            raise
+
+
+class _Run:
+    """One rank's part of a run."""
+
+    def __init__(
+        self,
+        request: TrainRequest,
+        agreement: Agreement,
+        folder: Path,
+        listener: TrainListener,
+        started_at: datetime.datetime,
+    ) -> None:
+        self.request = request
+        self.agreement = agreement
+        self.world = agreement.world
+        self.folder = folder
+        self.listener = listener
+        self.started_at = started_at
+        self.sharded = request.settings.training.fsdp and self.world.size > 1
+
+    def run(self) -> TrainResult:
+        """Open, train, report."""
+        subject, fingerprint = self._open()
+        own_seed = (self.request.settings.hp.seed + self.world.rank) % (MOST_SEED + 1)
+        torch.manual_seed(own_seed)  # dropout: not the same on every rank
+        monitor = self.folder / ("monitor.csv" if self.world.rank == 0 else f"monitor.rank-{self.world.rank}.csv")
+        with interrupt_as_request(self.listener.note) as interrupt:
+            around = Surroundings(
+                folder=self.folder,
+                agreement=self.agreement,
+                group=self._join(subject),
+                listener=self.listener,
+                interrupt=interrupt,
+                fingerprint=fingerprint,
+                sharded=self.sharded,
+            )
+            parts = Assembled(subject, self.request, around)
+            self._go_on(parts)
+            self._tell(parts)
+            with self._limited(parts), Sampler(monitor, device_uuid=device_uuid(subject.device)) as sampler:
+                try:
+                    self._train(parts)
+                finally:
+                    parts.files.close()
+        reports = self.agreement.run_on_all(lambda: self._report(parts, sampler).to_json())
+        ranks = [RankReport.from_json(report) for report in reports]
+        if self.world.rank > 0:
+            return TrainResult(summary={}, folder=self.folder, plan=ranks[self.world.rank].plan)
+        parts.plans.save(ranks[0].plan, parts.sizes)
+        return self._record(parts, ranks)
+
+    def _train(self, parts: Assembled) -> None:
+        """To the end; what goes wrong on this rank alone is told at the others' next vote."""
+        try:
+            parts.trainer.run()
+        except RankError:
+            raise
+        except Exception as error:
+            self.agreement.gather(Outcome(error=error))
+
+    def _open(self) -> tuple[Subject, str]:
+        """Model and data on every rank, the same on all, or the same error on all; nothing has been written yet."""
+        opened: list[Subject] = []
+
+        def open_here() -> str:
+            opened.append(open_subject(self.request.settings))
+            return run_fingerprint(opened[0], self.request, ranks=self.world.size)
+
+        prints = self.agreement.run_on_all(open_here)
+        for number, other in enumerate(prints):
+            if other != prints[0]:
+                parts = " and ".join(differing_parts(prints[0], other))
+                raise RequestError(
+                    f"rank {number} does not have the same {parts} as rank 0: give all ranks the same files"
+                )
+        return opened[0], prints[0]
+
+    def _join(self, subject: Subject) -> RankGroup:
+        group = RankGroup(subject.device)
+        if not self.sharded:
+            group.prepare([parameter for parameter in subject.model.parameters() if parameter.requires_grad])
+        group.copy_from_first([*subject.model.parameters(), *subject.model.buffers()])
+        if self.sharded:
+            shard_model(subject.model, subject.device)
+        return group
+
+    def _go_on(self, parts: Assembled) -> None:
+        """With --resume, from the checkpoint in the folder."""
+
+        def resume() -> int:
+            checkpoint = find_checkpoint(self.folder) if self.request.resume else None
+            if checkpoint is None:
+                return 0
+            stored: Any = read_json(checkpoint / "state.json") or {}
+            if stored.get("fingerprint") != parts.around.fingerprint:
+                what = (
+                    " and ".join(differing_parts(str(stored.get("fingerprint")), parts.around.fingerprint)) or "content"
+                )
+                raise RequestError(
+                    f"--resume: {checkpoint} was written for another {what}; resume with the file that it was started "
+                    "with, or choose another folder"
+                )
+            parts.resume(checkpoint)
+            return parts.trainer.progress.step
+
+        steps = self.agreement.run_on_all(resume)
+        if len(set(steps)) > 1:
+            found = ", ".join(f"rank {rank} step {step}" for rank, step in enumerate(steps))
+            raise RequestError(
+                f"--resume: the ranks find different checkpoints in {self.folder} ({found}); share the folder"
+            )
+        later = parts.files.open(keep_steps=parts.trainer.progress.step)
+        if self.world.size == 1:
+            parts.trainer.replay = {line["step"]: list(line["micro_batches"]) for line in later}
+
+    @contextlib.contextmanager
+    def _limited(self, parts: Assembled) -> Iterator[None]:
+        if not self.request.limited:
+            yield
+            return
+        with parts.memory.limited(parts.limit_bytes):
+            yield
+
+    def _tell(self, parts: Assembled) -> None:
+        subject, progress = parts.subject, parts.trainer.progress
+        self.listener.opened(
+            subject.facts(
+                epochs=self.request.settings.hp.epochs,
+                effective_batch=parts.adaptive.effective_batch,
+                learning_rate=parts.adaptive.rate.request.learning_rate * parts.adaptive.rate.factor,
+                ranks=self.world.size,
+            )
+        )
+        for note in parts.notes:
+            self.listener.note(note)
+        if progress.step:
+            self.listener.note(f"resumed after step {progress.step} (epoch {progress.epoch + 1})")
+
+    def _report(self, parts: Assembled, sampler: Sampler) -> RankReport:
+        sizes, peak, validation, loader = parts.sizes, parts.micro.peak, parts.validation, parts.trainer.loader
+        plan = parts.plans.plan(
+            sizes,
+            peak_bytes=peak.peak_reserved_bytes or None,
+            cached=parts.plan_known is not None,
+            confirmed=parts.trainer.progress.step >= CONFIRMED_STEPS,
+            share=parts.share,
+        )
+        eval_batch = None
+        if validation is not None:
+            counts = validation.batch_sizes
+            eval_batch = max(counts) if counts else validation.governor.kept
+        return RankReport(
+            plan=plan,
+            sizes=sizes.sizes_used(),
+            oom_events=sizes.oom_events,
+            eval_batch_size=eval_batch,
+            eval_oom_events=0 if validation is None else validation.oom_events,
+            eval_seconds=0.0 if validation is None else validation.seconds,
+            peak_allocated_bytes=peak.peak_allocated_bytes or None,
+            peak_reserved_bytes=peak.peak_reserved_bytes or None,
+            alloc_retries=peak.alloc_retries,
+            loader_wait_seconds=loader.wait_seconds if loader is not None else 0.0,
+            workers=loader.workers if loader is not None else 0,
+            skipped_steps=parts.stepper.skipped,
+            monitor=sampler.summary(),
+            notes=tuple(parts.notes),
+        )
+
+    def _record(self, parts: Assembled, ranks: list[RankReport]) -> TrainResult:
+        """Sum up and write run.json."""
+        rate = parts.adaptive.rate
+        notes = tuple(dict.fromkeys(note for rank in ranks for note in rank.notes))
+        summary = summarise(
+            parts.trainer.progress,
+            ranks,
+            steps=read_steps(self.folder / "steps.jsonl"),
+            effective_batch=parts.adaptive.effective_batch,
+            learning_rate={
+                "base": rate.request.learning_rate,
+                "base_batch": parts.adaptive.base_batch,
+                "rule": parts.adaptive.rule,
+                "factor": rate.factor,
+                "warmup_steps": rate.request.warmup_steps,
+            },
+            noise=parts.adaptive.noise.report(),
+            seed=self.request.settings.hp.seed,
+        )
+        plan = ranks[0].plan
+        if len(ranks) > 1:
+            plan = dataclasses.replace(plan, batch_sizes_per_rank=tuple(rank.plan.size for rank in ranks))
+        subject = parts.subject
+        write_run(
+            self.folder,
+            kind="train",
+            request={**self.request.to_json(), "command": "train", "task": subject.objective.task},
+            environment=environment_facts(subject.device) | {"device": str(subject.device)},
+            plan=plan.to_json(),
+            summary={**summary, "notes": list(notes), "fingerprint": parts.around.fingerprint},
+            started_at=self.started_at,
+        )
+        return TrainResult(
+            summary=summary,
+            folder=self.folder,
+            plan=plan,
+            epochs=tuple(parts.trainer.progress.rows),
+            notes=notes,
+        )
+
+
+def run_fingerprint(subject: Subject, request: TrainRequest, *, ranks: int = 1) -> str:
+    """What a resumed run must share: model, data, settings, and the effective batch, however that was asked for."""
+    earlier = EarlierSizes.read(request.plan) if request.plan is not None else None
+    effective = choose_effective_batch(request.settings, samples=len(subject.data.train), ranks=ranks, earlier=earlier)
+    return combined_fingerprint({**subject.identity(), "batch": effective.identity()})
+
+
+def _check_contents(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds another run, or this one without `resume`, or nothing to resume. Reads no model."""
+    check_no_other_run(folder, "train")
+    if (folder / SEVERAL).exists():
+        raise RequestError(
+            f"--output {folder}: it holds a run of several seeds; continue it with --seeds and --resume, or choose "
+            "another folder"
+        )
+    checkpoint = find_checkpoint(folder)
+    if resume and checkpoint is None and not (folder / "steps.jsonl").exists():
+        raise RequestError(f"--resume: there is no run in {folder}; give the folder of the run with -o")
+    if not resume and (checkpoint is not None or (folder / "run.json").exists()):
+        raise RequestError(f"--output {folder}: it holds a run; continue it with --resume, or choose another folder")

@@ -1,0 +1,141 @@
+"""What a run leaves in its folder while it goes: steps.jsonl, epochs.csv, weights and checkpoints. Rank 0 writes.
+
+steps.jsonl                  a line for every optimizer step: loss, samples, learning rate, micro-batches
+epochs.csv                   a row for every epoch
+weights-last.safetensors     after the last epoch
+weights-best.safetensors     after the best one
+bad_batch.json               the samples of a step whose loss was no number
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from brim.ranks.agreement import Agreement, Outcome
+from brim.storage.files import cannot_write, write_atomic, write_json
+from brim.storage.tables import csv_text
+from brim.training.checkpoint import find_checkpoint, generator_states, save_checkpoint, save_weights
+from brim.training.listener import StepRecord
+from brim.training.progress import Progress
+from brim.training.whole_state import WholeState
+
+__all__ = ["RunFiles", "read_steps"]
+
+
+class RunFiles:
+    """The files of one run; on every rank but 0 they are only talked about."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        whole: WholeState,
+        writes: bool,
+        shared_state: Callable[[], dict[str, Any]],
+        own_state: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.folder = folder
+        self._whole = whole
+        self._writes = writes
+        self._shared_state = shared_state
+        self._own_state = own_state
+        self._steps: TextIO | None = None
+
+    def open(self, *, keep_steps: int) -> list[dict[str, Any]]:
+        """Begin writing after so many steps; gives the lines of later ones, which a killed run had got to."""
+        if not self._writes:
+            return []
+        path = self.folder / "steps.jsonl"
+        lines = read_steps(path)
+        kept = [line for line in lines if line["step"] <= keep_steps]
+        try:
+            if lines:
+                write_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._steps = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        return [line for line in lines if line["step"] > keep_steps]
+
+    def close(self) -> None:
+        """No more lines."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+
+    def append_step(self, record: StepRecord) -> None:
+        """A line for a step."""
+        if self._steps is not None:
+            try:
+                self._steps.write(json.dumps(record.to_json()) + "\n")
+            except OSError as error:
+                raise cannot_write(self.folder / "steps.jsonl", error) from error
+
+    def write_bad_batch(self, **facts: Any) -> None:
+        """Which samples gave a loss that is no number."""
+        if self._writes:
+            write_json(self.folder / "bad_batch.json", {**facts, "loss": str(facts["loss"])})
+
+    def last_checkpoint(self) -> Path | None:
+        """The last whole checkpoint."""
+        return find_checkpoint(self.folder)
+
+    def epoch_done(self, progress: Progress, *, better: bool) -> None:
+        """The table of epochs, and the weights."""
+        weights, _ = self._whole.read()
+        if not self._writes:
+            return
+        write_atomic(self.folder / "epochs.csv", csv_text(progress.rows))
+        save_weights(self.folder / "weights-last.safetensors", weights)
+        if better:
+            save_weights(self.folder / "weights-best.safetensors", weights)
+
+    def checkpoint(self, progress: Progress, agreement: Agreement) -> None:
+        """Write a checkpoint; every rank comes with its random generators and its micro-batch schedule."""
+        generators = generator_states()
+        sent = {
+            name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in generators.items()
+        }
+        ranks = agreement.gather(Outcome(value={"generators": sent, "own": self._own_state()}))
+        weights, optimizer = self._whole.read()
+        if not self._writes:
+            return
+        save_checkpoint(
+            self.folder,
+            step=progress.step,
+            weights=weights,
+            optimizer=optimizer,
+            generators=[_with_tensors(rank["generators"]) for rank in ranks],
+            state={
+                **self._shared_state(),
+                "progress": progress.to_json(),
+                "own": [rank["own"] for rank in ranks],
+            },
+        )
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a steps.jsonl; what a kill left of the last one is dropped."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return []
+    lines = []
+    for line in text.split("\n")[:-1]:
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break
+    return lines
+
+
+def _with_tensors(states: dict[str, Any]) -> dict[str, Any]:
+    tensors: dict[str, Any] = {
+        name: torch.tensor(states[name], dtype=torch.uint8) for name in ("torch", "cuda") if name in states
+    }
+    return {**states, **tensors}

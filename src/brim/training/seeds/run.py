@@ -1,0 +1,279 @@
+"""`brim train CONFIG --seeds N` from a request to its record: every run in a folder of its own, and what they come to.
+
+Runs that can be stacked are trained through the fast path, all others one after the other by the loop; which, and why,
+is told. A finished run is kept: a training that was interrupted goes on with those that are left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from brim.errors import BrimError, DoesNotFitError, RequestError, plural
+from brim.memory.devices import device_uuid
+from brim.models.placement import resolve_device
+from brim.monitor.sampler import Sampler
+from brim.ranks.world import current_world
+from brim.records import Plan
+from brim.searching.environment import environment_facts
+from brim.storage.files import write_atomic, write_json
+from brim.storage.run_folder import check_no_other_run, write_run
+from brim.storage.run_lock import locked_folder
+from brim.storage.tables import csv_text
+from brim.training.checkpoint import find_checkpoint
+from brim.training.learner import model_reads
+from brim.training.listener import TrainListener
+from brim.training.objective import choose_monitor
+from brim.training.request import TrainRequest
+from brim.training.run import SEVERAL, TrainResult, run_fingerprint, run_training
+from brim.training.seeds.one_by_one import OneOfSeveral
+from brim.training.seeds.seed_folder import RunRecord, check_same, keep_stack, loop_record, read_finished
+from brim.training.seeds.stacked import StackDone, train_stacked
+from brim.training.seeds.suitability import Suitable, judge_suitability, refused_by_kind, refused_by_request
+from brim.training.seeds.summary import best_rate, mean_epochs, mean_steps, summarise_runs
+from brim.training.seeds.variants import Variant, variants_of
+from brim.training.subject import Subject, open_subject
+
+__all__ = ["run_seeds"]
+
+
+def run_seeds(
+    request: TrainRequest, *, output: Path | None = None, listener: TrainListener | None = None
+) -> TrainResult:
+    """Train every seed at every learning rate, and leave one folder behind; a run that fails does not stop the rest."""
+    if current_world().size > 1:
+        raise RequestError(
+            "--seeds: several seeds are trained in one process; start it without torchrun, or train each under "
+            "torchrun with hp.seed=N"
+        )
+    watcher = listener or TrainListener()
+    with locked_folder(output, command="train", note=watcher.note) as folder:
+        _check_contents(folder, request)
+        run = _Seeds(request, folder, watcher)
+        try:
+            return run.run()
+        except KeyboardInterrupt:
+            run.tell_interrupted()
+            raise
+
+
+def _check_contents(folder: Path, request: TrainRequest) -> None:
+    """Refuse a folder that holds another run, or this one without `resume`, or nothing to resume. Reads no model."""
+    check_no_other_run(folder, "train")
+    several = (folder / SEVERAL).exists()
+    if request.resume and not several:
+        raise RequestError(
+            f"--resume: there is no run of several seeds in {folder}; give its folder with -o, or leave --resume out"
+        )
+    if not request.resume and (several or find_checkpoint(folder) is not None or (folder / "run.json").exists()):
+        raise RequestError(f"--output {folder}: it holds a run; continue it with --resume, or choose another folder")
+
+
+class _Seeds:
+    """One training of several runs."""
+
+    def __init__(self, request: TrainRequest, folder: Path, listener: TrainListener) -> None:
+        self.request = request
+        self.folder = folder
+        self.listener = listener
+        self.started_at = datetime.datetime.now(datetime.UTC)
+        self.variants = variants_of(request)
+        self.records: dict[Variant, RunRecord] = {}
+        self.notes: list[str] = []
+        self.choice: dict[str, Any] = {"path": "off", "stack": 1, "cuda_graph": False, "reason": "", "trials": []}
+        self.machine: dict[str, Any] | None = None
+        self.monitor = request.settings.training.monitor
+        self.task: str | None = None
+
+    def run(self) -> TrainResult:
+        """Open, train what is left, sum up."""
+        subject, suitable = self._decide()
+        if self.request.resume:
+            self._take_finished(subject)
+        left = [variant for variant in self.variants if variant not in self.records]
+        self.listener.runs(total=len(self.variants), done=len(self.records))
+        begun = [variant for variant in left if find_checkpoint(self.folder / variant.name) is not None]
+        fresh = [variant for variant in left if variant not in begun]
+        if isinstance(suitable, Suitable) and len(fresh) == 1 and self.request.fast_path == "auto":
+            suitable = "there is one run, and the loop keeps a checkpoint of every epoch"
+        if isinstance(suitable, str):
+            self.choice["reason"] = suitable
+            if fresh and suitable != "asked for":
+                self._tell(f"runs are trained one after the other: {suitable}")
+            begun, fresh = left, []
+        if fresh and isinstance(suitable, Suitable):
+            assert subject is not None
+            try:
+                self._stacked(subject, suitable, fresh)
+            except DoesNotFitError as error:
+                reason = f"the fast path does not fit ({str(error).splitlines()[0]})"
+                self.choice |= {"path": "off", "stack": 1, "reason": reason}
+                self._tell(f"runs are trained one after the other: {reason}")
+                begun = [variant for variant in left if variant not in self.records]
+        self._one_by_one(begun)
+        return self._record()
+
+    def _decide(self) -> tuple[Subject | None, Suitable | str]:
+        """Whether the fast path may train these runs; the model is opened only where that is not known before."""
+        settings = self.variants[0].settings(self.request.settings)
+        refused = refused_by_kind(model_reads(settings)) or refused_by_request(self.request)
+        if refused is not None:
+            return None, refused
+        subject = open_subject(settings)
+        self.task = subject.objective.task
+        validated = subject.data.validation is not None and self.request.validate
+        self.monitor = choose_monitor(settings.training.monitor, subject.objective, validated=validated)
+        return subject, judge_suitability(subject, self.request, self.variants)
+
+    def _take_finished(self, subject: Subject | None) -> None:
+        for variant in self.variants:
+            record = read_finished(self.folder, variant, self.request)
+            if record is None:
+                continue
+            if subject is not None:
+                asked = variant.request(self.request)
+                own = dataclasses.replace(subject, settings=asked.settings)
+                check_same(record, run_fingerprint(own, asked))
+            self.records[variant] = record
+
+    def _stacked(self, subject: Subject, suitable: Suitable, variants: list[Variant]) -> None:
+        self._claim()
+        self._tell_what(subject, suitable)
+        for note in (*subject.notes, *suitable.notes):
+            self._tell(note)
+        self.listener.runs_begin(len(variants))
+        subject.model.to("cpu")  # out of the way: every run has weights of its own
+        with Sampler(self.folder / "monitor.csv", device_uuid=device_uuid(subject.device)) as sampler:
+
+            def keep(done: StackDone) -> None:
+                self.choice = done.trained.path_to_json()
+                kept = keep_stack(
+                    done, subject, self.request, suitable, self.folder, started_at=self.started_at,
+                    monitor=sampler.summary(),
+                )  # fmt: skip
+                for record in kept:
+                    self._done(record)
+
+            told = _KeepsNotes(self.listener, self.notes)
+            train_stacked(subject, self.request, suitable, variants, listener=told, keep=keep)
+        self.machine = sampler.summary().to_json()
+
+    def _one_by_one(self, variants: list[Variant]) -> None:
+        watcher = OneOfSeveral(self.listener, runs=len(variants), opened=self._claim)
+        for place, variant in enumerate(variants):
+            folder = self.folder / variant.name
+            watcher.begin(place)
+            self.listener.run_begins(variant.name)
+            resume = find_checkpoint(folder) is not None
+            if not resume:  # a shorter run of a stack, or one that failed, has nothing to go on from: it begins anew
+                for name in ("run.json", "steps.jsonl"):
+                    (folder / name).unlink(missing_ok=True)
+            asked = variant.request(self.request, resume=resume)
+            try:
+                result = run_training(asked, output=folder, listener=watcher, tells_resume=False)
+            except BrimError as error:
+                if error.exit_code != BrimError.exit_code:  # what ends one run so ends them all
+                    raise
+                self._done(RunRecord(variant=variant, folder=folder, error=str(error)))
+                continue
+            self.notes += [note for note in result.notes if note not in self.notes]
+            self._done(loop_record(self.folder, variant))
+
+    def _claim(self) -> None:
+        """From here on the folder is this training's: a wrong request has been told by now."""
+        write_json(self.folder / SEVERAL, {"schema": "brim.runs/1", "runs": [one.name for one in self.variants]})
+
+    def _done(self, record: RunRecord) -> None:
+        self.records[record.variant] = record
+        figures = {name: figure["mean"] for name, figure in record.summary.get("metrics", {}).items()}
+        self.listener.run_done(
+            {
+                "name": record.variant.name, "figures": figures, "error": record.error,
+                "best_epoch": record.summary.get("best_epoch"), "epochs": record.summary.get("epochs"),
+            }
+        )  # fmt: skip
+
+    def tell_interrupted(self) -> None:
+        """What is kept, and how to go on."""
+        done = sum(record.error is None for record in self.records.values())
+        if done or (self.folder / SEVERAL).exists():
+            self.listener.note(
+                f"{done} of {plural(len(self.variants), 'run')} are done and kept, a stack under way begins again: "
+                f"continue with --resume -o {self.folder}"
+            )
+
+    def _tell_what(self, subject: Subject, suitable: Suitable) -> None:
+        facts = next(iter(suitable.tables.values())).facts
+        self.listener.opened(
+            subject.facts(
+                epochs=suitable.epochs,
+                effective_batch=suitable.effective.batch,
+                learning_rate=facts["base"] * facts["factor"],
+            )
+        )
+
+    def _tell(self, line: str) -> None:
+        if line not in self.notes:
+            self.notes.append(line)
+            self.listener.note(line)
+
+    def _record(self) -> TrainResult:
+        """Sum up and write the files of the training as a whole."""
+        records = [self.records[variant] for variant in self.variants]
+        done = [record for record in records if record.error is None]
+        if not self.choice["reason"]:  # nothing was left to train
+            earlier = next((one.summary["fast_path_choice"] for one in done if "fast_path_choice" in one.summary), None)
+            self.choice = dict(earlier or {**self.choice, "reason": "as an earlier start had it"})
+        rate = best_rate(done, self.monitor)
+        best = [record for record in done if record.variant.learning_rate == rate]
+        epochs, lines = mean_epochs(best), mean_steps(best)
+        summary = summarise_runs(records, monitor=self.monitor, steps=lines, choice=self.choice, machine=self.machine)
+        write_atomic(self.folder / "epochs.csv", csv_text(epochs))
+        write_atomic(self.folder / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        write_atomic(self.folder / "runs.csv", csv_text(summary["runs"]))
+        plan = best[0].plan if best else None
+        device = resolve_device(self.request.settings.training.device)
+        write_run(
+            self.folder,
+            kind="train",
+            request={**self.request.to_json(), "command": "train", "task": self.task or self._task_of(best)},
+            environment=environment_facts(device) | {"device": str(device)},
+            plan=None if plan is None else dict(plan),
+            summary={**summary, "notes": self.notes},
+            started_at=self.started_at,
+        )
+        return TrainResult(
+            summary=summary,
+            folder=self.folder,
+            plan=None if plan is None else Plan.from_json(plan),
+            epochs=tuple(epochs),
+            notes=tuple(self.notes),
+            failed=tuple(f"{record.variant.name}: {record.error}" for record in records if record.error is not None),
+        )
+
+    def _task_of(self, records: list[RunRecord]) -> str | None:
+        """Of runs that the loop opened, from their own record."""
+        if not records:
+            return None
+        document: Mapping[str, Any] = json.loads((records[0].folder / "run.json").read_text(encoding="utf-8"))
+        task = document["request"].get("task")
+        return None if task is None else str(task)
+
+
+class _KeepsNotes(TrainListener):
+    """Passes on what a stack tells, and keeps its notes for the record."""
+
+    def __init__(self, listener: TrainListener, notes: list[str]) -> None:
+        self._listener, self._notes = listener, notes
+
+    def stack_epoch(self, *, runs: int, epoch: int, epochs: int, stopped: int) -> None:
+        self._listener.stack_epoch(runs=runs, epoch=epoch, epochs=epochs, stopped=stopped)
+
+    def note(self, line: str) -> None:
+        if line not in self._notes:
+            self._notes.append(line)
+            self._listener.note(line)

@@ -1,0 +1,65 @@
+"""Which runs make up a training of several seeds and learning rates, and where each of them lies. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from brim.errors import RequestError
+from brim.settings.train_settings import TrainSettings
+from brim.training.fast_path.problem import RunSpec
+from brim.training.request import TrainRequest
+
+__all__ = ["MOST_RUNS", "Variant", "seeds_from", "variants_of"]
+
+
+MOST_RUNS = 100_000  # of one training: as many as a sweep may repeat an experiment
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One seed at one learning rate."""
+
+    seed: int
+    learning_rate: float
+    name: str  # what people read, and the folder's name inside the training's
+
+    @property
+    def spec(self) -> RunSpec:
+        """As the fast path knows it."""
+        return RunSpec(seed=self.seed, lr=self.learning_rate)
+
+    def settings(self, settings: TrainSettings) -> TrainSettings:
+        """The settings of this run alone: those of `brim train CONFIG hp.seed=N`."""
+        hp = dataclasses.replace(settings.hp, seed=self.seed, learning_rate=self.learning_rate)
+        return dataclasses.replace(settings, hp=hp)
+
+    def request(self, request: TrainRequest, *, resume: bool = False) -> TrainRequest:
+        """The request of this run alone."""
+        return dataclasses.replace(
+            request, settings=self.settings(request.settings), seeds=(), learning_rates=(), fast_path="auto",
+            resume=resume,
+        )  # fmt: skip
+
+
+def variants_of(request: TrainRequest) -> tuple[Variant, ...]:
+    """Every seed at every learning rate; of one rate only the seed is in the name."""
+    hp = request.settings.hp
+    rates, seeds = request.learning_rates or (hp.learning_rate,), request.seeds or (hp.seed,)
+    several = len(request.learning_rates) > 1
+    return tuple(
+        Variant(seed=seed, learning_rate=rate, name=f"seed-{seed}-lr-{rate:g}" if several else f"seed-{seed}")
+        for rate in rates
+        for seed in seeds
+    )
+
+
+def seeds_from(asked: int | Sequence[int], *, first: int) -> tuple[int, ...]:
+    """So many seeds from the first on, or those that are named."""
+    if not isinstance(asked, int):
+        return tuple(asked)
+    if asked < 1:
+        raise RequestError(f"--seeds {asked}: give how many, from 1, or which, by commas")
+    if asked > MOST_RUNS:
+        raise RequestError(f"--seeds {asked}: {MOST_RUNS:,} at most; one seed alone is written with a comma: {asked},")
+    return tuple(range(first, first + asked))

@@ -1,0 +1,200 @@
+"""Validation: every held-out sample once, in batches of a size of their own.
+
+The executor of evaluations does the work, so that a batch that does not fit is split, and the size grows while that
+pays; what it found in one epoch serves the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from brim.errors import DoesNotFitError, RequestError
+from brim.evaluation.model_memory import ModelMemory
+from brim.memory.devices import DeviceMemory
+from brim.memory.remedies import memory_remedies
+from brim.running.executor import Done, Executor, Pending
+from brim.running.governor import Governor
+from brim.running.loader import Loader, LoaderSettings, NotPrepared
+from brim.running.retries import wait
+from brim.training.items import Items
+from brim.training.listener import say_nothing
+from brim.training.objective import Objective
+from brim.workloads.model_call import in_mode
+
+__all__ = ["Validation"]
+
+FIRST_SAMPLES = 2
+
+
+class Validation:
+    """The held-out samples of one rank."""
+
+    def __init__(
+        self,
+        items: Items,
+        share: Sequence[int],
+        objective: Objective,
+        memory: DeviceMemory,
+        *,
+        batch_size: int | None,
+        known: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        autocast: torch.dtype | None = None,
+        limit_bytes: int | None = None,
+        loading: LoaderSettings | None = None,
+        remedies: Callable[[int], list[str]] = lambda length: memory_remedies((), batch_size=length),
+        tell: Callable[[str], None] = say_nothing,
+        between: Callable[[], None] = lambda: None,
+        rounds_of: int | None = None,
+    ) -> None:
+        self.items = items
+        self.share = list(share)
+        self.objective = objective
+        self.by_size = batch_size is not None  # the user gave it
+        self.by_count = self.by_size or items.uniform
+        self.batch_sizes: list[int] = []
+        self.seconds = 0.0
+        self.oom_events = 0
+        self._memory = memory
+        self._dtype, self._autocast = dtype, autocast
+        self._metered = limit_bytes is not None  # a limit to keep, or peaks that cost nothing to read
+        self._loading = items.loading(loading or LoaderSettings(num_workers=0))
+        self._tell, self._between, self._remedies = tell, between, remedies
+        self._rounds_of = rounds_of  # in step with other ranks: samples of the largest share
+        self._costs = [items.cost(item) for item in range(len(items))]
+        self.governor = self._make_governor(batch_size, known, limit_bytes)
+        self._asked = {"batch_size": batch_size, "samples": len(self.share)}
+        self._before: dict[str, Any] | None = None  # the state before a validation that is under way
+
+    def to_json(self) -> dict[str, Any]:
+        """The sizes found, as a checkpoint keeps them; of a validation under way, as they were when it began.
+
+        A run that is resumed does such a validation again, in the batches that it would have had.
+        """
+        return self._before or {
+            "asked": self._asked,
+            "governor": self.governor.to_json(),
+            "oom_events": self.oom_events,
+        }
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Use the sizes of a checkpoint, unless another size is asked for or this rank has other samples now."""
+        if data["asked"] == self._asked:
+            self.governor.restore(data["governor"])
+            self.oom_events = data["oom_events"]
+
+    def _make_governor(self, batch_size: int | None, known: int | None, limit_bytes: int | None) -> Governor:
+        if batch_size is not None:
+            return Governor(first=batch_size, ceiling=batch_size, grows=False, limit_bytes=limit_bytes)
+        ceiling = max(len(self.share), 1) if self.by_count else None
+        if known is not None:
+            return Governor(first=known, ceiling=ceiling, cap_known=True, limit_bytes=limit_bytes)
+        dearest = 1 if self.by_count else max((self._costs[item] for item in self.share), default=1)
+        return Governor(first=FIRST_SAMPLES * dearest, ceiling=ceiling, limit_bytes=limit_bytes)
+
+    def run(self, model: nn.Module, *, in_step_size: int | None = None) -> list[float]:
+        """The sum of every column of figures over this rank's samples, and last the sum of their weights.
+
+        `in_step_size` is the batch of a sharded model, the same on all ranks, which run as many batches as each other.
+        """
+        started = time.perf_counter()
+        self._before = copy.deepcopy(self.to_json())
+        found = self._run_alone(model) if in_step_size is None else self._run_in_step(model, in_step_size)
+        self._before = None
+        self.seconds += time.perf_counter() - started
+        columns = range(self.objective.columns)
+        return [math.fsum(found[item][column] for item in self.share) for column in columns]
+
+    def _run_in_step(self, model: nn.Module, size: int) -> dict[int, Sequence[float]]:
+        """As many forwards as the rank with the most samples; one that has none left repeats its first."""
+        assert self._rounds_of is not None
+        found: dict[int, Sequence[float]] = {}
+        with in_mode(model, training=False), torch.no_grad():
+            for start in range(0, self._rounds_of, size):
+                items = self.share[start : start + size]
+                rows = self._judge(model, items or self.share[:1], None).tolist()
+                found.update(zip(items, rows, strict=False))
+                self.batch_sizes.append(len(items))
+        return found
+
+    def _run_alone(self, model: nn.Module) -> dict[int, Sequence[float]]:
+        found: dict[int, Sequence[float]] = {}
+        loader: Loader | None = None
+
+        def record(batch: list[Done]) -> None:
+            for done in batch:
+                if done.failure is not None:
+                    self._refuse(done)
+                found[done.item] = done.result
+            self.batch_sizes.append(len(batch))
+            if loader is not None:
+                loader.done([done.item for done in batch])
+            self._between()
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(in_mode(model, training=False))
+            order = sorted(self.share, key=lambda item: -self._costs[item])
+            if self.items.loads:
+                pin = self._memory.device.type == "cuda"
+                loader = stack.enter_context(Loader(self._prepare, order, self._loading, pin=pin))
+            executor = Executor(
+                lambda batch: self._launch(model, loader, batch),
+                self._costs,
+                governor=self.governor,
+                record=record,
+                memory=ModelMemory(self._memory, model),
+                metered=self._metered,
+                by_count=self.by_count,
+                stop_if_hopeless=True,
+                put_aside=None if loader is None else loader.done,
+                pause=lambda seconds: wait(seconds, self._between),
+                tell=lambda line: self._tell(f"validation: {line}"),
+            )
+            executor.run(order)
+        self.oom_events += executor.figures.oom_events
+        return found
+
+    def _prepare(self, item: int) -> Any:
+        return self.items.prepare_in(0, item, seed=0)  # the same whenever it is asked for
+
+    def _launch(self, model: nn.Module, loader: Loader | None, batch: list[int]) -> Pending:
+        prepared = None if loader is None else loader.take(batch)
+        for item, one in zip(batch, prepared or (), strict=False):
+            if isinstance(one, NotPrepared):
+                raise RequestError(f"validation sample {self.items.ids[item]} cannot be used: {one.message}")
+        with torch.inference_mode():
+            return _Rows(self._judge(model, batch, prepared))
+
+    def _judge(self, model: nn.Module, batch: Sequence[int], prepared: Sequence[Any] | None) -> torch.Tensor:
+        device = self._memory.device
+        with torch.autocast(device.type, dtype=self._autocast, enabled=self._autocast is not None):
+            joined = self.items.batch(batch, prepared, device=device)
+            return self.objective.judge(model, joined.to(device, self._dtype))
+
+    def _refuse(self, done: Done) -> None:
+        assert done.failure is not None
+        what = f"validation sample {self.items.ids[done.item]}: {done.failure.message}"
+        if done.failure.reason == "error":
+            raise RequestError(what)
+        remedies = "\n  - ".join(self._remedies(1))
+        raise DoesNotFitError(f"{what}.\nWhat may help:\n  - {remedies}")
+
+
+class _Rows(Pending):
+    """Figures on their way from the device."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._rows = rows
+
+    def result(self) -> list[Any]:
+        """One row per sample."""
+        rows: list[Any] = self._rows.tolist()
+        return rows

@@ -1,0 +1,106 @@
+"""Models on the meta device, or built for their shapes alone, are traced as if their weights were there."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from traced_workloads import perceptron, rows, training
+
+from brim.forecasting.events import Event
+from brim.forecasting.ghost import Ghost, make_ghost
+from brim.forecasting.skeleton import without_initialisation
+from brim.forecasting.trace import UntraceableError, trace_workload
+from brim.models.build import WorkloadRequest, build_workload
+from brim.workloads.forward import ForwardWorkload
+
+
+def test_a_layer_of_forty_gigabytes_is_built_and_traced_in_none() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(100_000, 100_000, bias=False)
+    trace = trace_workload(training(model, lambda n: torch.randn(n, 100_000)), 4)
+    weights = 4 * 100_000**2
+    assert trace.live_at_peak() == {
+        "weights": weights, "gradients": weights, "optimizer": 2 * weights, "inputs": 4 * 400_000, "temporary": weights,
+        "buffers": 0, "activations": 4, "cache": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        WorkloadRequest(model="py:brim.models.small:convnet", mode="train", dtype="bfloat16"),
+        WorkloadRequest(model="py:brim.models.small:transformer", mode="train", gradient_checkpointing=True),
+        WorkloadRequest(model="torchvision:resnet18", mode="train", dtype="float16", optimizer="sgd"),
+        WorkloadRequest(model="torchvision:vit_b_32", mode="forward", dtype="bfloat16"),
+    ],
+)
+def test_a_trace_of_weights_never_filled_is_that_of_filled_ones(request_: WorkloadRequest) -> None:
+    if "torchvision" in request_.model:
+        pytest.importorskip("torchvision")
+    real, _ = build_workload(request_)
+    with without_initialisation():
+        skeleton, _ = build_workload(request_)
+    without, with_weights = trace_workload(skeleton, 4), trace_workload(real, 4)
+    # Autocast lets go of its weights in the order of their addresses: the same events, here and there in another order.
+    assert Counter(map(described, without.events)) == Counter(map(described, with_weights.events))
+    assert without.peak_allocated() == with_weights.peak_allocated()
+
+
+def described(event: Event) -> tuple[str, int, str, str]:
+    return event.kind, event.bytes, event.category, event.op
+
+
+def test_a_module_on_the_meta_device_is_traced_and_stays_there() -> None:
+    with torch.device("meta"):
+        model = perceptron()
+    workload = training(model, rows)
+    parameters = list(model.parameters())
+    trace = trace_workload(workload, 8)
+    assert trace.peak_allocated() == trace_workload(training(perceptron(), rows), 8).peak_allocated()
+    assert [id(parameter) for parameter in model.parameters()] == [id(parameter) for parameter in parameters]
+    assert all(parameter.device.type == "meta" and parameter.grad is None for parameter in parameters)
+    assert workload.optimizer.param_groups[0]["params"][0] is parameters[0]
+
+
+def test_a_ghost_outside_of_a_trace_still_has_a_shape_and_no_data() -> None:
+    ghost = make_ghost((300, 200), (200, 1), torch.float32, torch.device("cpu"), None)
+    assert (tuple(ghost.shape), ghost.t().shape[0], ghost.dtype) == ((300, 200), 200, torch.float32)
+    assert "Ghost((300, 200)" in repr(ghost)
+    assert ghost.to(torch.bfloat16).dtype is torch.bfloat16
+    assert isinstance(copy.deepcopy(ghost), Ghost)
+    with pytest.raises(NotImplementedError):
+        ghost.untyped_storage()
+
+
+def test_without_weights_there_is_no_real_step_to_fall_back_to() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(200, 300)
+
+    def through_numpy(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(model(x).detach().numpy())
+
+    model_and_numpy = ForwardWorkload(model=model, make_batch=lambda n: torch.randn(n, 100, 200), device="cpu")
+    model_and_numpy.step = through_numpy  # type: ignore[method-assign]
+    with pytest.raises(UntraceableError, match=r"built without its weights.*through numpy"):
+        trace_workload(model_and_numpy, 8)
+
+
+def test_where_no_approximation_is_wanted_the_step_is_not_run_for_real() -> None:
+    ran: list[torch.Tensor] = []
+
+    def through_numpy(x: torch.Tensor) -> torch.Tensor:
+        halved = torch.from_numpy((x / 2).numpy())
+        ran.append(halved)
+        return halved
+
+    workload = ForwardWorkload(model=nn.Identity(), make_batch=lambda n: torch.randn(n, 100, 200), device="cpu")
+    workload.step = through_numpy  # type: ignore[method-assign]
+    with pytest.raises(UntraceableError, match=r"^NotImplementedError: .*through numpy"):
+        trace_workload(workload, 8, or_approximately=False)
+    assert not ran
+    assert trace_workload(workload, 8).approximate is not None
+    assert ran

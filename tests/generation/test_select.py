@@ -1,0 +1,226 @@
+"""Which decoder a model gets: the fastest that gives the model's own logits, and why not where it is the slow one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import (
+    FAMILIES,
+    NO_ENDS,
+    PAD,
+    SINCE_VERSION_5,
+    answers_of,
+    bart,
+    gpt2,
+    gpt_neo,
+    llama,
+    make_prompts,
+    mamba,
+    mistral,
+    own_answers,
+    settings,
+)
+
+from brim.generation.fallback import GenerateFallback
+from brim.generation.loop import DecodeLoop, Padding
+from brim.generation.select import Decoder, disagreement, make_decoder, padded_batch
+from brim.generation.seq2seq import Seq2SeqLoop
+from brim.generation.state import DecodeState
+
+TOKENS = 12
+
+
+def decoder_for(model: Any, **options: Any) -> Decoder:
+    return make_decoder(model, settings(TOKENS), NO_ENDS, **options)
+
+
+def ignoring_positions(model: Any) -> Any:
+    """The model with positions that it counts itself, from its cache."""
+    inner = model.base_model
+    usual = inner.forward
+
+    def forward(*arguments: Any, position_ids: Any = None, **options: Any) -> Any:
+        return usual(*arguments, **options)
+
+    inner.forward = forward
+    return model
+
+
+def failing(model: Any, error: Exception) -> Any:
+    def forward(*arguments: Any, position_ids: Any = None, **options: Any) -> Any:
+        raise error
+
+    model.base_model.forward = forward
+    return model
+
+
+def test_prompts_are_padded_on_the_right_where_the_model_allows_it() -> None:
+    decoder = decoder_for(llama())
+    assert isinstance(decoder, DecodeLoop)
+    assert (decoder.padding, decoder.notes) == ("right", [])
+
+
+def test_prompts_with_images_are_padded_on_the_left() -> None:
+    decoder = decoder_for(llama(), images=True)
+    assert isinstance(decoder, DecodeLoop)
+    assert decoder.padding == "left"
+
+
+def test_prompts_are_padded_on_the_left_where_the_model_counts_positions_itself() -> None:
+    model, prompts = ignoring_positions(llama()), make_prompts()
+    decoder = decoder_for(model)
+    assert isinstance(decoder, DecodeLoop)
+    assert decoder.padding == "left", "rotary positions are relative: only a gap within a row shows"
+    assert answers_of(decoder, prompts) == own_answers(model, prompts, TOKENS)
+
+
+def test_a_model_for_which_neither_side_will_do_gets_the_fallback() -> None:
+    decoder = decoder_for(ignoring_positions(gpt2()))
+    assert isinstance(decoder, GenerateFallback)
+    assert "its logits differ from GPT2LMHeadModel's own by" in decoder.notes[0]
+
+
+def test_a_window_needs_the_fallback_unless_everything_fits_into_it() -> None:
+    model, prompts = mistral(sliding_window=30), make_prompts((3, 17, 40))
+    for longest in (None, 18, 40):
+        decoder = decoder_for(model, longest=longest)
+        assert isinstance(decoder, GenerateFallback)
+        assert "attends to a window of 30 tokens" in decoder.notes[0]
+        assert answers_of(decoder, prompts) == own_answers(model, prompts, TOKENS)
+    decoder = decoder_for(model, longest=17)
+    assert isinstance(decoder, DecodeLoop)
+    assert answers_of(decoder, prompts[:2]) == own_answers(model, prompts[:2], TOKENS)
+
+
+def test_mistral_without_a_window_gets_the_loop() -> None:
+    model, prompts = mistral(sliding_window=None), make_prompts()
+    decoder = decoder_for(model)
+    assert isinstance(decoder, DecodeLoop)
+    assert answers_of(decoder, prompts) == own_answers(model, prompts, TOKENS)
+
+
+def test_a_window_that_is_placed_by_the_length_of_the_cache_needs_the_fallback() -> None:
+    model, prompts = gpt_neo(window_size=100), make_prompts((3, 70))
+    decoder = decoder_for(model, longest=70)
+    assert isinstance(decoder, GenerateFallback)
+    assert "a window of 100 tokens" in decoder.notes[0]
+    assert answers_of(decoder, prompts) == own_answers(model, prompts, TOKENS)
+
+
+@SINCE_VERSION_5
+def test_a_state_space_model_gets_the_fallback_and_its_own_answers() -> None:
+    model, prompts = mamba(), make_prompts()
+    decoder = decoder_for(model, longest=40)
+    assert isinstance(decoder, GenerateFallback)
+    assert "transformers' own generate, which is slower" in decoder.notes[0]
+    expected = own_answers(model, prompts, TOKENS)
+    assert len({tuple(answer) for answer in expected}) == len(prompts)
+    assert answers_of(decoder, prompts) == expected
+
+
+def test_positions_in_several_dimensions_need_the_fallback() -> None:
+    model = llama()
+    model.config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+    decoder = decoder_for(model)
+    assert isinstance(decoder, GenerateFallback)
+    assert "LlamaForCausalLM has positions in several dimensions" in decoder.notes[0]
+
+
+@pytest.mark.parametrize(("name", "value"), [("encoder_no_repeat_ngram_size", 2), ("encoder_repetition_penalty", 1.5)])
+def test_a_configuration_that_looks_at_the_encoders_input_needs_the_fallback(name: str, value: float) -> None:
+    model, prompts = bart(), make_prompts((7,))
+    free = own_answers(model, prompts, TOKENS)
+    setattr(model.generation_config, name, value)
+    decoder = decoder_for(model)
+    assert isinstance(decoder, GenerateFallback)
+    assert decoder.padding == "right"
+    assert f"asks for {name}" in decoder.notes[0]
+    expected = own_answers(model, prompts, TOKENS)
+    assert (expected != free) is (name == "encoder_repetition_penalty")  # few n-grams are said twice by chance
+    assert answers_of(decoder, prompts) == expected
+
+
+def test_a_model_whose_trial_fails_gets_the_fallback_and_the_reason() -> None:
+    decoder = decoder_for(failing(llama(), ValueError("no such cache\nand a long story")))
+    assert isinstance(decoder, GenerateFallback)
+    assert decoder.notes[0].endswith("slower: a trial of it raised ValueError: no such cache")
+
+
+def test_out_of_memory_in_the_trial_is_raised() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    model = failing(llama(), error)
+    with pytest.raises(torch.OutOfMemoryError):
+        decoder_for(model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_loop_that_fits_its_model_agrees_with_it_and_keeps_nothing_of_the_trial(family: str) -> None:
+    loop = decoder_for(FAMILIES[family]())
+    assert isinstance(loop, DecodeLoop)
+    assert disagreement(loop) == ""
+    assert loop._kept is None
+    if isinstance(loop, Seq2SeqLoop):
+        assert loop._encoded == {}
+        assert loop._cache is None
+
+
+def off_by_one_position(state: DecodeState, *, slot: int, position: torch.Tensor, valid: torch.Tensor) -> None:
+    BEGIN(state, slot=slot, position=position + 1, valid=valid)
+
+
+def blind_to_padding(state: DecodeState, *, slot: int, position: torch.Tensor, valid: torch.Tensor) -> None:
+    BEGIN(state, slot=slot, position=position, valid=torch.ones_like(valid))
+
+
+def off_by_one_slot(state: DecodeState, *, slot: int, position: torch.Tensor, valid: torch.Tensor) -> None:
+    BEGIN(state, slot=slot - 1, position=position, valid=valid)
+
+
+BEGIN = DecodeState.begin
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "gpt_neox", "opt"])
+@pytest.mark.parametrize("wrong", [off_by_one_position, blind_to_padding, off_by_one_slot])
+def test_a_loop_that_is_slightly_wrong_is_told_from_the_model(
+    wrong: Any, family: str, padding: Padding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = DecodeLoop(FAMILIES[family](), settings(TOKENS), NO_ENDS, padding=padding)
+    assert disagreement(loop) == ""
+    monkeypatch.setattr(DecodeState, "begin", wrong)
+    assert "its logits differ from" in disagreement(loop)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_an_encoder_decoder_loop_that_is_slightly_wrong_is_told_from_the_model(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Seq2SeqLoop(FAMILIES[family](), settings(TOKENS), NO_ENDS)
+    monkeypatch.setattr(DecodeState, "begin", off_by_one_slot)
+    assert "its logits differ from" in disagreement(loop)
+
+
+def test_logits_that_are_not_numbers_are_a_disagreement() -> None:
+    model = llama()
+    with torch.no_grad():
+        model.lm_head.weight[5] = torch.nan
+    assert "its logits differ" in disagreement(DecodeLoop(model, settings(), NO_ENDS))
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_a_padded_batch_holds_each_prompt_whole(padding: Padding) -> None:
+    prompts = make_prompts((2, 5, 3))
+    batch = padded_batch(prompts, padding, pad=PAD)
+    assert batch.rows == 3
+    assert (batch.lengths is None) is (padding == "left")
+    for row, prompt in enumerate(prompts):
+        gap = 5 - len(prompt)
+        ids = batch.inputs["input_ids"][row].tolist()
+        assert ids == (prompt.tolist() + [PAD] * gap if padding == "right" else [PAD] * gap + prompt.tolist())
+        if padding == "left":
+            assert batch.inputs["attention_mask"][row].tolist() == [0] * gap + [1] * len(prompt)
+        else:
+            assert batch.lengths is not None
+            assert batch.lengths[row] == len(prompt)

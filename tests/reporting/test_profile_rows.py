@@ -1,0 +1,80 @@
+"""Rows of a profile: the front, the recommendation, latencies, probes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from brim.reporting.rows.points import make_points
+from brim.reporting.rows.probes import probe_rows
+from brim.reporting.rows.profile import accuracy_row, cost_of, front_rows, latency_rows, recommended
+from reported_runs import GIB, profile_document, profile_entry
+
+
+def points_of(document: dict[str, Any]) -> Any:
+    return make_points(document["knobs"], document["summary"])[1]
+
+
+def test_the_recommended_point_is_the_cheapest_within_else_the_best() -> None:
+    document = profile_document()
+    assert recommended(document).chosen == document["recommendation"]["cheapest_within"] == 9
+    document["recommendation"]["cheapest_within"] = None
+    assert recommended(document).chosen == document["recommendation"]["best"]
+    document["recommendation"]["cheapest_meeting_latency"] = 0
+    assert recommended(document).roles[0] == ("meets the latency",)
+
+
+@pytest.mark.parametrize("given", [None, {}, {"best": 99, "front": [99, -1]}, {"best": "x", "front": 3, "text": 1}])
+def test_a_recommendation_that_points_nowhere_is_none(given: Any) -> None:
+    choice = recommended(profile_document(recommendation=given))
+    assert (choice.chosen, choice.front, choice.sentences) == (None, (), ())
+
+
+def test_the_front_has_every_point_with_accuracy_and_cost_and_its_roles() -> None:
+    document = profile_document([profile_entry(2), {**profile_entry(3), "accuracy": None}, profile_entry(4)])
+    rows = front_rows(points_of(document), recommended(document))
+    assert [row["short"] for row in rows] == ["2", "4"]
+    assert [row["front"] for row in rows] == [True, True]
+    assert rows[1]["roles"] == "recommended, most accurate"
+    assert rows[0]["cost"] == pytest.approx(1000 / profile_entry(2)["samples_per_second"])
+
+
+def test_costs_are_in_the_unit_they_are_named_with() -> None:
+    point = points_of(profile_document([profile_entry(2)]))[0]
+    assert cost_of(point, "latency_ms") == profile_entry(2)["latency_ms"]["batch_1"]["total"]["p50"]
+    assert cost_of(point, "peak_reserved_bytes") == profile_entry(2)["peak_reserved_bytes"] / GIB
+    assert cost_of(point, "num_samples") == 2000
+    assert cost_of(point, "no such figure") is None
+
+
+def test_an_interval_needs_both_its_figures() -> None:
+    entry = {**profile_entry(2), "accuracy": 0.5, "accuracy_ci95": None}
+    row = accuracy_row(points_of(profile_document([entry]))[0])
+    assert (row["low"], row["high"], row["shown"]) == (None, None, "0.500")
+
+
+def test_a_latency_without_parts_is_a_whole_and_one_without_anything_no_row() -> None:
+    whole = {
+        **profile_entry(2),
+        "latency_ms": {"batch_1": {"batch_size": 1, "total": {"p50": 9.0}}, "batch_used": None},
+    }
+    points = points_of(profile_document([whole, {**profile_entry(3), "latency_ms": None}]))
+    rows = latency_rows(points, "batch_1")
+    assert [(row["short"], row["p50"], row["p95"], row["vision"]) for row in rows] == [("2", 9.0, None, None)]
+    assert latency_rows(points, "batch_used") == []
+
+
+def test_a_probe_that_did_not_fit_stands_at_what_it_needed_or_at_the_limit() -> None:
+    probes = [
+        {"batch_size": 8, "verdict": "fits", "peak_reserved_bytes": 5, "samples_per_second": 2.0},
+        {"batch_size": 16, "verdict": "oom", "needed_bytes": 12},
+        {"batch_size": 32, "verdict": "size_limit"},
+        {"verdict": "oom"},
+    ]
+    rows = probe_rows(probes, limit_bytes=10)
+    assert [(row["step"], row["fits"], row["verdict"], row["drawn_bytes"]) for row in rows] == [
+        (1, True, "fits", 5),
+        (2, False, "out of memory", 12),
+        (3, False, "size limit of a kernel", 10),
+    ]

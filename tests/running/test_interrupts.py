@@ -1,0 +1,63 @@
+"""An interrupt that Python has dropped is raised all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import weakref
+
+import pytest
+
+from brim.running.executor import Executor
+from brim.running.governor import Governor
+from brim.running.interrupts import InterruptWatch
+
+
+class Thing:
+    pass
+
+
+def lose_an_interrupt() -> None:
+    """Ctrl-C while a weak reference's callback runs: Python prints it and goes on."""
+    thing = Thing()
+    kept = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    del thing
+    assert kept() is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_run_ends_at_the_next_batch_after_an_interrupt_that_was_dropped() -> None:
+    done: list[int] = []
+
+    def function(items: list[int]) -> list[int]:
+        if not done:
+            lose_an_interrupt()
+        done.extend(items)
+        return items
+
+    executor = Executor(
+        function, [1] * 10, governor=Governor(first=2, ceiling=2, grows=False), record=lambda batch: None
+    )
+    with pytest.raises(KeyboardInterrupt):
+        executor.run(range(10))
+    assert len(done) == 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_without_an_interrupt_nothing_is_raised_and_the_handler_is_put_back() -> None:
+    with InterruptWatch() as watch:
+        watch.check()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_somebody_elses_handler_is_left_alone() -> None:
+    def own(*_: object) -> None:
+        pass
+
+    before = signal.signal(signal.SIGINT, own)
+    try:
+        with InterruptWatch():
+            assert signal.getsignal(signal.SIGINT) is own
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,75 @@
+"""Settings of a search are checked once, and what is wrong is said with its flag, its value and a fix."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from brim.errors import RequestError
+from brim.settings.search_settings import DEFAULT_MAX_SIZE, SearchSettings
+
+
+def test_the_defaults_are_those_of_the_interface() -> None:
+    settings = SearchSettings()
+    assert (settings.batch_size, settings.objective, settings.tolerance) == (None, "fastest", 0.02)
+    assert settings.max_size == DEFAULT_MAX_SIZE
+    assert settings.use_cache
+    assert not settings.fixed
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"objective": "biggest"}, "--objective biggest: choose fastest or largest"),
+        ({"batch_size": 0}, "--batch-size 0: give auto or a whole number from 1 to 2147483647"),
+        ({"batch_size": 2**31}, "--batch-size 2147483648: give auto or a whole number from 1 to"),
+        ({"max_size": 10**30}, "--max-batch-size 1000000000000000000000000000000: give a whole number from 1 to"),
+        ({"batch_size": -4}, "--batch-size -4"),
+        ({"batch_size": 2.5}, "--batch-size 2.5"),
+        ({"batch_size": True}, "--batch-size True"),
+        ({"fixed": True}, "--no-auto-batch-size needs --batch-size N"),
+        ({"memory_limit_bytes": 0}, "--memory-limit 0"),
+        ({"margin": 1.0}, "--margin 1.0: give a fraction"),
+        ({"margin": -0.1}, "--margin -0.1"),
+        ({"tolerance": 1.5}, "--tolerance 1.5"),
+        ({"tolerance": -1}, "--tolerance -1"),
+        ({"max_probes": 0}, "--max-probes 0"),
+        ({"probe_timeout_seconds": 0}, "--probe-timeout 0"),
+        ({"multiple_of": 0}, "--multiple-of 0"),
+        ({"max_size": 0}, "--max-batch-size 0"),
+        ({"power_of_two": True, "multiple_of": 6}, "--multiple-of 6: with --power-of-two"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value_and_a_fix(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        SearchSettings(**wrong)
+    assert message in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["margin", "tolerance", "probe_timeout_seconds"])
+def test_not_a_number_is_refused(name: str) -> None:
+    with pytest.raises(RequestError):
+        SearchSettings(**{name: float("nan")})
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        {"batch_size": 1, "fixed": True, "fail_on_oom": True},
+        {"margin": 0},
+        {"margin": 0.5, "tolerance": 0},
+        {"power_of_two": True, "multiple_of": 8},
+        {"probe_timeout_seconds": 0.5, "max_probes": 1},
+    ],
+)
+def test_the_edges_are_allowed(right: dict[str, Any]) -> None:
+    settings = SearchSettings(**right)
+    assert {name: getattr(settings, name) for name in right} == right
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SearchSettings().batch_size = 4

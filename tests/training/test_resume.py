@@ -1,0 +1,251 @@
+"""A run that is stopped, at any step and in any way, ends as the one that was not."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_runs import (
+    StopsAt,
+    Watcher,
+    largest_difference,
+    losses,
+    record_of,
+    run,
+    settings_of,
+    weights,
+    write_features,
+)
+
+from brim.errors import RequestError
+from brim.running.governor import Governor
+from brim.training.listener import StepRecord
+
+DROPOUT: dict[str, Any] = {
+    "model__params": {"hidden": [16], "dropout": 0.4},
+    "hp__batch_size": 8,
+    "training__eval_batch_size": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_features(tmp_path_factory.mktemp("data") / "features.npz")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"scheduler__name": "cosine", "scheduler__warmup_steps": 3},
+        {"optimizer__name": "sgd", "training__gradient_clip": 0.5, "scheduler__name": "onecycle"},
+        {"training__dtype": "bfloat16"},
+        {"training__dtype": "float16"},
+        {"hp__effective_batch": "auto", "hp__batch_size": 8},
+    ],
+    ids=["plain", "cosine", "sgd", "bfloat16", "float16", "growing"],
+)
+@pytest.mark.parametrize("stop", [1, 9])
+def test_a_run_that_was_interrupted_has_the_losses_of_one_that_was_not(
+    features: Path, tmp_path: Path, changes: dict[str, Any], stop: int
+) -> None:
+    nested = settings_of(features, **{"training__dtype": "float32", **DROPOUT, **changes})
+    run(nested, tmp_path / "whole")
+    watcher = StopsAt(stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(nested, tmp_path / "parts", listener=watcher)
+    assert f"--resume -o {tmp_path / 'parts'}" in watcher.notes[-1]
+    assert stop <= len(losses(tmp_path / "parts")) < len(losses(tmp_path / "whole"))
+    run(nested, tmp_path / "parts", resume=True)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert largest_difference(weights(tmp_path / "parts"), weights(tmp_path / "whole")) == 0
+    one, other = record_of(tmp_path / "parts")["summary"], record_of(tmp_path / "whole")["summary"]
+    for field in ("metrics", "steps", "samples", "best_epoch", "effective_batches"):
+        assert one[field] == other[field]
+
+
+def test_an_interrupt_during_validation_is_followed_by_the_validation(features: Path, tmp_path: Path) -> None:
+    class InValidation(Watcher):
+        def validating(self, epoch: int) -> None:
+            if epoch == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    nested = settings_of(features, **DROPOUT)
+    run(nested, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(nested, tmp_path / "parts", listener=InValidation())
+    state = json.loads(next((tmp_path / "parts").glob("checkpoint-*/state.json")).read_text())
+    assert state["progress"]["epoch"] == 1  # the second is not over before it is validated
+    run(nested, tmp_path / "parts", resume=True)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert (tmp_path / "parts" / "epochs.csv").read_text().count("\n") == 4
+
+
+def epochs_without_times(folder: Path) -> list[dict[str, str]]:
+    with (folder / "epochs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [{name: value for name, value in row.items() if "second" not in name} for row in rows]
+
+
+@pytest.mark.parametrize("where", ["step", "validation"])
+def test_a_resumed_run_validates_in_the_batches_of_one_that_was_not_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Every batch seems to take one second, so that the sizes found do not depend on the clock."""
+    sizes: list[int] = []
+
+    class OneSecond(Governor):
+        def succeeded(self, cost: int, seconds: float, *rest: Any) -> None:
+            sizes.append(cost)
+            super().succeeded(cost, 1.0, *rest)
+
+    class InFirstValidation(Watcher):
+        def validating(self, epoch: int) -> None:
+            if epoch == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    file = write_features(tmp_path / "features.npz", count=160)
+    nested = settings_of(file, **{**DROPOUT, "training__eval_batch_size": "auto"})
+    monkeypatch.setattr("brim.training.validation.Governor", OneSecond)
+    run(nested, tmp_path / "whole")
+    whole = list(sizes)
+    assert len(set(whole)) > 1  # the first validation finds the size that the others have
+    sizes.clear()
+    with pytest.raises(KeyboardInterrupt):
+        run(nested, tmp_path / "parts", listener=StopsAt(10) if where == "step" else InFirstValidation())
+    if where == "validation":
+        sizes.clear()
+    run(nested, tmp_path / "parts", resume=True)
+    assert sizes == whole
+    assert epochs_without_times(tmp_path / "parts") == epochs_without_times(tmp_path / "whole")
+
+
+def test_a_checkpoint_without_the_sizes_of_validation_can_be_resumed(features: Path, tmp_path: Path) -> None:
+    nested = settings_of(features, **DROPOUT)
+    with pytest.raises(KeyboardInterrupt):
+        run(nested, tmp_path / "run", listener=StopsAt(9))
+    file = next((tmp_path / "run").glob("checkpoint-*/state.json"))
+    state = json.loads(file.read_text())
+    del state["own"][0]["validation"]
+    file.write_text(json.dumps(state))
+    run(nested, tmp_path / "run", resume=True)
+    assert len(epochs_without_times(tmp_path / "run")) == 3
+
+
+def killed_at(nested: dict[str, Any], folder: Path, step: int, **options: Any) -> None:
+    """Run in a process of its own that is killed without warning once it has made so many steps."""
+
+    class Kills(Watcher):
+        def step(self, record: StepRecord) -> None:
+            if record.step >= step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            run(nested, folder, listener=Kills(), **options)
+        except BaseException as error:
+            print(error, file=sys.stderr)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_run_that_was_killed_again_and_again_has_the_losses_of_one_that_was_not(
+    features: Path, tmp_path: Path
+) -> None:
+    nested = settings_of(features, **DROPOUT, training__checkpoint_every=4)
+    run(nested, tmp_path / "whole")
+    folder = tmp_path / "parts"
+    killed_at(nested, folder, 2)  # before there is a checkpoint
+    for step in (3, 7, 8, 15):
+        killed_at(nested, folder, step, resume=True)
+    run(nested, folder, resume=True)
+    assert losses(folder) == losses(tmp_path / "whole")
+    assert largest_difference(weights(folder), weights(tmp_path / "whole")) == 0
+    steps = [json.loads(line)["step"] for line in (folder / "steps.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, len(steps) + 1))  # none lost, none twice
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_sizes_that_were_found_are_used_again_for_the_steps_after_the_checkpoint(
+    features: Path, tmp_path: Path
+) -> None:
+    """-b auto: what fits best depends on the clock, so the steps that a killed run had made are cut as they were."""
+    nested = settings_of(features, model__params={"hidden": [16], "dropout": 0.4}, training__checkpoint_every=2)
+    folder = tmp_path / "killed"
+    killed_at(nested, folder, 5)
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    run(nested, folder, resume=True)
+    again = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    made = len(lines)
+    assert made >= 5
+    assert [line["micro_batches"] for line in again[:made]] == [line["micro_batches"] for line in lines]
+    assert [line["loss"] for line in again[:made]] == [line["loss"] for line in lines]
+
+
+def test_a_folder_with_a_run_in_it_is_not_written_over(features: Path, tmp_path: Path) -> None:
+    nested = settings_of(features)
+    run(nested, tmp_path / "run")
+    before = (tmp_path / "run" / "run.json").read_text()
+    with pytest.raises(RequestError, match="it holds a run; continue it with --resume"):
+        run(nested, tmp_path / "run")
+    assert (tmp_path / "run" / "run.json").read_text() == before
+
+
+def test_resuming_where_there_is_no_run_is_refused(features: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="there is no run in"):
+        run(settings_of(features), tmp_path / "nothing", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"model__params": {"hidden": [8]}}, "model"),
+        ({"hp__learning_rate": 0.5}, "settings"),
+        ({"data__val_fraction": 0.3}, "data"),
+        ({"hp__effective_batch": 32}, "batch"),
+        ({"hp__base_batch": 4, "training__lr_scale": "linear"}, "batch"),
+    ],
+)
+def test_resuming_another_run_is_refused_and_nothing_is_lost(
+    features: Path, tmp_path: Path, changes: dict[str, Any], word: str
+) -> None:
+    nested = settings_of(features)
+    run(nested, tmp_path / "run")
+    kept = losses(tmp_path / "run")
+    with pytest.raises(RequestError, match=f"another .*{word}"):
+        run(settings_of(features, **changes), tmp_path / "run", resume=True)
+    assert losses(tmp_path / "run") == kept
+    assert list((tmp_path / "run").glob("checkpoint-*"))
+
+
+def test_a_run_resumes_with_another_micro_batch_and_the_same_effective_one(features: Path, tmp_path: Path) -> None:
+    """Asked for in another way, it is the same batch; how it is cut changes nothing but the last digits."""
+    nested = settings_of(features, hp__epochs=1, hp__batch_size=16)
+    del nested["hp"]["effective_batch"]
+    run(nested, tmp_path / "run")
+    again = settings_of(features, hp__epochs=2, hp__batch_size=4, hp__effective_batch=16)
+    result = run(again, tmp_path / "run", resume=True)
+    assert result.summary["epochs"] == 2
+    run(settings_of(features, hp__epochs=2), tmp_path / "whole")
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=1e-9)
+
+
+def test_a_run_that_is_over_can_be_given_more_epochs(features: Path, tmp_path: Path) -> None:
+    run(settings_of(features, hp__epochs=2, hp__batch_size=16), tmp_path / "run")
+    result = run(settings_of(features, hp__epochs=3, hp__batch_size=16), tmp_path / "run", resume=True)
+    run(settings_of(features, hp__epochs=3, hp__batch_size=16), tmp_path / "whole")
+    assert result.summary["epochs"] == 3
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
