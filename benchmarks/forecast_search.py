@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from brim.sizing.sizer import Evidence, Trial
+
 GIB = 2**30
 NEAR = 0.85  # of the limit
 FACTORS = (None, 1.0, 0.8, 1.25, 0.5, 2.0, 0.25, 4.0)  # None: no forecast
@@ -95,7 +97,7 @@ def _forecast(workload: Any, gpu: str, version: tuple[int, int]) -> tuple[int, A
 
 def _off_by(model: Any, base: int, factor: float | None) -> Any:
     """The forecast with what grows off by a factor, and every limit with it."""
-    from brim.forecasting.forecast_curve import ForecastCurve
+    from brim.sizing.priors import ForecastCurve
 
     if factor is None:
         return None
@@ -108,35 +110,38 @@ def _off_by(model: Any, base: int, factor: float | None) -> Any:
 
 def _searched(curve: Curve, limit: int, base: int, forecast: Any) -> tuple[int, int, float]:
     """Probes, those out of memory, and the chosen rate over the best one."""
-    from brim.forecasting.byte_model import ByteModel
     from brim.records import Probe
-    from brim.searching.fastest import FastestSearch
-    from brim.searching.size_grid import SizeGrid
+    from brim.sizing.byte_model import ByteModel
+    from brim.sizing.fastest import FastestSizer
+    from brim.sizing.grid import SizeGrid
 
     model = ByteModel(base_bytes=base, noise=0.01, prior=None if forecast is None else forecast.reserved_at)
     grid = SizeGrid(last=65_536)
-    search = FastestSearch(model, limit_bytes=limit, grid=grid, headroom=0.03, forecast=forecast)
+    search = FastestSizer(Evidence(model, limit_bytes=limit), grid=grid, usable=1 - 0.03, forecast=forecast)
     probes = ooms = 0
-    while (size := search.next_size()) is not None:
+    while not search.settled:
+        size = search.next_size()
         probes += 1
         if size >= curve.fails:
             ooms += 1
-            search.tell(Probe(batch_size=size, verdict="oom"))
+            search.record(Trial.of_probe(Probe(batch_size=size, verdict="oom")))
             continue
         seconds = curve.at(curve.seconds, size)
-        search.tell(
-            Probe(
-                batch_size=size,
-                verdict="fits",
-                peak_allocated_bytes=round(curve.at(curve.allocated, size)),
-                peak_reserved_bytes=round(curve.at(curve.reserved, size)),
-                step_seconds=seconds,
-                samples_per_second=size / seconds,
+        search.record(
+            Trial.of_probe(
+                Probe(
+                    batch_size=size,
+                    verdict="fits",
+                    peak_allocated_bytes=round(curve.at(curve.allocated, size)),
+                    peak_reserved_bytes=round(curve.at(curve.reserved, size)),
+                    step_seconds=seconds,
+                    samples_per_second=size / seconds,
+                )
             )
         )
     chosen = search.chosen()
     assert chosen is not None
-    return probes, ooms, (chosen.samples_per_second or 0.0) / curve.best_rate
+    return probes, ooms, (chosen.rate or 0.0) / curve.best_rate
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ import math
 import random
 from collections.abc import Callable
 
-from brim.forecasting.byte_model import ByteModel
 from brim.records import Probe
-from brim.searching.largest import LargestSearch
-from brim.searching.size_grid import SizeGrid
+from brim.sizing.byte_model import ByteModel
+from brim.sizing.grid import SizeGrid
+from brim.sizing.largest import LargestSizer
+from brim.sizing.sizer import Evidence, Trial
 
 BOUND = 4096
 Bytes = Callable[[int], int]
@@ -93,16 +94,19 @@ def row(shape: Callable[[random.Random], Bytes], count: int) -> str:
 
 def search(bytes_at: Bytes, limit: int, *, base: int) -> tuple[int, int, int]:
     """The largest size found, the probes asked for, and how many of them failed."""
-    searching = LargestSearch(ByteModel(base_bytes=base), limit_bytes=limit, grid=SizeGrid(last=BOUND))
+    searching = LargestSizer(Evidence(ByteModel(base_bytes=base), limit_bytes=limit), grid=SizeGrid(last=BOUND))
     asked = failed = 0
-    while (size := searching.next_size()) is not None:
+    while not searching.settled:
+        size = searching.next_size()
         fits = bytes_at(size) <= limit
         asked, failed = asked + 1, failed + (not fits)
-        searching.tell(
-            Probe(
-                batch_size=size,
-                verdict="fits" if fits else "oom",
-                peak_reserved_bytes=bytes_at(size) if fits else None,
+        searching.record(
+            Trial.of_probe(
+                Probe(
+                    batch_size=size,
+                    verdict="fits" if fits else "oom",
+                    peak_reserved_bytes=bytes_at(size) if fits else None,
+                )
             )
         )
     return searching.largest, asked, failed

@@ -183,8 +183,8 @@ def _compare_ranks(arguments: argparse.Namespace) -> None:
     """The same windows through brim's ranks and through DistributedDataParallel."""
     from brim.ranks.agreement import Agreement, Outcome
     from brim.ranks.gradients import RankGroup
+    from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
     from brim.training.micro_batches import MicroBatches, WindowWork
-    from brim.training.micro_sizes import MicroSizes, SizeRequest
     from brim.training.objective import Batch, Classification
     from brim.training.optimizer_step import OptimizerStep
 
@@ -203,7 +203,7 @@ def _compare_ranks(arguments: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     trainable = list(model.parameters())
     group.prepare(trainable)
-    sizes = MicroSizes(SizeRequest(ceiling=micro))
+    sizes = MicroBatchSizer(MicroBatchRequest(ceiling=micro))
     runner = MicroBatches(
         model=model, objective=Classification(2), memory=memory_of(device), sizes=sizes, metered=False
     )

@@ -10,7 +10,9 @@ from random import Random
 from hypothesis import strategies as st
 
 from brim.records import Probe, Verdict
-from brim.searching.probe import Scene
+from brim.settings.search_settings import SearchSettings
+from brim.sizing.priors import ForecastCurve
+from brim.sizing.probing import Found, ProbeContext, SizeSearch
 
 BOUND = 4096  # the bound of the promise: below it the largest size is exact
 
@@ -70,9 +72,26 @@ class FakeDevice:
         return sum(self.curve.bytes_at(size) > self.curve.limit for size in self.asked)
 
 
-def scene_of(curve: Curve, **changes: object) -> Scene:
-    """A scene on a device that counts bytes exactly, as the CPU's meter does."""
-    scene = Scene(
+def searched(
+    context: ProbeContext,
+    settings: SearchSettings,
+    probe: Callable[[int], Probe],
+    forecast: ForecastCurve | None = None,
+) -> Found:
+    """Drive a search to its end; what `probe` raises is the workload's own."""
+    search = SizeSearch(context, settings, forecast)
+    while search.found is None:
+        try:
+            outcome: Probe | Exception = probe(search.next_size())
+        except Exception as error:
+            outcome = error
+        search.record(outcome)
+    return search.found
+
+
+def context_of(curve: Curve, **changes: object) -> ProbeContext:
+    """The context of a device that counts bytes exactly, as the CPU's meter does."""
+    context = ProbeContext(
         device="fake",
         mode="train",
         unit="samples",
@@ -86,7 +105,7 @@ def scene_of(curve: Curve, **changes: object) -> Scene:
         identity=None,
         environment={},
     )
-    return dataclasses.replace(scene, **changes)
+    return dataclasses.replace(context, **changes)
 
 
 def _limit_for(draw: st.DrawFn, bytes_at: Callable[[int], int], largest: int) -> int:

@@ -14,9 +14,9 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "brim"
 
 # Top first: a file may import from its own layer and from those before it, never from those after it.
 LAYERS = (
-    "errors", "records", "settings", "storage", "ranks", "monitor", "memory", "generation", "workloads", "forecasting",
-    "searching", "running", "models", "data", "metrics", "advice", "evaluation", "profiling", "training", "sweeps",
-    "demo", "reporting", "cli",
+    "errors", "records", "settings", "storage", "ranks", "monitor", "memory", "generation", "workloads", "sizing",
+    "forecasting", "searching", "running", "models", "data", "metrics", "advice", "evaluation", "profiling", "training",
+    "sweeps", "demo", "reporting", "cli",
 )  # fmt: skip
 
 # Not layers: the package's front, which names what is public, and `python -m brim`, which calls the command line.
@@ -36,7 +36,7 @@ ONE_FILE_EACH = (
 )  # fmt: skip
 WITHOUT_TORCH = (
     "settings/", "storage/", "running/", "metrics/", "data/", "records.py", "errors.py",
-    "forecasting/attention_rules.py", "forecasting/byte_model.py",
+    "sizing/", "forecasting/attention_rules.py",
     "forecasting/allocator.py", "forecasting/events.py", "forecasting/extrapolate.py", "forecasting/gpus.py",
     "forecasting/overheads.py", "__init__.py", "memory/failures.py", "reporting/",
 )  # fmt: skip

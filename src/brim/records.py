@@ -16,14 +16,15 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from brim.errors import RequestError
 
 __all__ = [
-    "FORECAST_SCHEMA", "PLAN_SCHEMA", "BatchSizes", "Forecast", "MemoryFigures", "Objective", "Plan", "Probe", "Unit",
-    "Verdict", "settings_in_words",
+    "FORECAST_SCHEMA", "PLAN_SCHEMA", "BatchSizes", "Forecast", "MemoryFigures", "Mode", "Objective", "Plan", "Probe",
+    "Unit", "Verdict", "settings_in_words",
 ]  # fmt: skip
 
 FORECAST_SCHEMA = "brim.forecast/1"
 PLAN_SCHEMA = "brim.plan/1"
 
 Objective = Literal["fastest", "largest"]
+Mode = Literal["forward", "generate", "train"]
 Unit = Literal["samples", "tokens"]
 Verdict = Literal["fits", "oom", "thrashes", "size_limit", "fatal", "timeout"]
 

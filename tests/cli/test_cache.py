@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from brim.records import MemoryFigures, Plan
-from brim.searching.plan_cache import PlanCache
+from brim.sizing.plans import PlanCache
 
 Brim = Callable[..., Any]
 

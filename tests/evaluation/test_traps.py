@@ -15,7 +15,7 @@ from evaluation_runs import predictions, record_of, run, shout, write_lines, wri
 from brim.evaluation.tasks.function import FunctionTask
 from brim.generation.fallback import GenerateFallback
 from brim.records import Probe
-from brim.running.governor import FORGIVING_BATCHES
+from brim.sizing.constants import FORGIVING_BATCHES
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, before: Callable[[list[int]], None]) -> list[int]:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from brim.evaluation.forecast_start import forecast_start, is_worth_a_trace
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import evaluate
-from brim.evaluation.sizing import MOST_OFF
+from brim.evaluation.start import forecast_first_batch, is_worth_a_trace
 from brim.evaluation.subject import Subject, open_subject
 from brim.forecasting.forecast import gpu_of_device
+from brim.sizing.constants import MAX_FORECAST_ERROR
 
 pytestmark = pytest.mark.gpu
 transformers = pytest.importorskip("transformers")
@@ -101,7 +101,7 @@ def test_the_first_batch_takes_about_what_was_forecast(request_: EvalRequest, tm
     items = range(SAMPLES)
     assert is_worth_a_trace(subject, items)
     before = torch.cuda.memory_allocated()
-    start = forecast_start(subject, items, LIMIT)
+    start = forecast_first_batch(subject, items, LIMIT)
     assert torch.cuda.memory_allocated() == before  # tracing takes no memory of the card
     assert start is not None
     assert start.note is None
@@ -116,7 +116,7 @@ def test_the_first_batch_takes_about_what_was_forecast(request_: EvalRequest, tm
     assert first.peak_reserved_bytes is not None
     forecast = start.bytes.bytes_at_cost(first.cost)
     left = 96 * 2**20  # workspaces that earlier tests have left in this process
-    assert 0.8 * (first.peak_reserved_bytes - left) < forecast < MOST_OFF * first.peak_reserved_bytes
+    assert 0.8 * (first.peak_reserved_bytes - left) < forecast < MAX_FORECAST_ERROR * first.peak_reserved_bytes
 
 
 @pytest.mark.parametrize("task", ["choice", "classify"])
@@ -133,7 +133,7 @@ def test_a_forward_is_traced_where_the_model_is_and_runs_afterwards_as_before(
     subject = open_subject(EvalRequest(model=str(model), data=data, device="cuda", dtype="float32", task=task))
     answers = run(subject)
     before = torch.cuda.memory_allocated()
-    start = forecast_start(subject, range(16), 2**30, gpu=gpu_of_device(subject.device))
+    start = forecast_first_batch(subject, range(16), 2**30, gpu=gpu_of_device(subject.device))
     assert torch.cuda.memory_allocated() == before
     assert start is not None
     assert start.note is None

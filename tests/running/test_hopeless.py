@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from brim.running.executor import HOPELESS_AFTER, Done, Executor
-from brim.running.governor import Governor
+from brim.sizing.live import LiveSizer
 
 
 def run(fits: int, *, stop_if_hopeless: bool) -> tuple[list[Done], list[int], list[str]]:
@@ -23,7 +23,7 @@ def run(fits: int, *, stop_if_hopeless: bool) -> tuple[list[Done], list[int], li
     executor = Executor(
         work,
         list(range(50)),
-        governor=Governor(first=50),
+        sizer=LiveSizer(first=50),
         record=done.extend,
         tell=told.append,
         stop_if_hopeless=stop_if_hopeless,

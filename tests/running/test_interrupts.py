@@ -9,8 +9,8 @@ import weakref
 import pytest
 
 from brim.running.executor import Executor
-from brim.running.governor import Governor
 from brim.running.interrupts import InterruptWatch
+from brim.sizing.live import LiveSizer
 
 
 class Thing:
@@ -35,9 +35,7 @@ def test_a_run_ends_at_the_next_batch_after_an_interrupt_that_was_dropped() -> N
         done.extend(items)
         return items
 
-    executor = Executor(
-        function, [1] * 10, governor=Governor(first=2, ceiling=2, grows=False), record=lambda batch: None
-    )
+    executor = Executor(function, [1] * 10, sizer=LiveSizer(first=2, ceiling=2, grows=False), record=lambda batch: None)
     with pytest.raises(KeyboardInterrupt):
         executor.run(range(10))
     assert len(done) == 2

@@ -13,8 +13,8 @@ import pytest
 
 import brim
 from brim.running.executor import Done, Executor
-from brim.running.governor import Governor
 from brim.running.retries import ALL_PAUSES_SECONDS, ATTEMPTS, LONGEST_PAUSE_SECONDS
+from brim.sizing.live import LiveSizer
 
 
 class Neighbour:
@@ -129,7 +129,7 @@ def test_many_items_that_never_fit_wait_together_and_not_for_long(pauses: list[f
 def test_all_pauses_of_an_executor_together_are_bounded() -> None:
     neighbour, pauses = Neighbour(), []
     executor = Executor(
-        neighbour.function, [1] * 60, governor=Governor(first=1), record=lambda batch: None, pause=pauses.append
+        neighbour.function, [1] * 60, sizer=LiveSizer(first=1), record=lambda batch: None, pause=pauses.append
     )
     for start in range(0, 60, 10):  # as a worker of a cluster is given its shares
         executor.run(range(start, start + 10))
@@ -154,7 +154,7 @@ def test_a_run_that_looks_hopeless_continues_once_the_memory_is_given_back() -> 
     done: list[Done] = []
     told: list[str] = []
     executor = Executor(
-        neighbour.function, list(range(1, 51)), governor=Governor(first=50), record=done.extend, tell=told.append,
+        neighbour.function, list(range(1, 51)), sizer=LiveSizer(first=50), record=done.extend, tell=told.append,
         stop_if_hopeless=True, pause=neighbour.lets_go,
     )  # fmt: skip
     executor.run(range(50))
@@ -175,7 +175,7 @@ def test_the_last_resort_comes_after_all_tries_and_frees_everything_put_aside(pa
         return len(resorts) == 1
 
     executor = Executor(
-        neighbour.function, [1] * 20, governor=Governor(first=4), record=done.extend, stop_if_hopeless=True,
+        neighbour.function, [1] * 20, sizer=LiveSizer(first=4), record=done.extend, stop_if_hopeless=True,
         last_resort=last_resort,
     )  # fmt: skip
     executor.run(range(20))

@@ -9,22 +9,22 @@ import pytest
 
 from brim.running.executor import MOST_TRIALS, Executor, ItemFailure, Pending
 from brim.running.figures import ExecutionFigures
-from brim.running.governor import Governor
+from brim.sizing.live import LiveSizer
 
 
-def executed(count: int, governor: Governor, *, fits: int = 1000) -> Executor:
+def executed(count: int, sizer: LiveSizer, *, fits: int = 1000) -> Executor:
     def function(items: list[int]) -> list[int]:
         if len(items) > fits:
             raise MemoryError
         return items
 
-    executor = Executor(function, [1] * count, governor=governor, record=lambda batch: None)
+    executor = Executor(function, [1] * count, sizer=sizer, record=lambda batch: None)
     executor.run(range(count))
     return executor
 
 
 def test_every_batch_until_the_size_settled_is_kept_and_one_after() -> None:
-    executor = executed(100, Governor(first=4, ceiling=16, grows=False))
+    executor = executed(100, LiveSizer(first=4, ceiling=16, grows=False))
     assert [(trial.batch_size, trial.detail) for trial in executor.trials] == [
         (4, "rising"),
         (8, "rising"),
@@ -35,7 +35,7 @@ def test_every_batch_until_the_size_settled_is_kept_and_one_after() -> None:
 
 
 def test_batches_that_failed_are_kept_with_their_reason() -> None:
-    executor = executed(100, Governor(first=16, ceiling=16, grows=False), fits=10)
+    executor = executed(100, LiveSizer(first=16, ceiling=16, grows=False), fits=10)
     verdicts = [(trial.batch_size, trial.verdict) for trial in executor.trials]
     assert verdicts[0] == (16, "oom")
     assert verdicts[1] == (8, "fits")
@@ -48,7 +48,7 @@ def test_a_run_that_never_settles_down_does_not_fill_memory_with_its_trials() ->
     failing = Executor(
         lambda items: (_ for _ in ()).throw(MemoryError) if len(items) > 1 else items,
         [1] * 3000,
-        governor=Governor(first=2, ceiling=2, grows=False),
+        sizer=LiveSizer(first=2, ceiling=2, grows=False),
         record=lambda batch: None,
         fixed=True,
     )
@@ -84,9 +84,7 @@ class Timed(Pending):
 
 
 def test_where_the_device_says_how_long_it_took_waiting_for_items_does_not_count() -> None:
-    executor = Executor(
-        Timed, [1] * 40, governor=Governor(first=10, ceiling=10, grows=False), record=lambda batch: None
-    )
+    executor = Executor(Timed, [1] * 40, sizer=LiveSizer(first=10, ceiling=10, grows=False), record=lambda batch: None)
     executor.run(range(40))
     assert executor.figures.busy_seconds == 4 * 0.25
     assert executor.figures.seconds < 1.0  # what it really took, for whoever watches
@@ -108,8 +106,8 @@ def rejecting(
 
 def run_rejecting(function: Callable[..., Any], *, first: int, count: int = 200) -> tuple[Executor, list[str]]:
     told: list[str] = []
-    governor = Governor(first=first, ceiling=first, cap_known=True)
-    executor = Executor(function, [1] * count, governor=governor, record=lambda batch: None, tell=told.append)
+    sizer = LiveSizer(first=first, ceiling=first, known=True)
+    executor = Executor(function, [1] * count, sizer=sizer, record=lambda batch: None, tell=told.append)
     executor.run(range(count))
     return executor, told
 
@@ -138,7 +136,7 @@ def test_a_batch_whose_halves_fail_as_well_does_not_lower_the_cap_twice() -> Non
     executor, _ = run_rejecting(rejecting(9), first=32)
     assert executor.figures.failed == 0
     assert max(executor.figures.batch_counts) <= 9
-    assert executor.governor.cap >= 4
+    assert executor.sizer.size >= 4
     assert next(trial.batch_size for trial in executor.trials if trial.verdict == "size_limit") == 16
 
 
@@ -148,7 +146,7 @@ def test_the_first_batch_takes_long_whatever_its_size_and_is_not_the_cost_of_fin
         search_padded_cost=200,
     )  # fmt: skip
     assert figures.planning_seconds == pytest.approx(7.5)
-    executor = executed(100, Governor(first=4, ceiling=16, grows=False))
+    executor = executed(100, LiveSizer(first=4, ceiling=16, grows=False))
     assert executor.figures.warm_up_padded_cost == 4
     assert executor.figures.search_padded_cost == 8
 
@@ -166,7 +164,7 @@ def test_a_batch_of_which_nothing_ran_says_nothing_about_its_size() -> None:
         def busy_seconds(self) -> float:
             return 1e-6 if max(self.items) < 2 else 0.1 + 0.001 * len(self.items)
 
-    executor = Executor(Slow, [1] * 400, governor=Governor(first=2), record=lambda batch: None)
+    executor = Executor(Slow, [1] * 400, sizer=LiveSizer(first=2), record=lambda batch: None)
     executor.run(range(400))
     assert executor.figures.failed == 2
     assert max(executor.figures.batch_counts) > 30

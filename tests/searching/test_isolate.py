@@ -55,7 +55,7 @@ def test_a_child_that_is_killed_is_out_of_memory_and_the_search_goes_on() -> Non
 
 def test_a_child_answers_like_a_probe_in_this_process_whatever_the_step_prints_and_an_abort_is_fatal() -> None:
     with no_child_left(isolated("aborts", size=32)) as prober:
-        assert (prober.scene.device, prober.scene.limit_bytes, prober.scene.exact) == ("cpu", 64 * KIB, True)
+        assert (prober.context.device, prober.context.limit_bytes, prober.context.exact) == ("cpu", 64 * KIB, True)
         fits = prober.probe(32)
         assert (fits.verdict, fits.peak_allocated_bytes) == ("fits", 64 * KIB)
         assert fits.samples_per_second is not None

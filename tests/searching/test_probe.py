@@ -253,7 +253,7 @@ def test_a_compiled_step_is_refused_on_the_cpu() -> None:
 def test_what_the_model_holds_counts_against_the_limit() -> None:
     model = nn.Linear(256, 32, bias=False)  # 32 KiB
     with prober(lambda batch: batch * 2, model=model) as probing:
-        assert probing.scene.base_bytes == 32 * KIB
+        assert probing.context.base_bytes == 32 * KIB
         assert [probing.probe(size).verdict for size in (16, 17)] == ["fits", "oom"]
 
 
@@ -261,7 +261,7 @@ def test_reserved_bytes_are_kept_free() -> None:
     workload = CallableWorkload(step=lambda batch: batch * 2, make_batch=rows, device="cpu")
     workload.reserved_bytes = lambda: 24 * KIB
     with DeviceProber(workload, ProbeSettings(memory_limit_bytes=64 * KIB, **QUICK)) as probing:
-        assert (probing.scene.limit_bytes, probing.scene.reserved_bytes) == (40 * KIB, 24 * KIB)
+        assert (probing.context.limit_bytes, probing.context.reserved_bytes) == (40 * KIB, 24 * KIB)
         assert [probing.probe(size).verdict for size in (20, 21)] == ["fits", "oom"]
 
 

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from brim.memory.devices import memory_of
 from brim.ranks.gradients import RankGroup
+from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.training.micro_batches import MicroBatches, WindowWork
-from brim.training.micro_sizes import MicroSizes, SizeRequest
 from brim.training.objective import Batch, Classification, Objective, OwnLoss, Regression
 from brim.training.optimizer_step import OptimizerStep
 
@@ -43,7 +43,7 @@ def gradients_of(
     """What a window leaves in `.grad` when it is cut into these micro-batches, and its loss."""
     model = copy.deepcopy(model)
     count = sum(lengths)
-    sizes = MicroSizes(SizeRequest(ceiling=max(lengths)))
+    sizes = MicroBatchSizer(MicroBatchRequest(ceiling=max(lengths)))
     sizes.repeat(list(lengths))
     micro = MicroBatches(model=model, objective=objective, memory=memory_of(CPU), sizes=sizes, metered=False,
                          dtype=torch.float64)  # fmt: skip

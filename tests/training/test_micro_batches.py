@@ -12,9 +12,10 @@ from torch import nn
 
 from brim.errors import DoesNotFitError, LostError
 from brim.memory.devices import CpuMemory, memory_of
+from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.training.micro_batches import MicroBatches, WindowDone, WindowWork
-from brim.training.micro_sizes import MicroSizes, SizeRequest
 from brim.training.objective import Batch, Classification, LossSum
+from trials import micro_ran
 
 WIDTH = 16
 CLASSES = 3
@@ -57,10 +58,10 @@ def network(*, dropout: float = 0.0, normalise: bool = False) -> nn.Module:
 
 
 def micro_batches(model: nn.Module, objective: Classification, **options: Any) -> MicroBatches:
-    request = SizeRequest(**{"ceiling": None, "largest": 32, **options.pop("sizes", {})})
+    request = MicroBatchRequest(**{"ceiling": None, "largest": 32, **options.pop("sizes", {})})
     memory = memory_of("cpu")
     return MicroBatches(
-        model=model, objective=objective, memory=memory, sizes=MicroSizes(request),
+        model=model, objective=objective, memory=memory, sizes=MicroBatchSizer(request),
         metered=options.pop("metered", False), **options,
     )  # fmt: skip
 
@@ -152,14 +153,14 @@ def test_the_size_grows_back_when_the_pressure_has_passed() -> None:
     faulty = Faulty(lambda call, length: oom() if pressure[0] and length > 4 else None)
     runner = micro_batches(network(), faulty, sizes={"ceiling": 32})
     runner.run(work())
-    assert runner.sizes.cap == 4
+    assert runner.sizes.next_size() == 4
     pressure[0] = False
     for _ in range(2):
         runner.run(work())
-    assert 4 < runner.sizes.cap < 8  # towards the size that failed, and not to it
+    assert 4 < runner.sizes.next_size() < 8  # towards the size that failed, and not to it
     for _ in range(100):
         runner.run(work())
-    assert runner.sizes.cap > 16
+    assert runner.sizes.next_size() > 16
     assert runner.sizes.oom_events == 3  # 32, 16, 8: and none since
 
 
@@ -196,11 +197,11 @@ def test_the_size_is_back_in_the_next_window_where_others_held_the_memory(monkey
     neighbour.holds = True
     for _ in range(2):
         runner.run(work())
-    assert runner.sizes.cap <= 4 + 2  # it tries a little more now and then
+    assert runner.sizes.next_size() <= 4 + 2  # it tries a little more now and then
     neighbour.holds = False
     done = runner.run(work())
     assert [len(part.items) for part in done.parts] == [32]
-    assert runner.sizes.cap == 32
+    assert runner.sizes.next_size() == 32
     assert "given memory back" in told[-1]
 
 
@@ -222,7 +223,7 @@ def test_where_others_leave_nothing_at_all_the_window_waits_for_them(monkeypatch
     assert seen(runner.run(work(4))) == [0, 1, 2, 3]
     assert neighbour.waits == [1, 1, 2, 4]
     runner.run(work(4))
-    assert runner.sizes.cap == 4
+    assert runner.sizes.next_size() == 4
 
 
 def test_nobody_is_waited_for_longer_than_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,17 +238,17 @@ def test_nobody_is_waited_for_longer_than_a_minute(monkeypatch: pytest.MonkeyPat
 def test_retries_of_the_allocator_while_others_hold_the_memory_do_not_make_the_size_smaller() -> None:
     from brim.memory.devices import Reading
 
-    sizes = MicroSizes(SizeRequest(ceiling=None, known=40, largest=40, limit_bytes=1000))
+    sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, known=40, largest=40, limit_bytes=1000))
     for _ in range(6):
         sizes.begin_window()
-        sizes.ran(40, 40, None, None)
+        micro_ran(sizes, 40, 40, None, None)
         sizes.end_window()
         sizes.stepped(2, left_bytes=10)
-    assert sizes.cap == 40
-    looking = MicroSizes(SizeRequest(ceiling=None, largest=1024, limit_bytes=1_000_000))
+    assert sizes.next_size() == 40
+    looking = MicroBatchSizer(MicroBatchRequest(ceiling=None, largest=1024, limit_bytes=1_000_000))
     looking.begin_window()
     for _ in range(4):
-        looking.ran(2, 2, 0.2, Reading(peak_reserved_bytes=10_000, alloc_retries=1), 10)
+        micro_ran(looking, 2, 2, 0.2, Reading(peak_reserved_bytes=10_000, alloc_retries=1), 10)
     assert not looking.settled
 
 
@@ -332,20 +333,22 @@ def test_the_size_is_found_on_the_first_windows_and_nothing_is_wasted() -> None:
 
 def test_absent_gradients_and_states_count_while_the_size_is_found() -> None:
     """Bytes that do not exist yet are reserved: without that, the byte model would allow too much."""
-    sizes = MicroSizes(SizeRequest(ceiling=None, largest=1024, limit_bytes=1_000_000))
-    sizes.reserved_bytes = 400_000
+    sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, largest=1024, limit_bytes=1_000_000))
+    sizes.absent_bytes = 400_000
     from brim.memory.devices import Reading
 
     sizes.begin_window()
     for length, peak in ((2, 102_000), (2, 102_000), (4, 104_000), (4, 104_000)):
-        sizes.ran(length, length, 0.2 * length**0.1, Reading(peak_allocated_bytes=peak, peak_reserved_bytes=peak))
-    assert sizes.governor.model.points == [(2, 502_000), (4, 504_000)]
-    assert sizes.governor.model.largest_within(970_000) == 470
+        micro_ran(
+            sizes, length, length, 0.2 * length**0.1, Reading(peak_allocated_bytes=peak, peak_reserved_bytes=peak)
+        )
+    assert sizes.live.evidence.bytes.points == [(2, 502_000), (4, 504_000)]
+    assert sizes.live.evidence.bytes.largest_within(970_000) == 470
 
 
 def test_a_hiccup_of_the_machine_does_not_settle_the_size() -> None:
     """Short steps are timed several times, and the best time counts."""
-    sizes = MicroSizes(SizeRequest(ceiling=None, largest=1024))
+    sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, largest=1024))
     calls = 0
     for _ in range(200):
         sizes.begin_window()
@@ -354,51 +357,51 @@ def test_a_hiccup_of_the_machine_does_not_settle_the_size() -> None:
             length = sizes.next_length(left)
             calls += 1
             hiccup = 0.05 if calls % 3 == 0 else 0.0
-            sizes.ran(length, length, 0.001 + 1e-6 * length + hiccup, None)
+            micro_ran(sizes, length, length, 0.001 + 1e-6 * length + hiccup, None)
             left -= length
         sizes.end_window()
     assert sizes.settled
-    assert sizes.cap >= 512
+    assert sizes.next_size() >= 512
 
 
 def test_what_is_left_of_a_window_neither_warms_up_nor_counts_as_a_look() -> None:
     """20 of 32 right after the climb took as long as 32: counted, they would have ended the search at half the rate."""
-    sizes = MicroSizes(SizeRequest(ceiling=None, largest=128))
-    sizes.governor.cap = 32
+    sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, largest=128))
+    sizes.live.size = 32
     sizes.begin_window()
-    sizes.ran(32, 32, 1.0, None)
+    micro_ran(sizes, 32, 32, 1.0, None)
     assert not sizes.new
-    sizes.ran(32, 32, 0.5, None)
-    assert (sizes.governor.cap, sizes.new) == (64, True)
-    sizes.ran(44, 44, 9.0, None)
+    micro_ran(sizes, 32, 32, 0.5, None)
+    assert (sizes.live.size, sizes.new) == (64, True)
+    micro_ran(sizes, 44, 44, 9.0, None)
     assert sizes.new
     sizes.end_window()
     sizes.begin_window()
-    sizes.ran(64, 64, 2.0, None)
+    micro_ran(sizes, 64, 64, 2.0, None)
     assert not sizes.new
-    sizes.ran(40, 40, 9.0, None)
-    assert (sizes.governor.cap, sizes.settled) == (64, False)
+    micro_ran(sizes, 40, 40, 9.0, None)
+    assert (sizes.live.size, sizes.settled) == (64, False)
 
 
 def test_the_size_used_is_that_of_the_windows_after_it_was_found() -> None:
-    sizes = MicroSizes(SizeRequest(ceiling=None, largest=128))
+    sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, largest=128))
     for _ in range(6):
         sizes.begin_window()
         for _ in range(32):
-            sizes.ran(4, 4, 0.1, None)
+            micro_ran(sizes, 4, 4, 0.1, None)
         sizes.end_window()
     used = sizes.sizes_used()
     assert used is not None
     assert used.median == 4
-    sizes.governor.phase = "settled"
+    sizes.live.phase = "settled"
     sizes.begin_window()
     for _ in range(2):
-        sizes.ran(64, 64, None, None)
+        micro_ran(sizes, 64, 64, None, None)
     sizes.end_window()
     used = sizes.sizes_used()
     assert used is not None
     assert (used.smallest, used.median, used.largest) == (4, 64, 64)
-    again = MicroSizes(SizeRequest(ceiling=None, largest=128))
+    again = MicroBatchSizer(MicroBatchRequest(ceiling=None, largest=128))
     again.restore(sizes.to_json())
     assert again.sizes_used() == used
 
@@ -406,14 +409,14 @@ def test_the_size_used_is_that_of_the_windows_after_it_was_found() -> None:
 def test_a_micro_batch_that_ran_short_of_memory_does_not_count_as_fitting() -> None:
     from brim.memory.devices import Reading
 
-    sizes = MicroSizes(SizeRequest(ceiling=None, largest=1024, limit_bytes=1_000_000))
+    sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, largest=1024, limit_bytes=1_000_000))
     sizes.begin_window()
     for _ in range(2):
-        sizes.ran(2, 2, 0.2, Reading(peak_reserved_bytes=10_000))
-    assert sizes.cap == 4
+        micro_ran(sizes, 2, 2, 0.2, Reading(peak_reserved_bytes=10_000))
+    assert sizes.next_size() == 4
     for cap in (4, 3):  # the first time the allocator may be putting its cache in order
-        sizes.ran(4, 4, 0.2, Reading(peak_reserved_bytes=20_000, alloc_retries=1))
-        assert sizes.cap == cap
+        micro_ran(sizes, 4, 4, 0.2, Reading(peak_reserved_bytes=20_000, alloc_retries=1))
+        assert sizes.next_size() == cap
     assert sizes.settled
     assert [probe.verdict for probe in sizes.probes] == ["fits", "thrashes"]
 
@@ -421,13 +424,13 @@ def test_a_micro_batch_that_ran_short_of_memory_does_not_count_as_fitting() -> N
 def test_a_first_micro_batch_that_makes_the_allocator_give_back_its_cache_is_not_held_against_its_size() -> None:
     from brim.memory.devices import Reading
 
-    sizes = MicroSizes(SizeRequest(ceiling=None, largest=1024, limit_bytes=1_000_000))
+    sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, largest=1024, limit_bytes=1_000_000))
     sizes.begin_window()
     for _ in range(2):
-        sizes.ran(2, 2, 0.2, Reading(peak_reserved_bytes=10_000))
-    sizes.ran(4, 4, 0.2, Reading(peak_reserved_bytes=999_000, alloc_retries=1))
-    sizes.ran(4, 4, 0.2, Reading(peak_reserved_bytes=20_000))
-    assert sizes.cap > 4
+        micro_ran(sizes, 2, 2, 0.2, Reading(peak_reserved_bytes=10_000))
+    micro_ran(sizes, 4, 4, 0.2, Reading(peak_reserved_bytes=999_000, alloc_retries=1))
+    micro_ran(sizes, 4, 4, 0.2, Reading(peak_reserved_bytes=20_000))
+    assert sizes.next_size() > 4
     assert [probe.verdict for probe in sizes.probes] == ["fits", "fits"]
 
 
@@ -437,21 +440,21 @@ def test_a_first_micro_batch_that_makes_the_allocator_give_back_its_cache_is_not
 def test_a_settled_size_whose_steps_go_on_giving_back_the_cache_becomes_a_little_smaller(
     retries: tuple[int, ...], cap: int
 ) -> None:
-    sizes = MicroSizes(SizeRequest(ceiling=None, known=40, largest=40))
+    sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, known=40, largest=40))
     for step in retries:
         sizes.begin_window()
         length = sizes.next_length(400)  # in equal parts: 40, then 34
-        sizes.ran(length, length, None, None)
+        micro_ran(sizes, length, length, None, None)
         sizes.end_window()
         sizes.stepped(step)
-    assert sizes.cap == cap
+    assert sizes.next_size() == cap
 
 
 def test_a_fixed_size_stays_however_often_the_cache_is_given_back() -> None:
-    sizes = MicroSizes(SizeRequest(ceiling=40, fixed=True))
+    sizes = MicroBatchSizer(MicroBatchRequest(ceiling=40, fixed=True))
     for _ in range(6):
         sizes.begin_window()
-        sizes.ran(40, 40, None, None)
+        micro_ran(sizes, 40, 40, None, None)
         sizes.end_window()
         sizes.stepped(5)
-    assert sizes.cap == 40
+    assert sizes.next_size() == 40

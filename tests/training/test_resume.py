@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 import signal
@@ -25,7 +26,8 @@ from training_runs import (
 )
 
 from brim.errors import RequestError
-from brim.running.governor import Governor
+from brim.sizing.live import LiveSizer
+from brim.sizing.sizer import Trial
 from brim.training.listener import StepRecord
 
 DROPOUT: dict[str, Any] = {
@@ -101,10 +103,10 @@ def test_a_resumed_run_validates_in_the_batches_of_one_that_was_not_stopped(
     """Every batch seems to take one second, so that the sizes found do not depend on the clock."""
     sizes: list[int] = []
 
-    class OneSecond(Governor):
-        def succeeded(self, cost: int, seconds: float, *rest: Any) -> None:
-            sizes.append(cost)
-            super().succeeded(cost, 1.0, *rest)
+    class OneSecond(LiveSizer):
+        def record(self, trial: Trial) -> None:
+            sizes.append(trial.size)
+            super().record(dataclasses.replace(trial, seconds=1.0))
 
     class InFirstValidation(Watcher):
         def validating(self, epoch: int) -> None:
@@ -113,7 +115,7 @@ def test_a_resumed_run_validates_in_the_batches_of_one_that_was_not_stopped(
 
     file = write_features(tmp_path / "features.npz", count=160)
     nested = settings_of(file, **{**DROPOUT, "training__eval_batch_size": "auto"})
-    monkeypatch.setattr("brim.training.validation.Governor", OneSecond)
+    monkeypatch.setattr("brim.sizing.priors.LiveSizer", OneSecond)
     run(nested, tmp_path / "whole")
     whole = list(sizes)
     assert len(set(whole)) > 1  # the first validation finds the size that the others have

@@ -12,7 +12,8 @@ import random
 import pytest
 
 from brim.memory.devices import Reading
-from brim.training.micro_sizes import MicroSizes, SizeRequest
+from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
+from trials import micro_ran
 
 GIB = 2**30
 WINDOW = 128
@@ -47,7 +48,9 @@ def bytes_at(per_sample: float, size: int) -> int:
     return round((RESIDENT_GIB + per_sample * size) * GIB)
 
 
-def play(sizes: MicroSizes, model: str, *, windows: int, noise: random.Random, limit: int, window: int = WINDOW) -> int:
+def play(
+    sizes: MicroBatchSizer, model: str, *, windows: int, noise: random.Random, limit: int, window: int = WINDOW
+) -> int:
     """Train for so many windows; samples until the size was settled."""
     per_sample, curve = CURVES[model]
     cached = seen = settled_after = 0
@@ -68,7 +71,7 @@ def play(sizes: MicroSizes, model: str, *, windows: int, noise: random.Random, l
                     seconds *= noise.uniform(1.0, 1.15)
                     seconds += 0.2 if noise.random() < 0.25 else 0.0
                 clock += seconds
-            sizes.ran(length, length, seconds, Reading(peak_reserved_bytes=bytes_at(per_sample, cached)))
+            micro_ran(sizes, length, length, seconds, Reading(peak_reserved_bytes=bytes_at(per_sample, cached)))
             left, seen = left - length, seen + length
             if sizes.settled and not settled_after:
                 settled_after = seen
@@ -85,7 +88,7 @@ def test_the_size_is_found_within_seconds_and_is_nearly_as_fast_as_any(model: st
     per_sample, curve = CURVES[model]
     best = max(rate_at(curve, size) for size in range(1, window + 1) if bytes_at(per_sample, size) <= limit)
     for seed in range(10):
-        sizes = MicroSizes(SizeRequest(ceiling=None, limit_bytes=limit, largest=window))
+        sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, limit_bytes=limit, largest=window))
         settled_after = play(sizes, model, windows=30, noise=random.Random(seed), limit=limit, window=window)
-        assert rate_at(curve, sizes.governor.kept) >= 0.95 * best
+        assert rate_at(curve, sizes.live.kept) >= 0.95 * best
         assert settled_after <= SEARCH_SECONDS * best

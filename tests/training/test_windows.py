@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.training.windows import Window, epoch_order, micro_batch_length, next_window
+from brim.sizing.micro_batches import micro_batch_length
+from brim.training.windows import Window, epoch_order, next_window
 
 counts = st.integers(min_value=1, max_value=200)
 
@@ -70,5 +71,5 @@ def test_an_even_cut_leaves_no_lone_sample(left: int, expected: int) -> None:
 
 
 def test_costs_count_padded_to_the_dearest() -> None:
-    assert micro_batch_length(10, 100, dearest=30, even=False) == 3
-    assert micro_batch_length(10, 100, dearest=300, even=False) == 1  # past the cap, but it cannot be made smaller
+    assert micro_batch_length(10, 100, costliest=30, even=False) == 3
+    assert micro_batch_length(10, 100, costliest=300, even=False) == 1  # past the cap, but it cannot be made smaller

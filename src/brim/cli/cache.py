@@ -20,7 +20,7 @@ def list_plans(json_output: bool = typer.Option(False, "--json", help="One JSON 
     """List the cached plans, newest first."""
     from rich.table import Table
 
-    from brim.searching.plan_cache import PlanCache
+    from brim.sizing.plans import PlanCache
 
     cache = PlanCache()
     entries = list(cache.entries())
@@ -56,7 +56,7 @@ def list_plans(json_output: bool = typer.Option(False, "--json", help="One JSON 
 @app.command("clear", cls=SuggestingCommand, epilog="Example: brim cache clear")
 def clear_plans() -> None:
     """Remove every cached plan."""
-    from brim.searching.plan_cache import PlanCache
+    from brim.sizing.plans import PlanCache
 
     cache = PlanCache()
     output_console().print(f"removed {cache.clear()} plans from {cache.folder}", markup=False, highlight=False)

@@ -154,7 +154,7 @@ def _search(
     prober: Prober | None = None
     try:
         prober = _prober(request, evaluation, settings, isolate=isolate)
-        return find_with(prober, settings, listener=table), prober.scene.environment
+        return find_with(prober, settings, listener=table), prober.context.environment
     except (BrimError, KeyboardInterrupt):
         raise
     except Exception as error:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from brim.forecasting.forecast import Forecaster
     from brim.forecasting.gpus import Gpu
     from brim.models.build import WorkloadRequest
-    from brim.workloads.base import Mode, Workload
+    from brim.records import Mode
+    from brim.workloads.base import Workload
 
 __all__ = ["forecast"]
 

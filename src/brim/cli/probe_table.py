@@ -9,8 +9,8 @@ from rich.text import Text
 
 from brim.records import Plan, Probe
 from brim.searching.find import SearchListener
-from brim.searching.probe import Scene
 from brim.settings.sizes import format_bytes
+from brim.sizing.probing import ProbeContext
 
 __all__ = ["ProbeTable", "plan_line"]
 
@@ -29,10 +29,11 @@ class ProbeTable(SearchListener):
         self._trying: int | None = None
         self._live: Live | None = None
 
-    def started(self, scene: Scene) -> None:
+    def started(self, context: ProbeContext) -> None:
         if self.quiet:
             return
-        text = f"{scene.device}: {format_bytes(scene.limit_bytes)} to use, {format_bytes(scene.base_bytes)} resident"
+        limit, resident = format_bytes(context.limit_bytes), format_bytes(context.base_bytes)
+        text = f"{context.device}: {limit} to use, {resident} resident"
         self.console.print(text, markup=False, highlight=False)
         if self.console.is_terminal:
             self._live = Live(self._table(), console=self.console, refresh_per_second=8)

@@ -16,16 +16,15 @@ from brim.evaluation.request import EvalRequest
 from brim.evaluation.tasks.base import Task, TaskSettings
 from brim.evaluation.tasks.registry import make_task
 from brim.generation.settings import GenerationSettings
+from brim.memory.environment import environment_facts
 from brim.metrics.base import Metric
 from brim.metrics.registry import parse_metrics
 from brim.models.build import model_knobs, model_savings, resolve_model
 from brim.models.load import load_model
 from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.placement import resolve_device, resolve_precision
-from brim.records import Unit
-from brim.searching.environment import environment_facts
+from brim.records import Mode, Unit
 from brim.storage.fingerprint import combined_fingerprint
-from brim.workloads.base import Mode
 
 __all__ = ["Subject", "SubjectFacts", "evaluation_savings", "open_subject", "read_data"]
 

@@ -14,16 +14,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from brim.errors import RequestError
-from brim.evaluation.forecast_start import StartForecaster, forecast_start
 from brim.evaluation.gpu_clock import GpuClock
-from brim.evaluation.hint import Hint
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.model_memory import ModelMemory
 from brim.evaluation.offload import Offload
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.scoring import Scorer
-from brim.evaluation.sizing import Sizing, Start
 from brim.evaluation.stage_clock import StageClock
+from brim.evaluation.start import MakeForecast, Start, StartingPoint, forecast_first_batch
 from brim.evaluation.subject import Subject
 from brim.evaluation.summary import RankFigures
 from brim.memory.devices import DeviceMemory, device_uuid, memory_of
@@ -32,8 +30,9 @@ from brim.monitor.sampler import Sampler
 from brim.monitor.trace_file import TraceText
 from brim.running.answers import one_for_each
 from brim.running.executor import Done, Executor, ItemFailure, Pending
-from brim.running.governor import Governor
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
+from brim.sizing.live import LiveSizer
+from brim.sizing.priors import Prior
 
 __all__ = ["Lines", "Worker"]
 
@@ -56,9 +55,9 @@ class Worker:
         listener: EvalListener,
         *,
         monitor: Path | TraceText | None = None,
-        hint: Hint | None = None,
+        prior: Prior | None = None,
         stages: StageClock | None = None,
-        forecast: StartForecaster = forecast_start,
+        forecast: MakeForecast = forecast_first_batch,
     ) -> None:
         self.request = request
         self.subject = subject
@@ -66,12 +65,12 @@ class Worker:
         self.scorer = Scorer(subject.task, subject.metrics)
         self.memory: DeviceMemory = memory_of(subject.device)
         limit = resolve_limit(self.memory, asked_bytes=request.memory_limit_bytes, margin=request.margin)
-        self.sizing = Sizing(
+        self.starting = StartingPoint(
             request=request,
             subject=subject,
             memory=self.memory,
             limit_bytes=limit.usable_bytes,
-            hint=hint if hint is not None else Hint(),
+            prior=prior if prior is not None else Prior(),
             forecast=forecast,
         )
         self._stages = stages
@@ -103,10 +102,10 @@ class Worker:
         request, subject = self.request, self.subject
         self._record = record
         if self._executor is None:
-            self._executor = self._begin(self.sizing.start(list(items)))
+            self._executor = self._begin(self.starting.start(list(items)))
         with contextlib.ExitStack() as stack:
             if request.memory_limit is not None or request.margin is not None:
-                stack.enter_context(self.memory.limited(self.sizing.limit_bytes))
+                stack.enter_context(self.memory.limited(self.starting.limit_bytes))
             settings = LoaderSettings(
                 num_workers=request.num_workers, pin_memory=request.pin_memory, prefetch_factor=request.prefetch_factor
             )
@@ -123,7 +122,7 @@ class Worker:
     def remember_plan(self) -> None:
         """File the size found, for the next run to start from."""
         if self._start is not None and (plan := self._figures().plan) is not None:
-            self.sizing.remember(plan, self._start.governor)
+            self.starting.remember(plan, self._start.sizer)
 
     def _figures(self) -> RankFigures:
         assert self._executor is not None
@@ -132,7 +131,7 @@ class Worker:
         figures = self._executor.figures
         peak = figures.peak_reserved_bytes or None
         trials = tuple(self._executor.trials)
-        plan = self.sizing.plan(self._start, figures.largest_padded_cost, peak, trials)
+        plan = self.starting.plan(self._start, figures.largest_padded_cost, peak, trials)
         return RankFigures(
             figures=figures,
             seconds=self._seconds,
@@ -148,7 +147,7 @@ class Worker:
     def _begin(self, start: Start) -> Executor:
         """The executor of all calls; what a forecast took counts as part of the run, and as planning."""
         self._start = start
-        executor = self._make_executor(start.governor)
+        executor = self._make_executor(start.sizer)
         for note in start.notes:
             self._tell(note)
         if start.forecast is not None:
@@ -158,25 +157,25 @@ class Worker:
                 self._tell(start.forecast.note)
         return executor
 
-    def _make_executor(self, governor: Governor) -> Executor:
+    def _make_executor(self, sizer: LiveSizer) -> Executor:
         def record(batch: list[Done]) -> None:
             assert self._record is not None
             assert self._loader is not None
             self._record([self.scorer.entry(done) for done in batch])
             self._loader.done([done.item for done in batch])
             reserved = executor.figures.peak_reserved_bytes or None
-            self.listener.batch(executor.figures, cap=governor.cap, reserved_bytes=reserved)
+            self.listener.batch(executor.figures, cap=sizer.size, reserved_bytes=reserved)
 
         executor = Executor(
             self._launch,
             self.subject.costs,
-            governor=governor,
+            sizer=sizer,
             record=record,
             memory=ModelMemory(self.memory, self.subject.model.module),
             metered=self._measured(),
             fail_fast=self.request.fail_fast,
             fail_on_oom=self.request.fail_on_oom,
-            by_count=self.sizing.by_count,
+            by_count=self.starting.by_count,
             overlap=self.request.overlap,
             fixed=self.request.fixed,
             stop_if_hopeless=True,
@@ -211,7 +210,7 @@ class Worker:
     def _timed_stages(self, batch_size: int) -> contextlib.AbstractContextManager[Any]:
         if self._stages is None:
             return contextlib.nullcontext()
-        settled = self._start is not None and self._start.governor.settled
+        settled = self._start is not None and self._start.sizer.settled
         return self._stages.batch(batch_size, settled=settled)
 
     def _measured(self) -> bool:

@@ -1,26 +1,33 @@
-"""A task over real data as a workload: what `brim find -d DATA` searches on.
+"""A task over real data as a workload: what `brim find -d DATA` searches on, and what a forecast traces.
 
-The worst case of the data is its dearest sample, as often as the batch has places, with every new token written.
+The worst case of the data is its costliest sample, as often as the batch has places, with every new token written.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from brim.errors import RequestError, plural
-from brim.evaluation.forecast_start import workload_to_trace
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject, evaluation_savings, open_subject
 from brim.evaluation.tasks.base import Task
+from brim.evaluation.tasks.choice import ChoiceTask
+from brim.evaluation.tasks.classify import ClassifyTask
 from brim.evaluation.tasks.generate import GenerateTask
+from brim.evaluation.tasks.multimodal import joined
+from brim.models.loaded import LoadedModel
+from brim.records import Mode
 from brim.running.executor import Pending
-from brim.workloads.base import Mode, Workload
+from brim.workloads.base import Workload
+from brim.workloads.generate import GenerateWorkload
 
-__all__ = ["DataWorkload", "build_from_json"]
+__all__ = ["DataWorkload", "build_from_json", "workload_to_trace"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,3 +106,59 @@ def build_from_json(data: Mapping[str, Any]) -> DataWorkload:
     plain = {**data, **{name: tuple(data[name]) for name in ("metrics", "plugins", "stop")}}
     request = EvalRequest(**plain)
     return DataWorkload(open_subject(request), request)
+
+
+def workload_to_trace(subject: Subject, item: int, prepared: Any) -> Workload | None:
+    """Batches that repeat one sample, for a trace; None for a model or a task that is not brim's own to look into."""
+    task, model = subject.task, subject.model
+    if not isinstance(model.module, nn.Module):
+        return None
+    if isinstance(task, GenerateTask):
+        return GenerateWorkload(
+            model=model.module,
+            make_batch=lambda size: _prompts(model, prepared, size),
+            max_new_tokens=task.generation.max_new_tokens,
+            device=model.device,
+        )
+    if type(task) in (ChoiceTask, ClassifyTask):
+        return _RepeatedSample(task, item, prepared)
+    return None
+
+
+class _RepeatedSample(Workload):
+    """One forward of a task over a sample, as often as the batch has places."""
+
+    def __init__(self, task: Task, item: int, prepared: Any) -> None:
+        self.device = task.model.device
+        self.task = copy.copy(task)  # what a batch leaves on it, and its notes, are not the run's
+        self.task.notes = []
+        # Pinned memory is the host's: the copy on the device is the same without it.
+        self.task.settings = dataclasses.replace(task.settings, non_blocking=False)
+        self._item = item
+        self._prepared = prepared
+
+    def make_batch(self, size: int) -> list[Any]:
+        """The sample, so many times."""
+        return [self._prepared] * size
+
+    def batch_length(self, batch: list[Any]) -> int:
+        """How many samples."""
+        return len(batch)
+
+    def step(self, batch: list[Any]) -> Pending:
+        """Start the batch; its answers are never read."""
+        return self.task.launch([self._item] * len(batch), batch)
+
+    def modules(self) -> Sequence[nn.Module]:
+        """The model."""
+        return (self.task.model.module,)
+
+
+def _prompts(model: LoadedModel, prepared: Any, size: int) -> dict[str, Any]:
+    """A prepared prompt, so many times, as one batch on the model's device."""
+    if isinstance(prepared, Mapping):
+        batch = joined([prepared] * size, pad=model.tokenizer.pad_token_id or 0)
+    else:
+        ids = torch.tensor([prepared] * size, dtype=torch.long)
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return {name: value.to(model.device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}

@@ -16,8 +16,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from brim.forecasting.allocator import FREE, AllocatorSettings, CachingAllocator, make_allocator, replay
-from brim.forecasting.byte_model import ByteModel
 from brim.forecasting.overheads import PARTS, Timeline
+from brim.sizing.byte_model import ByteModel
 
 __all__ = ["Peaks", "SizeModel"]
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from brim.forecasting.forecast import Forecaster, TracedWorkload
 from brim.forecasting.gpus import Gpu
+from brim.records import Mode
 from brim.settings.search_settings import DEFAULT_MAX_SIZE
-from brim.workloads.base import Mode, Workload
+from brim.workloads.base import Workload
 
 __all__ = ["CARD_GB", "MODELS", "BatchTable", "Entry", "ModelClass", "batch_size_table", "card_of"]
 

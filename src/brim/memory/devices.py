@@ -26,6 +26,7 @@ __all__ = [
     "DeviceMemory",
     "MpsMemory",
     "Reading",
+    "device_name",
     "device_uuid",
     "existing_device",
     "memory_of",
@@ -278,6 +279,11 @@ class MpsMemory(DeviceMemory):
 
 
 _KINDS: dict[str, type[DeviceMemory]] = {"cpu": CpuMemory, "cuda": CudaMemory, "mps": MpsMemory}
+
+
+def device_name(device: torch.device) -> str:
+    """The device as people know it: `NVIDIA H200`, `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def device_uuid(device: torch.device) -> str | None:

@@ -15,7 +15,8 @@ from brim.models import hf_loading, hf_models, python_factory, timm_models, torc
 from brim.models.names import ModelName, choose_name, split_prefix
 from brim.models.parts import ModelParts, PartsRequest, Setup, assemble
 from brim.models.placement import DTYPES, resolve_device, resolve_precision
-from brim.workloads.base import Mode, Workload
+from brim.records import Mode
+from brim.workloads.base import Workload
 from brim.workloads.checkpointing import can_checkpoint
 from brim.workloads.knobs import Knob, check_knobs
 from brim.workloads.optimizers import optimizer_class

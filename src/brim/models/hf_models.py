@@ -21,7 +21,7 @@ from brim.models.hf_knobs import KnobParts, list_knobs, turn_knobs
 from brim.models.names import model_folders_near
 from brim.models.parts import ModelParts, PartsRequest
 from brim.models.token_batches import plain_token_range, special_token_ids, token_batch, token_knobs
-from brim.workloads.base import Mode
+from brim.records import Mode
 from brim.workloads.knobs import Knob
 from brim.workloads.random_tensors import random_floats, random_integers
 

@@ -12,7 +12,8 @@ from torch import nn
 from brim.errors import RequestError, plural
 from brim.memory.weights import place_weights
 from brim.models.placement import Precision
-from brim.workloads.base import Mode, Workload
+from brim.records import Mode
+from brim.workloads.base import Workload
 from brim.workloads.checkpointing import enable_gradient_checkpointing
 from brim.workloads.forward import ForwardWorkload
 from brim.workloads.generate import GenerateWorkload

@@ -9,7 +9,7 @@ import re
 import torch
 
 from brim.errors import RequestError, nearest_names
-from brim.workloads.base import Mode
+from brim.records import Mode
 
 __all__ = ["DTYPES", "Precision", "resolve_device", "resolve_precision"]
 

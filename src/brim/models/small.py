@@ -11,7 +11,8 @@ from torch.nn import functional
 from brim.models.classification import classification_loss
 from brim.models.parts import ModelParts, Setup, assemble
 from brim.models.placement import Precision
-from brim.workloads.base import Mode, Workload
+from brim.records import Mode
+from brim.workloads.base import Workload
 from brim.workloads.random_tensors import random_floats, random_integers
 
 __all__ = ["convnet", "transformer"]

@@ -15,7 +15,6 @@ from typing import Any
 
 from brim.data.base import SampleSet
 from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
-from brim.evaluation.hint import Hint
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult, evaluate_together
@@ -33,6 +32,7 @@ from brim.profiling.request import ProfileRequest, scale_for
 from brim.ranks.agreement import Agreement
 from brim.ranks.shared_folder import shared_folder
 from brim.ranks.stopping import stop_signal_as_error
+from brim.sizing.priors import NeighbourPriors, Prior
 from brim.storage.files import read_json, write_json
 from brim.storage.fingerprint import fingerprint
 from brim.storage.run_folder import check_no_other_run
@@ -40,7 +40,6 @@ from brim.storage.run_folder import check_no_other_run
 __all__ = ["ProfileResult", "profile"]
 
 POINT_FILE = "point.json"
-MOST_TRIALS = 64  # batches of earlier points that a guess is made from
 # What of a request does not decide a point's answers.
 _HOW_NOT_WHAT = (
     "batch_size", "cost_cap", "fixed", "fail_on_oom", "memory_limit", "margin", "device", "offload", "num_workers",
@@ -241,8 +240,8 @@ class _Opener:
         self._model = KeptModel()
         self._worker: Worker | None = None
         self._clock: StageClock | None = None
-        self._hint = Hint()
-        self._learnt: Point | None = None
+        self._priors = NeighbourPriors()
+        self._prior = Prior()
         self.environment: Mapping[str, Any] = {}
 
     def data(self) -> SampleSet:
@@ -252,28 +251,21 @@ class _Opener:
         return self._data
 
     def aim(self, point: Point) -> None:
-        """The next worker is for this point: what was learnt under another precision says nothing about it."""
-        scale = scale_for(self._request.initial_scale, _crops_of(point))
-        comparable = self._learnt is not None and _same_but_numbers(self._learnt, point)
-        self._hint = dataclasses.replace(self._hint if comparable else Hint(), scale=scale)
+        """The next worker is for this point."""
+        share = scale_for(self._request.initial_scale, _crops_of(point))
+        self._prior = self._priors.prior_for(point, ceiling_share=share)
 
     def __call__(self, request: EvalRequest, listener: EvalListener, monitor: Path) -> Worker:
         self.forget()
         subject = open_subject(request, data=self.data(), load=self._model)
         self._clock = StageClock(subject.device, subject.model.module, generates=subject.task.unit == "tokens")
-        self._worker = Worker(request, subject, listener, monitor=monitor, hint=self._hint, stages=self._clock)
+        self._worker = Worker(request, subject, listener, monitor=monitor, prior=self._prior, stages=self._clock)
         self.environment = subject.facts().environment
         return self._worker
 
     def learn(self, point: Point, result: EvalResult) -> None:
         """Keep where this point's run settled."""
-        plan = result.plan
-        if plan is None or not plan.probes:
-            return
-        cap = plan.size if plan.unit == "tokens" else None
-        before = self._hint.trials if self._learnt is not None and _same_but_numbers(self._learnt, point) else ()
-        self._hint = Hint(cost_cap=cap, trials=(*before, *plan.probes)[-MOST_TRIALS:])
-        self._learnt = point
+        self._priors.learn(point, result.plan)
 
     def times(self) -> list[Any]:
         """How long the batches of the last worker took."""
@@ -292,12 +284,6 @@ class _Opener:
             subject.task.release()
             self._worker = None
             memory_of(subject.device).release()
-
-
-def _same_but_numbers(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two points differ in numbers only: bytes under another precision, say, are no guide."""
-    words = [{name: value for name, value in point.items() if isinstance(value, str)} for point in (one, other)]
-    return words[0] == words[1]
 
 
 def _crops_of(point: Mapping[str, Any]) -> Any:

@@ -20,11 +20,12 @@ from brim.memory.failures import Failure, FailureKind, classify
 from brim.records import Probe, Verdict
 from brim.running.answers import one_for_each
 from brim.running.figures import ExecutionFigures
-from brim.running.governor import Governor
 from brim.running.interrupts import InterruptWatch
 from brim.running.queue import WorkQueue, padded_cost
 from brim.running.retries import Retries, wait
 from brim.settings.sizes import format_bytes
+from brim.sizing.live import LiveSizer
+from brim.sizing.sizer import Trial
 
 __all__ = ["Done", "Executor", "ItemFailure", "PeakMemory", "Pending"]
 
@@ -132,7 +133,7 @@ class Executor:
         function: Callable[[list[int]], Sequence[Any] | Pending],
         costs: Sequence[int],
         *,
-        governor: Governor,
+        sizer: LiveSizer,
         record: Callable[[list[Done]], None],
         memory: PeakMemory | None = None,
         metered: bool = True,
@@ -147,7 +148,7 @@ class Executor:
         put_aside: Callable[[list[int]], None] | None = None,
         pause: Callable[[float], None] | None = None,
     ) -> None:
-        self.governor = governor
+        self.sizer = sizer
         self.figures = ExecutionFigures()
         self.trials: list[Probe] = []  # the batches that the size was found by, and those that failed
         self._function = function
@@ -187,13 +188,13 @@ class Executor:
         flight: _Flight | None = None
         while (queue or flight is not None) and not self._hopeless():
             interrupts.check()
-            if self.governor.disturbed and self.governor.return_after_others(self._left_by_others()):
+            if self.sizer.disturbed and self.sizer.return_after_others(self._left_by_others()):
                 self._tell("other processes have given memory back: batches are as large as before again")
-            following = self._take_off(queue, queue.take(self.governor.cap)) if queue else None
+            following = self._take_off(queue, queue.take(self.sizer.next_size())) if queue else None
             if flight is not None:
                 self._land(queue, flight)
             flight = following
-            overlaps = self._overlap and self.governor.overlaps
+            overlaps = self._overlap and self.sizer.overlaps
             if flight is not None and not (overlaps and isinstance(flight.results, Pending)):
                 self._land(queue, flight)
                 flight = None
@@ -280,11 +281,11 @@ class Executor:
             if self._fail_on_oom and failure.kind is not FailureKind.AMBIGUOUS:
                 raise DoesNotFitError(f"a batch of {len(batch)} does not fit: {failure.reason} (fail on OOM was asked)")
             if batch[0] in self._retries:
-                pass  # it is tried again, alone: the governor knows already
+                pass  # it is tried again, alone: the sizer knows already
             elif self._by_count and len(batch) == 1:
-                self.governor.blame_item()
+                self.sizer.blame_item()
             elif not self._fixed:
-                self.governor.ran_out(cost)
+                self.sizer.record(Trial(size=cost, verdict="oom"))
             if len(batch) > 1:
                 self._tell(f"a batch of {len(batch)} failed ({failure.reason}): its samples run again in smaller ones")
         elif len(batch) > 1:
@@ -327,7 +328,7 @@ class Executor:
         # The larger ones were split into it.
         self._suspects = [suspect for suspect in self._suspects if suspect.left and suspect.cost < smallest.cost]
         if not self._fixed:
-            self.governor.ran_out(smallest.cost)
+            self.sizer.record(Trial(size=smallest.cost, verdict="size_limit"))
         why = smallest.error.strip().splitlines()[0]
         self._remember(smallest.batch, "size_limit", why)
         self._tell(f"a batch of {len(smallest.batch)} failed, and all its samples ran in smaller ones: {why}")
@@ -365,7 +366,7 @@ class Executor:
         figures.batch_counts.append(len(batch))
         if failed == len(batch):
             return  # none of it reached the device: that was quick, and says nothing of the size
-        searching = not self.governor.settled
+        searching = not self.sizer.settled
         if not figures.warm_up_padded_cost:
             figures.warm_up_seconds, figures.warm_up_padded_cost = seconds, padded_cost(costs)
         elif searching:
@@ -373,13 +374,13 @@ class Executor:
             figures.search_padded_cost += padded_cost(costs)
             figures.best_search_rate = max(figures.best_search_rate, padded_cost(costs) / max(seconds, 1e-9))
         if searching or not (self.trials and self.trials[-1].detail == "settled"):
-            self._remember(batch, "fits", self.governor.phase, seconds=seconds, reading=reading)
+            self._remember(batch, "fits", self.sizer.phase, seconds=seconds, reading=reading)
         peak = None
         if reading is not None:
             peak = reading.peak_reserved_bytes
             figures.peak_allocated_bytes = max(figures.peak_allocated_bytes, reading.peak_allocated_bytes)
             figures.peak_reserved_bytes = max(figures.peak_reserved_bytes, reading.peak_reserved_bytes)
-        self.governor.succeeded(flight.cost, seconds, peak, max(costs))
+        self.sizer.record(Trial(size=flight.cost, seconds=seconds, peak_bytes=peak, costliest_item=max(costs)))
 
     def _remember(
         self, batch: list[int], verdict: Verdict, detail: str, *, seconds: float | None = None, reading: Any = None
@@ -420,8 +421,8 @@ class Executor:
         """
         if self._memory is not None and failure.kind is not FailureKind.OTHER:
             left = self._left_by_others()
-            self._by_others = left is None or self.governor.others_hold(left)
-            self.governor.note_others(left)
+            self._by_others = left is None or self.sizer.evidence.others_hold(left)
+            self.sizer.note_others(left)
             self._memory.release()
         self.figures.lost_seconds += time.perf_counter() - started
 

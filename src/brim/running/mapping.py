@@ -16,15 +16,15 @@ from brim.errors import RequestError
 from brim.records import BatchSizes
 from brim.running.executor import Done, Executor, ItemFailure
 from brim.running.figures import ExecutionFigures
-from brim.running.governor import Governor
 from brim.settings.sizes import parse_bytes
+from brim.sizing.live import LiveSizer
+from brim.sizing.priors import LiveRequest, Prior, Room, start_live
 from brim.storage.fingerprint import content_text, fingerprint
 from brim.storage.journal import Journal
 
 __all__ = ["MapResult", "map"]
 
 MOST_COST = 2**48  # of one item; sums of many stay exact
-FIRST_ITEMS = 2  # how many of the dearest items the first batch holds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def map(
         executor = Executor(
             lambda batch: function([items[item] for item in batch]),
             costs,
-            governor=_governor(batch_size, [costs[item] for item in order], limit_bytes),
+            sizer=_sizer(batch_size, [costs[item] for item in order], limit_bytes),
             record=record,
             memory=memory,
             metered=memory is not None and (not memory.meter_slows or memory_limit is not None),
@@ -140,12 +140,11 @@ def map(
     return found if book is None else dataclasses.replace(found, notes=tuple(book.notes))
 
 
-def _governor(batch_size: int | str, costs: Sequence[int], limit_bytes: int | None) -> Governor:
-    if batch_size == "auto":
-        return Governor(first=FIRST_ITEMS * max(costs, default=1), limit_bytes=limit_bytes)
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+def _sizer(batch_size: int | str, costs: Sequence[int], limit_bytes: int | None) -> LiveSizer:
+    if batch_size != "auto" and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
         raise RequestError(f"batch_size={batch_size!r}: give 'auto' or a whole number from 1")
-    return Governor(first=batch_size, ceiling=batch_size, grows=False, limit_bytes=limit_bytes)
+    asked = LiveRequest(batch_size=batch_size if isinstance(batch_size, int) else None)
+    return start_live(asked, Prior(), Room(limit_bytes=limit_bytes, item_cost=max(costs, default=1)))
 
 
 def _check_callables(*, function: Any, **optional: Any) -> None:

@@ -47,7 +47,7 @@ def _serve(request: dict[str, Any], answers: TextIO) -> None:
     module, _, function = request["factory"].partition(":")
     workload = getattr(importlib.import_module(module), function)(request["data"])
     with DeviceProber(workload, ProbeSettings(**request["settings"]), preserve_state=False) as prober:
-        _answer(answers, {"scene": dataclasses.asdict(prober.scene)})
+        _answer(answers, {"context": dataclasses.asdict(prober.context)})
         for line in sys.stdin:
             try:
                 probe = prober.probe(json.loads(line)["size"])

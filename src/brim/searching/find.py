@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,15 +14,16 @@ import torch
 from torch import nn
 
 from brim.errors import BrimError
-from brim.forecasting.forecast_curve import ForecastCurve
+from brim.forecasting.forecast_curve import forecast_curve
 from brim.ranks.agreement import Agreement
 from brim.records import MemoryFigures, Objective, Plan, Probe, Unit
-from brim.searching.forecast_start import start_forecast
-from brim.searching.plan_cache import CachedPlan, PlanCache
-from brim.searching.probe import DeviceProber, Prober, ProbeSettings, Scene
-from brim.searching.strategy import Found, search_sizes, size_grid
+from brim.searching.probe import DeviceProber, Prober, ProbeSettings, WorkloadError
 from brim.settings.search_settings import SearchSettings
 from brim.settings.sizes import format_bytes, parse_bytes
+from brim.sizing.constants import MORE_ROOM_THAN_PLAN
+from brim.sizing.plans import CachedPlan, PlanCache
+from brim.sizing.priors import ForecastCurve
+from brim.sizing.probing import Found, ProbeContext, SizeSearch, size_grid
 from brim.storage.fingerprint import fingerprint
 from brim.workloads.base import Workload
 from brim.workloads.callables import CallableWorkload
@@ -32,7 +34,7 @@ __all__ = ["SearchListener", "find_batch_size", "find_plan", "find_with"]
 class SearchListener:
     """Told what a search does, as it does it; the command line draws its table from this."""
 
-    def started(self, scene: Scene) -> None:
+    def started(self, context: ProbeContext) -> None:
         """The search knows its device and limit."""
 
     def trying(self, size: int) -> None:
@@ -119,7 +121,7 @@ def find_with(
         plans = [Plan.from_json(data) for data in agreement.run_on_all(search_here)]
     if len(plans) == 1:
         return own[0]
-    return _agreed(own[0], plans, keep_own=settings.per_rank or prober.scene.mode != "train")
+    return _agreed(own[0], plans, keep_own=settings.per_rank or prober.context.mode != "train")
 
 
 def probe_settings(settings: SearchSettings) -> ProbeSettings:
@@ -132,63 +134,79 @@ def probe_settings(settings: SearchSettings) -> ProbeSettings:
 
 
 def _find_here(prober: Prober, settings: SearchSettings, listener: SearchListener, cache: PlanCache) -> Plan:
-    scene = prober.scene
-    listener.started(scene)
-
-    def probe(size: int) -> Probe:
-        listener.trying(size)
-        result = prober.probe(size)
-        listener.tried(result)
-        return result
-
-    identity = _cache_identity(scene, settings)
+    context = prober.context
+    listener.started(context)
+    identity = _cache_identity(context, settings)
     entry: CachedPlan | None = None
     ignored: tuple[str, ...] = ()
     if identity is not None and settings.use_cache:
-        entry, ignored = cache.load(identity, lambda plan: _problem_of(plan, scene, settings))
+        entry, ignored = cache.load(identity, lambda plan: _problem_of(plan, context, settings))
     if entry is not None:
-        plan = _from_cache(entry, scene, settings, probe)
+        plan = _from_cache(entry, prober, settings, listener)
         if plan is not None:
             if plan.probes:  # a stale plan, verified: file it under the environment of today
                 verified = dataclasses.replace(plan, cached=False, reason=entry.plan.reason)
-                cache.save(verified, identity or {}, scene.environment)
+                cache.save(verified, identity or {}, context.environment)
             return plan
     forecast, notes = _forecast(prober, settings)
-    found = search_sizes(scene, settings, probe, forecast)
-    plan = _make_plan(found, scene, settings, identity)
+    found = _search(prober, SizeSearch(context, settings, forecast), listener)
+    plan = _make_plan(found, context, settings, identity)
     plan = dataclasses.replace(plan, notes=(*plan.notes, *notes))
     if identity is not None and settings.use_cache and found.complete:
-        cache.save(plan, identity, scene.environment)
+        cache.save(plan, identity, context.environment)
     return dataclasses.replace(plan, notes=(*plan.notes, *ignored))  # of this search alone, so it is not cached
+
+
+def _search(prober: Prober, search: SizeSearch, listener: SearchListener) -> Found:
+    """Probe the sizes that a search asks for, until it has found one."""
+    while search.found is None:
+        size = search.next_size()
+        outcome: Probe | Exception
+        try:
+            outcome = _probe(prober, size, listener)
+        except Exception as error:
+            if isinstance(error, BrimError) and not isinstance(error, WorkloadError):
+                raise
+            traceback.clear_frames(error.__traceback__)  # their variables hold the failed step's tensors
+            outcome = error
+        search.record(outcome)  # the except block has ended: nothing pins the failed step's tensors any more
+    return search.found
+
+
+def _probe(prober: Prober, size: int, listener: SearchListener) -> Probe:
+    listener.trying(size)
+    probe = prober.probe(size)
+    listener.tried(probe)
+    return probe
 
 
 def _forecast(prober: Prober, settings: SearchSettings) -> tuple[ForecastCurve | None, tuple[str, ...]]:
     """What to start the search for the fastest from, where the workload is in this process and can be traced."""
     if settings.objective != "fastest" or settings.batch_size is not None or not isinstance(prober, DeviceProber):
         return None, ()
-    return start_forecast(prober.workload)
+    return forecast_curve(prober.workload)
 
 
-def _cache_identity(scene: Scene, settings: SearchSettings) -> dict[str, Any] | None:
+def _cache_identity(context: ProbeContext, settings: SearchSettings) -> dict[str, Any] | None:
     """What a plan is filed under: the workload, the device, and what was asked of the search."""
-    if scene.identity is None:
+    if context.identity is None:
         return None
     asked = dataclasses.asdict(settings)
     for name in ("use_cache", "per_rank", "max_probes", "probe_timeout_seconds"):
         del asked[name]  # these change how a plan is found, not which one is right
     return {
-        "workload": scene.identity,
-        "mode": scene.mode,
-        "device": scene.device,
-        "reserved_bytes": scene.reserved_bytes,
+        "workload": context.identity,
+        "mode": context.mode,
+        "device": context.device,
+        "reserved_bytes": context.reserved_bytes,
         "settings": asked,
     }
 
 
-def _problem_of(plan: Plan, scene: Scene, settings: SearchSettings) -> str | None:
+def _problem_of(plan: Plan, context: ProbeContext, settings: SearchSettings) -> str | None:
     """Why a cached plan cannot be what a search under these settings found; None if it can."""
     chosen = plan.chosen_probe()
-    if (plan.unit, plan.objective) != (scene.unit, settings.objective):
+    if (plan.unit, plan.objective) != (context.unit, settings.objective):
         return f"it is for the {plan.objective} size in {plan.unit}"
     if chosen is None or chosen.peak_reserved_bytes is None:
         return f"none of its probes has a peak at its batch size {plan.size} and fits"
@@ -196,62 +214,60 @@ def _problem_of(plan: Plan, scene: Scene, settings: SearchSettings) -> str | Non
         return f"its batch size {plan.size} is above the largest that was seen to fit ({plan.batch_size_max})"
     if settings.fixed and plan.size == settings.batch_size:
         return None
-    grid = size_grid(scene, settings)
+    grid = size_grid(context, settings)
     if plan.size < grid.first or grid.floor(plan.size) != plan.size or plan.batch_size_max > grid.last:
         return f"its batch size {plan.size} (at most {plan.batch_size_max}) is not among those allowed"
     return None
 
 
-def _from_cache(
-    entry: CachedPlan, scene: Scene, settings: SearchSettings, probe: Callable[[int], Probe]
-) -> Plan | None:
+def _from_cache(entry: CachedPlan, prober: Prober, settings: SearchSettings, listener: SearchListener) -> Plan | None:
     """The cached plan, if it holds now: enough memory is free, and the environment is the same or one probe agrees.
 
     A plan made while the card was crowded says nothing about the room there is now: with a tenth more, search again.
     """
-    chosen = entry.plan.chosen_probe()
-    if chosen is None or (chosen.peak_reserved_bytes or 0) > scene.limit_bytes:
+    context, chosen = prober.context, entry.plan.chosen_probe()
+    if chosen is None or (chosen.peak_reserved_bytes or 0) > context.limit_bytes:
         return None
     limit_then = entry.plan.memory.limit_bytes or 0
-    if settings.memory_limit_bytes is None and scene.limit_bytes > 1.1 * limit_then:
+    if settings.memory_limit_bytes is None and context.limit_bytes > MORE_ROOM_THAN_PLAN * limit_then:
         return None
-    memory = _figures(scene, chosen)
-    if entry.environment == fingerprint(scene.environment):
+    memory = _figures(context, chosen)
+    if entry.environment == fingerprint(context.environment):
         reason = f"cached: {entry.plan.reason}"
         return dataclasses.replace(entry.plan, cached=True, memory=memory, reason=reason, probes=())
-    again = probe(entry.plan.size)
+    again = _probe(prober, entry.plan.size, listener)
     if not again.fits:
         return None
     reason = f"cached under other versions or settings, verified with one probe: {entry.plan.reason}"
-    return dataclasses.replace(entry.plan, cached=True, memory=_figures(scene, again), probes=(again,), reason=reason)
+    return dataclasses.replace(entry.plan, cached=True, memory=_figures(context, again), probes=(again,), reason=reason)
 
 
-def _make_plan(found: Found, scene: Scene, settings: SearchSettings, identity: dict[str, Any] | None) -> Plan:
-    notes = [*scene.notes, *found.notes]
-    if scene.used_by_others_bytes:
-        notes.append(f"other processes hold {format_bytes(scene.used_by_others_bytes)} on {scene.device}")
+def _make_plan(found: Found, context: ProbeContext, settings: SearchSettings, identity: dict[str, Any] | None) -> Plan:
+    notes = [*context.notes, *found.notes]
+    if context.used_by_others_bytes:
+        notes.append(f"other processes hold {format_bytes(context.used_by_others_bytes)} on {context.device}")
     return Plan(
-        unit=scene.unit,
+        unit=context.unit,
         size=found.chosen.batch_size,
         batch_size_max=found.largest,
         batch_size_max_estimate=found.largest_estimate,
         objective=settings.objective,
         reason=found.reason,
         cached=False,
-        device=scene.device,
-        memory=_figures(scene, found.chosen),
+        device=context.device,
+        memory=_figures(context, found.chosen),
         probes=tuple(found.probes),
         fingerprint=fingerprint(identity) if identity is not None else None,
         notes=tuple(notes),
     )
 
 
-def _figures(scene: Scene, chosen: Probe) -> MemoryFigures:
+def _figures(context: ProbeContext, chosen: Probe) -> MemoryFigures:
     used = chosen.peak_reserved_bytes
     return MemoryFigures(
-        limit_bytes=scene.limit_bytes,
-        headroom_bytes=None if used is None else scene.limit_bytes - used,
-        used_by_others_bytes=scene.used_by_others_bytes,
+        limit_bytes=context.limit_bytes,
+        headroom_bytes=None if used is None else context.limit_bytes - used,
+        used_by_others_bytes=context.used_by_others_bytes,
     )
 
 

@@ -22,7 +22,8 @@ from typing import IO, Any, Self
 from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
 from brim.memory.failures import FailureKind, classify_exit
 from brim.records import Probe, Verdict
-from brim.searching.probe import Prober, ProbeSettings, Scene, WorkloadError
+from brim.searching.probe import Prober, ProbeSettings, WorkloadError
+from brim.sizing.probing import ProbeContext
 
 __all__ = ["IsolatedProber"]
 
@@ -91,7 +92,7 @@ class IsolatedProber(Prober):
             why = self._death(0).detail
             raise LostError(f"the probing process died while it built the workload: {why}") from None
         try:
-            self.scene = Scene(**_or_raise(answer)["scene"])
+            self.context = ProbeContext(**_or_raise(answer)["context"])
         except BrimError:
             self._stop()
             raise

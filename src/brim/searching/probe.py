@@ -18,7 +18,8 @@ from typing import Any, Self
 import torch
 
 from brim.errors import LostError, RequestError, plural
-from brim.memory.devices import DeviceMemory, Reading, memory_of
+from brim.memory.devices import DeviceMemory, Reading, device_name, memory_of
+from brim.memory.environment import environment_facts
 from brim.memory.failures import Failure, FailureKind, classify
 from brim.memory.limit import resolve_limit
 from brim.memory.snapshot import StateSnapshot, required_bytes
@@ -26,12 +27,12 @@ from brim.memory.storage_meter import refuse_compiled
 from brim.monitor.host import available_host_bytes
 from brim.ranks.unwrap import communication_bytes, without_collectives
 from brim.ranks.world import current_world
-from brim.records import Probe, Unit, Verdict
-from brim.searching.environment import environment_facts
+from brim.records import Probe, Verdict
 from brim.settings.sizes import format_bytes
-from brim.workloads.base import Mode, Workload
+from brim.sizing.probing import ProbeContext
+from brim.workloads.base import Workload
 
-__all__ = ["DeviceProber", "ProbeSettings", "Prober", "Scene", "WorkloadError", "device_name"]
+__all__ = ["DeviceProber", "ProbeSettings", "Prober", "WorkloadError"]
 
 # A size near the limit that falls this far behind a smaller one is short of memory without saying so: cuDNN took
 # slower algorithms for want of workspace, or the driver moved pages to system memory.
@@ -54,26 +55,6 @@ class ProbeSettings:
     steady_seconds: float = 0.25  # steps are repeated for about this long
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scene:
-    """All that a search needs to know of a workload and its device, as plain values."""
-
-    device: str
-    mode: Mode
-    unit: Unit
-    smallest_size: int
-    largest_size: int | None
-    limit_bytes: int
-    base_bytes: int  # resident before any step
-    reserved_bytes: int  # kept free beside every probe
-    exact: bool  # the same step always reads the same bytes
-    used_by_others_bytes: int
-    notes: tuple[str, ...] = ()
-    savings: tuple[str, ...] = ()  # what would take less memory
-    identity: dict[str, Any] | None  # what the plan is cached under; None: not at all
-    environment: dict[str, Any]
-
-
 class WorkloadError(RequestError):
     """The workload's own code raised in a child process; in this process its exception is raised as it is."""
 
@@ -81,7 +62,7 @@ class WorkloadError(RequestError):
 class Prober(ABC):
     """Tries sizes, here or in a child process; used as a context manager."""
 
-    scene: Scene
+    context: ProbeContext
     stage: str = "the step"  # which part of the workload ran last, for whoever words its error
 
     @abstractmethod
@@ -121,7 +102,7 @@ class DeviceProber(Prober):
         if workload.mode == "train" and current_world().size > 1:
             reserved += communication_bytes(workload.modules())
         identity = workload.identity()
-        self.scene = Scene(
+        self.context = ProbeContext(
             device=device_name(memory.device),
             mode=workload.mode,
             unit=workload.unit,
@@ -192,7 +173,7 @@ class DeviceProber(Prober):
         self._probing.callback(self.memory.release)
         self._probing.callback(self._drop_leftovers)
         self._probing.enter_context(without_collectives(workload.modules()))
-        self._probing.enter_context(self.memory.limited(self.scene.limit_bytes))
+        self._probing.enter_context(self.memory.limited(self.context.limit_bytes))
         self._drop_leftovers()
         self.memory.release()
 
@@ -226,7 +207,7 @@ class DeviceProber(Prober):
                 return self._timeout(size, reading)
         steady = Reading()
         with contextlib.nullcontext() if self.memory.meter_slows else self._metered(steady):
-            near_limit = reading.peak_reserved_bytes > SAFE_FRACTION * self.scene.limit_bytes
+            near_limit = reading.peak_reserved_bytes > SAFE_FRACTION * self.context.limit_bytes
             step_seconds, steps = self._time_steps(batch, started, in_use, near_limit=near_limit)
         reading.peak_allocated_bytes = max(reading.peak_allocated_bytes, steady.peak_allocated_bytes)
         reading.peak_reserved_bytes = max(reading.peak_reserved_bytes, steady.peak_reserved_bytes)
@@ -240,7 +221,7 @@ class DeviceProber(Prober):
         verdict: Verdict = "fits"
         detail = ""
         best = max((rate for smaller, rate in self._rates.items() if smaller < size), default=0.0)
-        near_limit = reading.peak_reserved_bytes > NEAR_LIMIT * self.scene.limit_bytes
+        near_limit = reading.peak_reserved_bytes > NEAR_LIMIT * self.context.limit_bytes
         slow_rate = SLOW_FRACTION * best if near_limit and not self.memory.exact else 0.0
         if size / step_seconds < slow_rate:  # look twice before calling it slow
             again, _ = self._time_steps(batch, time.perf_counter(), [], near_limit=True)
@@ -328,7 +309,7 @@ class DeviceProber(Prober):
         if failure.kind is FailureKind.AMBIGUOUS:
             repeated = size < self._ambiguous_at < math.inf
             self._ambiguous_at = min(self._ambiguous_at, size)
-            return repeated or size <= self.scene.smallest_size
+            return repeated or size <= self.context.smallest_size
         return failure.kind is FailureKind.OTHER
 
     def _failed(self, size: int, failure: Failure, reading: Reading) -> Probe:
@@ -372,11 +353,6 @@ class DeviceProber(Prober):
         for module in self.workload.modules():
             for parameter in module.parameters():
                 parameter.grad = None
-
-
-def device_name(device: torch.device) -> str:
-    """The device as people know it: `NVIDIA H200`, `cpu`."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _growth_per_step(in_use: list[tuple[int, int]]) -> int:

@@ -123,7 +123,7 @@ def _effective(subject: Subject, size: int | str) -> int:
     """Samples of an optimizer step: no micro-batch is larger."""
     import dataclasses
 
-    from brim.training.sizing import choose_effective_batch
+    from brim.training.effective_batch import choose_effective_batch
 
     hyper = dataclasses.replace(subject.settings.hp, batch_size=size)
     settings = dataclasses.replace(subject.settings, hp=hyper)

@@ -10,8 +10,8 @@ from brim.settings.experiment_ids import BATCH_KEY, MODEL_KEY
 from brim.settings.grid import Expansion, Experiment
 from brim.settings.grid_preview import render_preview
 from brim.settings.sizes import format_bytes
+from brim.sizing.micro_batches import micro_batch_length
 from brim.sweeps.forecasts import SizeForecast
-from brim.training.windows import micro_batch_length
 
 __all__ = ["render_forecasts", "render_sweep"]
 

@@ -10,13 +10,13 @@ import torch
 
 from brim.errors import RequestError, plural
 from brim.settings.train_settings import TrainSettings
+from brim.sizing.micro_batches import MicroBatchSizer
+from brim.training.effective_batch import Effective
 from brim.training.growth import BatchGrowth
 from brim.training.lr_scaling import adjusted_betas, adjusted_eps, lr_factor
-from brim.training.micro_sizes import MicroSizes
 from brim.training.noise_scale import NoiseScale
 from brim.training.optimizers import make_training_optimizer
 from brim.training.schedules import LearningRate, ScheduleRequest
-from brim.training.sizing import Effective
 
 __all__ = ["Adaptive", "make_adaptive"]
 
@@ -61,11 +61,11 @@ class Adaptive:
         """Samples of the next optimizer step over all ranks."""
         return self._effective_batch
 
-    def measures(self, step: int, sizes: MicroSizes, share: int, ranks: int) -> bool:
+    def measures(self, step: int, sizes: MicroBatchSizer, share: int, ranks: int) -> bool:
         """Whether this step's noise is measured: where it costs nothing, or where the batch is to grow."""
         if step % MEASURE_EVERY:
             return False
-        parts = ranks > 1 or (sizes.by_count and sizes.cap < share)
+        parts = ranks > 1 or (sizes.by_count and sizes.next_size() < share)
         return parts or (self.growth is not None and share >= 2 * sizes.request.smallest)
 
     def observe(self, step: int, samples: int, figures: Mapping[str, float | None]) -> None:

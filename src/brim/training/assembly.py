@@ -10,28 +10,29 @@ from typing import Any
 import torch
 
 from brim.errors import RequestError
-from brim.memory.devices import DeviceMemory, memory_of
+from brim.memory.devices import DeviceMemory, device_name, memory_of
+from brim.memory.environment import environment_facts
 from brim.memory.limit import resolve_limit
 from brim.ranks.agreement import Agreement
 from brim.ranks.gradients import RankGroup
 from brim.records import Plan
 from brim.running.loader import LoaderSettings
-from brim.searching.probe import device_name
+from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
+from brim.sizing.plans import PlanFile
 from brim.training.absent_bytes import absent_bytes, state_bytes_when_made, tensors_of_state
 from brim.training.adaptive import Adaptive, make_adaptive
 from brim.training.checkpoint import load_checkpoint, restore_generators
+from brim.training.effective_batch import EarlierSizes, choose_effective_batch
 from brim.training.interrupt import Interrupt
 from brim.training.listener import TrainListener
 from brim.training.loop import LoopSettings, Trainer
 from brim.training.micro_batches import MicroBatches
-from brim.training.micro_sizes import MicroSizes, SizeRequest
 from brim.training.objective import choose_monitor
 from brim.training.optimizer_step import OptimizerStep
 from brim.training.optimizers import make_training_optimizer, optimizer_options
 from brim.training.progress import Progress
 from brim.training.request import TrainRequest
 from brim.training.run_files import RunFiles
-from brim.training.sizing import EarlierSizes, PlanFile, choose_effective_batch
 from brim.training.subject import Subject
 from brim.training.validation import Validation
 from brim.training.whole_state import WholeState
@@ -85,7 +86,10 @@ class Assembled:
         )
         self._state_bytes: int | None = None
         self.plans = self._make_plans()
-        self.plan_known: Plan | None = self.plans.load(self.notes.append) if self.earlier is None else None
+        self.plan_known: Plan | None = None
+        if self.earlier is None:
+            self.plan_known, notes = self.plans.load()
+            self.notes += notes
         self.micro = self._make_micro()
         self.stepper = OptimizerStep(
             model=subject.model,
@@ -129,7 +133,7 @@ class Assembled:
             raise RequestError("training.fsdp: the CPU's meter cannot follow shards; leave the memory limit out")
 
     @property
-    def sizes(self) -> MicroSizes:
+    def sizes(self) -> MicroBatchSizer:
         """The micro-batches' sizes."""
         return self.micro.sizes
 
@@ -191,7 +195,11 @@ class Assembled:
             "memory_limit": self.request.memory_limit_bytes,
         }
         return PlanFile(
-            identity=identity, memory=self.memory, limit_bytes=self.limit_bytes, use_cache=self.request.use_cache
+            identity=identity,
+            environment=environment_facts(self.memory.device),
+            device=device_name(self.memory.device),
+            limit_bytes=self.limit_bytes,
+            use_cache=self.request.use_cache,
         )
 
     def _make_micro(self) -> MicroBatches:
@@ -202,8 +210,8 @@ class Assembled:
             known = self.earlier.micro_cap
         elif self.plan_known is not None and self.plan_known.unit == unit:
             known = self.plan_known.size
-        sizes = MicroSizes(
-            SizeRequest(
+        sizes = MicroBatchSizer(
+            MicroBatchRequest(
                 ceiling=asked if isinstance(asked, int) and self.earlier is None else None,
                 fixed=self.request.fixed,
                 known=known,

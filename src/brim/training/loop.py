@@ -303,8 +303,8 @@ class Trainer:
             figures,
             learning_rate=self._adaptive.rate.current(max(progress.step - 1, 0)),
             effective_batch=self._adaptive.effective_batch,
-            micro_batch=self._micro.sizes.cap,
-            eval_batch=None if self._validation is None else self._validation.governor.kept,
+            micro_batch=self._micro.sizes.next_size(),
+            eval_batch=None if self._validation is None else self._validation.sizer.kept,
             oom_events=self._micro.sizes.oom_events,
             peak_reserved_bytes=self._micro.peak.peak_reserved_bytes or None,
         )
@@ -334,7 +334,7 @@ class Trainer:
         assert validation is not None
         self._listener.validating(self.progress.epoch)
         try:
-            size = validation.governor.cap if validation.by_size else int(self._micro.sizes.cap)
+            size = validation.sizer.size if validation.by_size else self._micro.sizes.next_size()
             together = size if self.settings.in_step else None
             shares = self._agreement.run_on_all(lambda: validation.run(self._micro.model, in_step_size=together))
         except KeyboardInterrupt:

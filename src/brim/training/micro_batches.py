@@ -19,13 +19,14 @@ from brim.errors import BrimError, DoesNotFitError, LostError
 from brim.memory.devices import DeviceMemory, Reading
 from brim.memory.failures import Failure, FailureKind, classify
 from brim.memory.remedies import memory_remedies
+from brim.records import Probe
 from brim.running.retries import wait
+from brim.sizing.micro_batches import MicroBatchSizer
 from brim.training.listener import say_nothing
-from brim.training.micro_sizes import MicroSizes
 from brim.training.objective import Batch, LossSum, Objective
 from brim.training.rewind import Rewinder
 
-__all__ = ["MicroBatches", "Part", "WindowDone", "WindowWork"]
+__all__ = ["MicroBatches", "Part", "WindowDone", "WindowWork", "measured"]
 
 FIRST_WAIT_SECONDS = 1.0  # for other processes to give memory back; then as long as all waits before
 MOST_WAIT_SECONDS = 64.0
@@ -84,7 +85,7 @@ class MicroBatches:
         model: nn.Module,
         objective: Objective,
         memory: DeviceMemory,
-        sizes: MicroSizes,
+        sizes: MicroBatchSizer,
         dtype: torch.dtype = torch.float32,
         autocast: torch.dtype | None = None,
         scaler: torch.amp.GradScaler | None = None,
@@ -120,7 +121,8 @@ class MicroBatches:
     def run(self, work: WindowWork) -> WindowDone:
         """The gradients of this rank's share, in `.grad`: the sum of its losses over `work.samples`."""
         self.rewinder.mark()
-        if self.sizes.governor.disturbed and self.sizes.return_after_others(self._memory.left_by_others_bytes()):
+        live = self.sizes.live
+        if live.disturbed and live.return_after_others(self._memory.left_by_others_bytes()):
             self._tell("other processes have given memory back: micro-batches are as large as before again")
         self.sizes.begin_window(work.costs[0] if work.costs else 1)
         while True:
@@ -200,7 +202,7 @@ class MicroBatches:
         if self.sizes.new:
             self._give_back_cache()  # first: a batch in the midst of a cached block would keep all of it
         fetched = [work.fetch(items)]
-        self.sizes.reserved_bytes = 0 if settled else self._reserve()
+        self.sizes.absent_bytes = 0 if settled else self._reserve()
         if not settled:
             self._wait()
         started = time.perf_counter()
@@ -217,7 +219,7 @@ class MicroBatches:
             done.small_weight = loss.weight
         retried = reading is not None and reading.alloc_retries > 0
         left = self._memory.left_by_others_bytes() if retried else None
-        self.sizes.ran(length * work.costs[start], length, seconds, reading, left)
+        self.sizes.record(measured(length, length * work.costs[start], seconds, reading), left)
         if not settled and self.sizes.settled:
             self._give_back_cache()
 
@@ -277,14 +279,15 @@ class MicroBatches:
         if self.sizes.hopeless(length):
             if self._doubted:
                 raise ran_out.error
-            if self.sizes.governor.others_hold(left_bytes) and self._waited_seconds < MOST_WAIT_SECONDS:
+            if self.sizes.live.evidence.others_hold(left_bytes) and self._waited_seconds < MOST_WAIT_SECONDS:
                 self._wait_for_others(length)
                 return
             remedies = "\n  - ".join(self.remedies(length))
             raise DoesNotFitError(
                 f"not even a micro-batch of {length} fits ({failure.reason}).\nWhat may help:\n  - {remedies}"
             )
-        self.sizes.ran_out(ran_out.cost, length, failure.reason, left_bytes)
+        failed = Probe(batch_size=length, cost=ran_out.cost, verdict="oom", detail=failure.reason)
+        self.sizes.record(failed, left_bytes)
         self._tell(f"a micro-batch of {length} failed ({failure.reason}): its window runs again in smaller ones")
 
     def _wait_for_others(self, length: int) -> None:
@@ -303,3 +306,18 @@ def gradient_square(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
         return torch.zeros(())
     norms = torch._foreach_norm(gradients)
     return torch.stack([norm.double() if norm.device.type != "mps" else norm for norm in norms]).square().sum()
+
+
+def measured(length: int, cost: int, seconds: float | None, reading: Reading | None) -> Probe:
+    """The record of a micro-batch that ran."""
+    if reading is None:
+        return Probe(batch_size=length, cost=cost, verdict="fits", step_seconds=seconds)
+    return Probe(
+        batch_size=length,
+        cost=cost,
+        verdict="thrashes" if reading.alloc_retries else "fits",
+        peak_allocated_bytes=reading.peak_allocated_bytes,
+        peak_reserved_bytes=reading.peak_reserved_bytes,
+        alloc_retries=reading.alloc_retries,
+        step_seconds=seconds,
+    )

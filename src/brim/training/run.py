@@ -13,6 +13,7 @@ import torch
 
 from brim.errors import RankError, RequestError
 from brim.memory.devices import device_uuid
+from brim.memory.environment import environment_facts
 from brim.monitor.sampler import Sampler
 from brim.ranks.agreement import Agreement, Outcome
 from brim.ranks.gradients import RankGroup
@@ -20,18 +21,17 @@ from brim.ranks.sharding import shard_model
 from brim.ranks.shared_folder import shared_folder
 from brim.ranks.stopping import stop_signal_as_error
 from brim.records import Plan
-from brim.searching.environment import environment_facts
 from brim.settings.setting_checks import MOST_SEED
 from brim.storage.files import read_json
 from brim.storage.fingerprint import combined_fingerprint, differing_parts
 from brim.storage.run_folder import check_no_other_run, write_run
 from brim.training.assembly import Assembled, Surroundings
 from brim.training.checkpoint import find_checkpoint
+from brim.training.effective_batch import EarlierSizes, choose_effective_batch, training_plan
 from brim.training.interrupt import interrupt_as_request
 from brim.training.listener import TrainListener
 from brim.training.request import TrainRequest
 from brim.training.run_files import read_steps
-from brim.training.sizing import EarlierSizes, choose_effective_batch
 from brim.training.subject import Subject, open_subject
 from brim.training.summary import RankReport, summarise
 
@@ -140,7 +140,9 @@ class _Run:
         ranks = [RankReport.from_json(report) for report in reports]
         if self.world.rank > 0:
             return TrainResult(summary={}, folder=self.folder, plan=ranks[self.world.rank].plan)
-        parts.plans.save(ranks[0].plan, parts.sizes)
+        sizes = parts.sizes
+        if sizes.request.ceiling is None and sizes.settled and sizes.lengths:  # found, on a run that was long enough
+            parts.plans.save(ranks[0].plan)
         return self._record(parts, ranks)
 
     def _train(self, parts: Assembled) -> None:
@@ -232,7 +234,8 @@ class _Run:
 
     def _report(self, parts: Assembled, sampler: Sampler) -> RankReport:
         sizes, peak, validation, loader = parts.sizes, parts.micro.peak, parts.validation, parts.trainer.loader
-        plan = parts.plans.plan(
+        plan = training_plan(
+            parts.plans,
             sizes,
             peak_bytes=peak.peak_reserved_bytes or None,
             cached=parts.plan_known is not None,
@@ -242,7 +245,7 @@ class _Run:
         eval_batch = None
         if validation is not None:
             counts = validation.batch_sizes
-            eval_batch = max(counts) if counts else validation.governor.kept
+            eval_batch = max(counts) if counts else validation.sizer.kept
         return RankReport(
             plan=plan,
             sizes=sizes.sizes_used(),

@@ -21,17 +21,17 @@ from brim.evaluation.model_memory import ModelMemory
 from brim.memory.devices import DeviceMemory
 from brim.memory.remedies import memory_remedies
 from brim.running.executor import Done, Executor, Pending
-from brim.running.governor import Governor
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
 from brim.running.retries import wait
+from brim.sizing.live import LiveSizer
+from brim.sizing.older_checkpoints import validation_state
+from brim.sizing.priors import LiveRequest, Prior, Room, start_live
 from brim.training.items import Items
 from brim.training.listener import say_nothing
 from brim.training.objective import Objective
 from brim.workloads.model_call import in_mode
 
 __all__ = ["Validation"]
-
-FIRST_SAMPLES = 2
 
 
 class Validation:
@@ -70,7 +70,7 @@ class Validation:
         self._tell, self._between, self._remedies = tell, between, remedies
         self._rounds_of = rounds_of  # in step with other ranks: samples of the largest share
         self._costs = [items.cost(item) for item in range(len(items))]
-        self.governor = self._make_governor(batch_size, known, limit_bytes)
+        self.sizer = self._make_sizer(batch_size, known, limit_bytes)
         self._asked = {"batch_size": batch_size, "samples": len(self.share)}
         self._before: dict[str, Any] | None = None  # the state before a validation that is under way
 
@@ -81,24 +81,24 @@ class Validation:
         """
         return self._before or {
             "asked": self._asked,
-            "governor": self.governor.to_json(),
+            "sizer": self.sizer.to_json(),
             "oom_events": self.oom_events,
         }
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Use the sizes of a checkpoint, unless another size is asked for or this rank has other samples now."""
-        if data["asked"] == self._asked:
-            self.governor.restore(data["governor"])
-            self.oom_events = data["oom_events"]
+        state = validation_state(data)
+        if state["asked"] == self._asked:
+            self.sizer.restore(state["sizer"])
+            self.oom_events = state["oom_events"]
 
-    def _make_governor(self, batch_size: int | None, known: int | None, limit_bytes: int | None) -> Governor:
-        if batch_size is not None:
-            return Governor(first=batch_size, ceiling=batch_size, grows=False, limit_bytes=limit_bytes)
-        ceiling = max(len(self.share), 1) if self.by_count else None
-        if known is not None:
-            return Governor(first=known, ceiling=ceiling, cap_known=True, limit_bytes=limit_bytes)
-        dearest = 1 if self.by_count else max((self._costs[item] for item in self.share), default=1)
-        return Governor(first=FIRST_SAMPLES * dearest, ceiling=ceiling, limit_bytes=limit_bytes)
+    def _make_sizer(self, batch_size: int | None, known: int | None, limit_bytes: int | None) -> LiveSizer:
+        most = max(len(self.share), 1) if self.by_count else None
+        if known is not None and most is not None:
+            known = min(known, most)
+        item_cost = 1 if self.by_count else max((self._costs[item] for item in self.share), default=1)
+        room = Room(limit_bytes=limit_bytes, item_cost=item_cost)
+        return start_live(LiveRequest(batch_size=batch_size, ceiling=most), Prior(known_size=known), room)
 
     def run(self, model: nn.Module, *, in_step_size: int | None = None) -> list[float]:
         """The sum of every column of figures over this rank's samples, and last the sum of their weights.
@@ -148,7 +148,7 @@ class Validation:
             executor = Executor(
                 lambda batch: self._launch(model, loader, batch),
                 self._costs,
-                governor=self.governor,
+                sizer=self.sizer,
                 record=record,
                 memory=ModelMemory(self._memory, model),
                 metered=self._metered,

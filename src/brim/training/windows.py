@@ -1,4 +1,4 @@
-"""Windows and micro-batches: which samples an optimizer step learns from, and how they are cut to fit. Pure.
+"""Windows: which samples an optimizer step learns from. How they are cut to fit is decided in sizing/. Pure.
 
 A window is a stretch of the epoch's order, as long as the effective batch. Of every stretch a rank has each `ranks`-th
 place, so that its share does not depend on where windows begin. A micro-batch is what is on the device at once.
@@ -7,13 +7,12 @@ place, so that its share does not depend on where windows begin. A micro-batch i
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Window", "epoch_order", "epoch_permutation", "micro_batch_length", "next_window"]
+__all__ = ["Window", "epoch_order", "epoch_permutation", "next_window"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,20 +48,3 @@ def next_window(position: int, count: int, effective_batch: int, *, smallest: in
     """The window that begins at a place; what would be left too small for a window of its own goes with it."""
     stop = min(position + effective_batch, count)
     return Window(start=position, stop=count if count - stop < smallest else stop)
-
-
-def micro_batch_length(left: int, cap: int, *, dearest: int = 1, smallest: int = 1, even: bool = True) -> int:
-    """How many of the samples left make the next micro-batch under a cap in padded cost, the dearest first.
-
-    `even` is for samples of one cost: parts differ by one at most, so that 65 under a cap of 64 are 33 and 32, not 64
-    and a lone one. Without it each part is as long as the cap allows. Nothing shorter than `smallest` is left over,
-    and nothing shorter is cut, even where it is past the cap.
-    """
-    most = max(cap // dearest, 1)
-    if even:
-        parts = min(math.ceil(left / most), max(left // smallest, 1))
-        return math.ceil(left / parts)
-    length = min(max(most, smallest), left)
-    if 0 < left - length < smallest:
-        length = left - smallest if left - smallest >= smallest else left
-    return length

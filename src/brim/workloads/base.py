@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from brim.errors import RequestError
 from brim.memory.remedies import HALF_PRECISION
-from brim.records import Unit
+from brim.records import Mode, Unit
 
-__all__ = ["Mode", "Workload", "leading_length"]
-
-Mode = Literal["forward", "generate", "train"]
+__all__ = ["Workload", "leading_length"]
 
 
 class Workload(ABC):

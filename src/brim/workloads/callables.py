@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from brim.errors import RequestError
-from brim.records import Unit
-from brim.workloads.base import Mode, Workload, leading_length
+from brim.records import Mode, Unit
+from brim.workloads.base import Workload, leading_length
 
 __all__ = ["CallableWorkload"]
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from brim.workloads.base import Mode, Workload
+from brim.records import Mode
+from brim.workloads.base import Workload
 from brim.workloads.model_call import call_model, in_mode
 
 __all__ = ["ForwardWorkload"]

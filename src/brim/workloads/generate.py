@@ -12,7 +12,8 @@ from brim.errors import RequestError
 from brim.generation.loop import PromptBatch
 from brim.generation.select import Decoder, make_decoder
 from brim.generation.settings import GenerationSettings, TokenIds
-from brim.workloads.base import Mode, Workload
+from brim.records import Mode
+from brim.workloads.base import Workload
 from brim.workloads.model_call import in_mode
 
 __all__ = ["GenerateWorkload"]

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from brim.errors import RequestError
-from brim.workloads.base import Mode, Workload
+from brim.records import Mode
+from brim.workloads.base import Workload
 from brim.workloads.model_call import in_mode
 
 __all__ = ["TrainStepWorkload"]

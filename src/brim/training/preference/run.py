@@ -16,11 +16,11 @@ from typing import Any
 
 from brim.errors import RequestError
 from brim.memory.devices import device_uuid
+from brim.memory.environment import environment_facts
 from brim.models.molecules import MoleculeEncoder, knobs_for, load_encoder
 from brim.models.placement import resolve_device, resolve_precision
 from brim.monitor.sampler import Sampler
 from brim.ranks.world import current_world
-from brim.searching.environment import environment_facts
 from brim.storage.files import write_atomic, write_json
 from brim.storage.fingerprint import combined_fingerprint
 from brim.storage.journal import Journal

@@ -15,11 +15,11 @@ from typing import Any
 
 from brim.errors import BrimError, DoesNotFitError, RequestError, plural
 from brim.memory.devices import device_uuid
+from brim.memory.environment import environment_facts
 from brim.models.placement import resolve_device
 from brim.monitor.sampler import Sampler
 from brim.ranks.world import current_world
 from brim.records import Plan
-from brim.searching.environment import environment_facts
 from brim.storage.files import write_atomic, write_json
 from brim.storage.run_folder import check_no_other_run, write_run
 from brim.storage.run_lock import locked_folder

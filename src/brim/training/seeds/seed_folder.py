@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
-from brim.memory.devices import memory_of
+from brim.memory.devices import device_name, memory_of
+from brim.memory.environment import environment_facts
 from brim.memory.limit import resolve_limit
 from brim.monitor.sampler import MonitorSummary
 from brim.records import BatchSizes, MemoryFigures, Plan
-from brim.searching.environment import environment_facts
-from brim.searching.probe import device_name
 from brim.storage.files import read_json, write_atomic
 from brim.storage.fingerprint import differing_parts
 from brim.storage.run_folder import write_run

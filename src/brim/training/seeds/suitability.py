@@ -19,6 +19,7 @@ from brim.memory.devices import memory_of
 from brim.memory.limit import resolve_limit
 from brim.settings.sizes import format_bytes
 from brim.settings.train_settings import TrainSettings
+from brim.training.effective_batch import EarlierSizes, Effective, choose_effective_batch
 from brim.training.fast_path.choose import ROOM
 from brim.training.fast_path.update_rules import rule_for
 from brim.training.items import TensorItems
@@ -27,7 +28,6 @@ from brim.training.objective import Classification, Regression
 from brim.training.request import TrainRequest
 from brim.training.seeds.rate_table import RateTable, epochs_run, make_rate_table
 from brim.training.seeds.variants import Variant
-from brim.training.sizing import EarlierSizes, Effective, choose_effective_batch
 from brim.training.subject import Subject
 
 __all__ = ["Suitable", "judge_suitability", "refused_by_kind", "refused_by_request"]

@@ -13,7 +13,7 @@ import torch
 import brim
 from brim.records import Plan
 from brim.searching import probe as probe_module
-from brim.searching.plan_cache import PlanCache
+from brim.sizing.plans import PlanCache
 
 KIB = 1024
 
@@ -282,7 +282,7 @@ def test_an_unwritable_folder_loses_the_entry_and_not_the_run(
 
 def test_entries_are_listed_newest_first_and_cleared(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, key in enumerate(("old", "new")):
-        monkeypatch.setattr("brim.searching.plan_cache.time.time", lambda number=number: 1_000.0 + number)
+        monkeypatch.setattr("brim.sizing.plans.time.time", lambda number=number: 1_000.0 + number)
         steps.find(key=key)
     cache = PlanCache()
     assert [entry.identity["workload"]["key"] for entry in cache.entries()] == ["new", "old"]

@@ -10,16 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.forecasting.byte_model import ByteModel
-from brim.forecasting.forecast_curve import ForecastCurve
+from brim.forecasting.forecast_curve import forecast_curve
 from brim.records import Probe
-from brim.searching.fastest import FastestSearch
-from brim.searching.forecast_start import start_forecast
-from brim.searching.size_grid import SizeGrid
-from brim.searching.strategy import search_sizes
 from brim.settings.search_settings import SearchSettings
+from brim.sizing.byte_model import ByteModel
+from brim.sizing.fastest import FastestSizer
+from brim.sizing.grid import SizeGrid
+from brim.sizing.priors import ForecastCurve
+from brim.sizing.sizer import Evidence, Trial
 from brim.workloads.callables import CallableWorkload
-from fake_curves import Curve, FakeDevice, scene_of
+from fake_curves import Curve, FakeDevice, context_of, searched
 
 LAST = 65_536
 
@@ -65,15 +65,16 @@ def cards(draw: st.DrawFn) -> Card:
                 item_seconds)  # fmt: skip
 
 
-def run(card: Card, factor: float | None, headroom: float = 0.0) -> tuple[FakeDevice, FastestSearch]:
+def run(card: Card, factor: float | None, headroom: float = 0.0) -> tuple[FakeDevice, FastestSizer]:
     device = card.device()
     prior = None if factor is None else card.forecast(factor)
     model = ByteModel(base_bytes=card.constant, noise=0.01 if headroom else 0.0, prior=prior)
     grid = SizeGrid(last=LAST)
-    search = FastestSearch(model, limit_bytes=device.curve.limit, grid=grid, headroom=headroom)
-    while (size := search.next_size()) is not None:
+    search = FastestSizer(Evidence(model, limit_bytes=device.curve.limit), grid=grid, usable=1 - headroom)
+    while not search.settled:
+        size = search.next_size()
         assert size not in device.asked
-        search.tell(device(size))
+        search.record(Trial.of_probe(device(size)))
         assert len(device.asked) <= 20
     return device, search
 
@@ -88,8 +89,7 @@ def test_the_answer_is_near_the_best_rate_however_far_off_the_forecast_is(card: 
     device, search = run(card, factor)
     chosen = search.chosen()
     assert chosen is not None
-    assert chosen.samples_per_second is not None
-    assert chosen.samples_per_second >= 0.95 * best_rate(device, card.largest)
+    assert chosen.rate >= 0.95 * best_rate(device, card.largest)
     assert len(device.asked) <= 10
 
 
@@ -122,12 +122,15 @@ def test_a_forecast_of_too_little_that_fails_at_once_is_forgotten() -> None:
 
 def test_bytes_that_do_not_grow_are_searched_to_the_bound() -> None:
     flat = Curve(lambda _: 1000, 2000, 1000, "flat")
-    search = FastestSearch(
-        ByteModel(base_bytes=1000, prior=lambda _: 1000), limit_bytes=2000, grid=SizeGrid(last=64), headroom=0.0
+    search = FastestSizer(
+        Evidence(ByteModel(base_bytes=1000, prior=lambda _: 1000), limit_bytes=2000),
+        grid=SizeGrid(last=64),
+        usable=1 - 0.0,
     )
     device = FakeDevice(flat)
-    while (size := search.next_size()) is not None:
-        search.tell(device(size))
+    while not search.settled:
+        size = search.next_size()
+        search.record(Trial.of_probe(device(size)))
     assert search.largest == 64
 
 
@@ -137,7 +140,7 @@ def test_other_searches_than_for_the_fastest_do_as_without(asked: dict) -> None:
     sizes = []
     for forecast in (None, card.whole_forecast(2.0)):
         device = card.device()
-        search_sizes(scene_of(device.curve), SearchSettings(**asked), device, forecast)
+        searched(context_of(device.curve), SearchSettings(**asked), device, forecast)
         sizes.append(device.asked)
     assert sizes[0] == sizes[1]
 
@@ -156,7 +159,7 @@ def test_a_byte_model_believes_its_prior_until_two_sizes_are_seen() -> None:
 
 def test_no_forecast_is_made_for_another_device_than_cuda() -> None:
     workload = CallableWorkload(step=lambda x: x * 2, make_batch=lambda n: torch.ones(n, 4), device="cpu")
-    assert start_forecast(workload) == (None, ())
+    assert forecast_curve(workload) == (None, ())
 
 
 def test_a_step_that_cannot_be_traced_costs_a_note_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +167,8 @@ def test_a_step_that_cannot_be_traced_costs_a_note_and_no_error(monkeypatch: pyt
         raise ValueError("numpy was here\nand more")
 
     workload = CallableWorkload(step=lambda x: x, make_batch=lambda n: torch.ones(n, 4), device="cuda")
-    monkeypatch.setattr("brim.searching.forecast_start.gpu_of_device", fail)
-    forecast, notes = start_forecast(workload)
+    monkeypatch.setattr("brim.forecasting.forecast_curve.gpu_of_device", fail)
+    forecast, notes = forecast_curve(workload)
     assert forecast is None
     assert notes == ("searched without a forecast, since the step cannot be traced: numpy was here",)
 
@@ -174,10 +177,10 @@ def test_a_traced_workload_gives_bytes_that_grow(monkeypatch: pytest.MonkeyPatch
     from brim.forecasting.gpus import find_gpu
 
     workload = CallableWorkload(step=lambda x: (x * 2).sum(), make_batch=lambda n: torch.ones(n, 2**20), device="cpu")
-    monkeypatch.setattr("brim.searching.forecast_start.gpu_of_device", lambda _: find_gpu("t4"))
+    monkeypatch.setattr("brim.forecasting.forecast_curve.gpu_of_device", lambda _: find_gpu("t4"))
     monkeypatch.setattr(workload, "device", types.SimpleNamespace(type="cuda"))
     monkeypatch.setattr("brim.forecasting.forecast._trace", _trace_as_cpu)
-    forecast, notes = start_forecast(workload)
+    forecast, notes = forecast_curve(workload)
     assert forecast is not None
     assert notes == ()
     assert forecast.reserved_at(64) >= forecast.allocated_at(64) > forecast.allocated_at(8) > 8 * 2**22
@@ -192,26 +195,27 @@ def _trace_as_cpu(workload, size, target):
     return trace_workload(workload, size, target=target)
 
 
-def pressed(card: Card, forecast: ForecastCurve, *, really_to: float) -> tuple[list[int], FastestSearch]:
+def pressed(card: Card, forecast: ForecastCurve, *, really_to: float) -> tuple[list[int], FastestSizer]:
     """A search on a card where an allocator short of memory makes do with less: sizes up to `really_to` times run."""
     limit = card.bytes_at(card.largest)
     model = ByteModel(base_bytes=card.constant, noise=0.01, prior=forecast.reserved_at)
-    search = FastestSearch(model, limit_bytes=limit, grid=SizeGrid(last=LAST), headroom=0.03, forecast=forecast)
+    search = FastestSizer(
+        Evidence(model, limit_bytes=limit), grid=SizeGrid(last=LAST), usable=1 - 0.03, forecast=forecast
+    )
     asked: list[int] = []
-    while (size := search.next_size()) is not None:
+    while not search.settled:
+        size = search.next_size()
         asked.append(size)
         assert len(asked) <= 10
         if size > really_to * card.largest:
-            search.tell(Probe(batch_size=size, verdict="oom"))
+            search.record(Trial.of_probe(Probe(batch_size=size, verdict="oom")))
             continue
         seconds = card.fixed_seconds + card.item_seconds * size
         reserved = min(card.bytes_at(size), limit)
-        search.tell(
-            Probe(
+        search.record(Trial.of_probe(Probe(
                 batch_size=size, verdict="fits", peak_allocated_bytes=card.bytes_at(size), peak_reserved_bytes=reserved,
                 step_seconds=seconds, samples_per_second=size / seconds,
-            )
-        )  # fmt: skip
+            )))  # fmt: skip
     return asked, search
 
 
@@ -224,7 +228,7 @@ def test_a_forecast_leads_beyond_reserved_bytes_to_what_runs_under_the_limit_and
     assert search.largest == max(asked) == asked[-1]  # nothing was tried beyond it, and nothing failed
     chosen = search.chosen()
     assert chosen is not None
-    assert chosen.batch_size == search.largest
+    assert chosen.size == search.largest
 
 
 def test_a_forecast_that_promises_too_much_costs_one_failure() -> None:

@@ -1,4 +1,4 @@
-"""First guesses from runs under other knobs, and from forecasts."""
+"""First guesses from runs under other knob values, and from forecasts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.evaluation.hint import ForecastBytes, Hint
 from brim.records import Probe
+from brim.sizing.priors import ForecastBytes, Prior, Room
 
 MIB = 2**20
 
@@ -19,7 +19,7 @@ def trial(items: int, item_cost: int, each: float, *, resident: int = 0, verdict
 
 
 def fitting(trials: tuple[Probe, ...], item_cost: int, *, limit: int = 1000 * MIB, resident: int = 0) -> int | None:
-    return Hint(trials=trials).fitting_items(limit, resident_bytes=resident, item_cost=item_cost)
+    return Prior(trials=trials).fitting_items(Room(limit_bytes=limit, resident_bytes=resident, item_cost=item_cost))
 
 
 def test_without_bytes_there_is_no_guess() -> None:
@@ -68,25 +68,25 @@ def test_the_guess_stays_within_the_limit_wherever_growth_goes_on_as_it_was(
     assert guess >= 47 / then  # and is not timid
 
 
-def forecast(*points: tuple[int, int], item_cost: int = 100) -> Hint:
-    return Hint(forecast=ForecastBytes(item_cost=item_cost, points=tuple((n, mib * MIB) for n, mib in points)))
+def forecast(*points: tuple[int, int], item_cost: int = 100) -> Prior:
+    return Prior(forecast=ForecastBytes(item_cost=item_cost, points=tuple((n, mib * MIB) for n, mib in points)))
 
 
 LINE = forecast((2, 120), (8, 180), (64, 740))  # 100 MiB, and 10 each
 
 
-def first(hint: Hint, limit: int, *, resident: int = 100, usual: int = 2) -> int:
-    return hint.first_items(limit * MIB, resident_bytes=resident * MIB, item_cost=100, usual=usual)
+def first(prior: Prior, limit: int, *, resident: int = 100) -> int:
+    return prior.first_items(Room(limit_bytes=limit * MIB, resident_bytes=resident * MIB, item_cost=100))
 
 
 def test_a_forecast_says_how_many_fit_in_three_quarters_of_what_is_free() -> None:
-    assert LINE.fitting_items(900 * MIB, resident_bytes=100 * MIB, item_cost=100) == 60
-    assert LINE.fitting_items(100 * MIB, resident_bytes=100 * MIB, item_cost=100) == 1
+    assert LINE.fitting_items(Room(limit_bytes=900 * MIB, resident_bytes=100 * MIB, item_cost=100)) == 60
+    assert LINE.fitting_items(Room(limit_bytes=100 * MIB, resident_bytes=100 * MIB, item_cost=100)) == 1
 
 
 def test_what_has_failed_counts_for_more_than_a_forecast() -> None:
-    hint = dataclasses.replace(LINE, trials=(trial(30, 100, MIB, verdict="oom"),))
-    assert hint.fitting_items(900 * MIB, resident_bytes=100 * MIB, item_cost=100) == 29
+    prior = dataclasses.replace(LINE, trials=(trial(30, 100, MIB, verdict="oom"),))
+    assert prior.fitting_items(Room(limit_bytes=900 * MIB, resident_bytes=100 * MIB, item_cost=100)) == 29
 
 
 def test_a_climb_begins_with_a_sixteenth_of_what_is_free_or_the_usual_few_if_they_fit() -> None:
@@ -94,7 +94,7 @@ def test_a_climb_begins_with_a_sixteenth_of_what_is_free_or_the_usual_few_if_the
     assert first(LINE, 100 + 160) == 2  # a sixteenth is one
     assert first(LINE, 100 + 20) == 1  # only one fits
     assert first(LINE, 100) == 1  # none does; the run will say so
-    assert first(Hint(), 100) == 2
+    assert first(Prior(), 100) == 2
 
 
 def test_a_forecast_that_does_not_grow_fits_all_or_nothing() -> None:
@@ -105,7 +105,7 @@ def test_a_forecast_that_does_not_grow_fits_all_or_nothing() -> None:
 
 def test_quadratic_bytes_are_followed() -> None:
     square = forecast((2, 4), (8, 64), (100, 10_000))
-    assert square.fitting_items(1200 * MIB, resident_bytes=0, item_cost=100) == 30
+    assert square.fitting_items(Room(limit_bytes=1200 * MIB, resident_bytes=0, item_cost=100)) == 30
 
 
 @given(
@@ -117,22 +117,25 @@ def test_quadratic_bytes_are_followed() -> None:
 def test_no_first_batch_is_above_what_the_forecast_says_fits(
     constant: int, each: int, sizes: list[int], limit: int
 ) -> None:
-    hint = forecast(*((size, constant + each * size) for size in (2, 8, *sorted(set(sizes)))))
-    for size in (first(hint, limit, resident=0), hint.fitting_items(limit * MIB, resident_bytes=0, item_cost=100) or 0):
+    prior = forecast(*((size, constant + each * size) for size in (2, 8, *sorted(set(sizes)))))
+    for size in (
+        first(prior, limit, resident=0),
+        prior.fitting_items(Room(limit_bytes=limit * MIB, resident_bytes=0, item_cost=100)) or 0,
+    ):
         assert size == 1 or constant + each * size <= limit
 
 
 def test_bytes_are_carried_over_to_items_about_as_dear_and_no_further() -> None:
-    hint = Hint(trials=(trial(8, 100, MIB), trial(8, 200, MIB)))
-    assert [hint.knows_bytes_near(cost) for cost in (10, 200, 300, 301)] == [True, True, True, False]
-    assert not Hint(trials=(trial(8, 100, MIB, verdict="oom"),)).knows_bytes_near(100)
+    prior = Prior(trials=(trial(8, 100, MIB), trial(8, 200, MIB)))
+    assert [prior.knows_bytes_near(cost) for cost in (10, 200, 300, 301)] == [True, True, True, False]
+    assert not Prior(trials=(trial(8, 100, MIB, verdict="oom"),)).knows_bytes_near(100)
 
 
 def test_a_size_limit_that_one_run_met_is_kept_away_from_by_the_next() -> None:
     met = Probe(batch_size=96, cost=75_744, verdict="size_limit", detail="a kernel's")
-    assert Hint(trials=(met,)).cost_limit == 68_169
-    assert Hint(trials=(Probe(batch_size=96, cost=75_744, verdict="oom"),)).cost_limit is None
-    assert Hint().cost_limit is None
+    assert Prior(trials=(met,)).cost_limit == 68_169
+    assert Prior(trials=(Probe(batch_size=96, cost=75_744, verdict="oom"),)).cost_limit is None
+    assert Prior().cost_limit is None
 
 
 def tried(detail: str, *, items: int = 10, each: int = 600) -> Probe:
@@ -140,16 +143,16 @@ def tried(detail: str, *, items: int = 10, each: int = 600) -> Probe:
 
 
 def test_sizes_are_compared_again_only_for_items_of_another_cost() -> None:
-    compared = Hint(cost_cap=6000, trials=(tried("climbing"), tried("comparing"), tried("settled")))
+    compared = Prior(likely_size=6000, trials=(tried("climbing"), tried("comparing"), tried("settled")))
     assert compared.is_compared_near(600)
     assert compared.is_compared_near(800)
     assert not compared.is_compared_near(1000)
     assert not compared.is_compared_near(300)
-    later = Hint(cost_cap=6000, trials=(*compared.trials, tried("settled", each=800)))
+    later = Prior(likely_size=6000, trials=(*compared.trials, tried("settled", each=800)))
     assert later.is_compared_near(600)  # a run that took the size over has compared nothing
     assert not later.is_compared_near(1000)
 
 
 def test_a_comparison_that_the_run_was_too_short_for_does_not_count() -> None:
-    assert not Hint(cost_cap=6000, trials=(tried("comparing"),)).is_compared_near(600)
-    assert not Hint(cost_cap=6000, trials=(tried("settled"),)).is_compared_near(600)
+    assert not Prior(likely_size=6000, trials=(tried("comparing"),)).is_compared_near(600)
+    assert not Prior(likely_size=6000, trials=(tried("settled"),)).is_compared_near(600)

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import assume, event, given, settings, target
 from hypothesis import strategies as st
 
-from brim.forecasting.byte_model import ByteModel
 from brim.records import Probe
-from brim.searching.fastest import FastestSearch
-from brim.searching.size_grid import SizeGrid
+from brim.sizing.byte_model import ByteModel
+from brim.sizing.fastest import FastestSizer
+from brim.sizing.grid import SizeGrid
+from brim.sizing.sizer import Evidence, Trial
 from fake_curves import Curve, FakeDevice
 
 LAST = 65_536
@@ -42,21 +43,23 @@ def cards(draw: st.DrawFn) -> Card:
                 item_seconds)  # fmt: skip
 
 
-def search_on(device: FakeDevice, *, last: int = LAST, headroom: float = 0.0, tolerance: float = 0.02) -> FastestSearch:
+def search_on(device: FakeDevice, *, last: int = LAST, headroom: float = 0.0, tolerance: float = 0.02) -> FastestSizer:
     """Drive a search to its end; it never asks twice for a size, nor for one at or above a failure."""
-    search = FastestSearch(
-        ByteModel(base_bytes=device.curve.base, noise=0.01 if headroom else 0.0),
-        limit_bytes=device.curve.limit,
+    search = FastestSizer(
+        Evidence(
+            ByteModel(base_bytes=device.curve.base, noise=0.01 if headroom else 0.0), limit_bytes=device.curve.limit
+        ),
         grid=SizeGrid(last=last),
-        headroom=headroom,
+        usable=1 - headroom,
         tolerance=tolerance,
     )
     failing = last + 1
-    while (size := search.next_size()) is not None:
+    while not search.settled:
+        size = search.next_size()
         assert size not in device.asked
         assert size < failing
         probe = device(size)
-        search.tell(probe)
+        search.record(Trial.of_probe(probe))
         if not probe.fits:
             failing = min(failing, size)
         assert len(device.asked) <= 30
@@ -81,8 +84,7 @@ def test_a_saturating_curve_is_met_at_097_of_its_best_in_eight_probes(card: Card
     search = search_on(device)
     chosen = search.chosen()
     assert chosen is not None
-    assert chosen.samples_per_second is not None
-    ratio = chosen.samples_per_second / best_rate(device, reachable(device))
+    ratio = chosen.rate / best_rate(device, reachable(device))
     event(f"probes {len(device.asked)}")
     event(f"ooms {device.ooms}")
     target(-ratio, label="rate short of the best")
@@ -102,11 +104,10 @@ def test_a_cliff_near_the_limit_costs_a_probe_or_two_and_no_rate(card: Card, cli
     chosen = search.chosen()
     assert chosen is not None
     assert chosen.fits
-    assert chosen.samples_per_second is not None
     event(f"probes {len(device.asked)}")
     assert len(device.asked) <= 8
     enough = 0.9 * best_rate(device, smooth)
-    assert chosen.samples_per_second >= enough or chosen.batch_size == smooth - 1
+    assert chosen.rate >= enough or chosen.size == smooth - 1
 
 
 @settings(max_examples=200)
@@ -117,36 +118,34 @@ def test_the_choice_is_the_smallest_size_seen_within_tolerance(card: Card) -> No
     chosen, best = search.chosen(), search.best()
     assert chosen is not None
     assert best is not None
-    good = [n for n in device.asked if n / device.step_seconds(n) >= 0.98 * best.samples_per_second]
-    assert chosen.batch_size == (min(good) if min(good) <= 0.5 * best.batch_size else best.batch_size)
+    good = [n for n in device.asked if n / device.step_seconds(n) >= 0.98 * best.rate]
+    assert chosen.size == (min(good) if min(good) <= 0.5 * best.size else best.size)
     assert search.largest == max(n for n in device.asked if device.curve.bytes_at(n) <= device.curve.limit)
 
 
 @pytest.mark.parametrize(("smaller", "taken"), [(15, 16), (9, 16), (8, 8)])
 def test_speed_is_given_up_for_a_size_that_is_clearly_smaller(smaller: int, taken: int) -> None:
-    search = FastestSearch(ByteModel(), limit_bytes=10**9, grid=SizeGrid(last=LAST))
+    search = FastestSizer(Evidence(ByteModel(), limit_bytes=10**9), grid=SizeGrid(last=LAST))
     for size, rate in ((smaller, 99.0), (16, 100.0)):
-        search.tell(
-            Probe(
+        search.record(Trial.of_probe(Probe(
                 batch_size=size, verdict="fits", peak_allocated_bytes=size, peak_reserved_bytes=size,
                 step_seconds=size / rate, samples_per_second=rate,
-            )
-        )  # fmt: skip
+            )))  # fmt: skip
     chosen = search.chosen()
     assert chosen is not None
-    assert chosen.batch_size == taken
+    assert chosen.size == taken
 
 
 def test_a_flat_rate_ends_the_climb_at_once_and_takes_the_smallest() -> None:
     device = FakeDevice(Curve(lambda n: 100 * n, 10**6, 0), step_seconds=lambda n: 0.001 * n)
     search = search_on(device)
-    assert search.chosen().batch_size == 1
+    assert search.chosen().size == 1
     assert len(device.asked) <= 3
 
 
 def test_a_rate_that_falls_with_size_keeps_the_smallest() -> None:
     device = FakeDevice(Curve(lambda n: 100 * n, 10**6, 0), step_seconds=lambda n: 0.001 * n**1.5)
-    assert search_on(device).chosen().batch_size == 1
+    assert search_on(device).chosen().size == 1
 
 
 def test_quadratic_bytes_never_run_out_of_memory() -> None:
@@ -155,7 +154,7 @@ def test_quadratic_bytes_never_run_out_of_memory() -> None:
     )
     search = search_on(device)
     assert device.ooms == 0
-    assert search.chosen().samples_per_second >= 0.97 * best_rate(device, 3_000)
+    assert search.chosen().rate >= 0.97 * best_rate(device, 3_000)
 
 
 def test_a_curve_that_steepens_costs_ooms_but_no_size_that_failed_is_passed() -> None:
@@ -166,7 +165,7 @@ def test_a_curve_that_steepens_costs_ooms_but_no_size_that_failed_is_passed() ->
     search = search_on(device)
     assert 1 <= device.ooms <= 3
     assert search.chosen().fits
-    assert search.chosen().samples_per_second >= 0.7 * best_rate(device, 1_000)
+    assert search.chosen().rate >= 0.7 * best_rate(device, 1_000)
 
 
 def test_nothing_is_chosen_when_the_smallest_size_does_not_fit() -> None:
@@ -179,7 +178,7 @@ def test_nothing_is_chosen_when_the_smallest_size_does_not_fit() -> None:
 def test_bytes_that_never_grow_are_followed_for_speed_alone() -> None:
     device = FakeDevice(Curve(lambda n: 500, 600, 500), step_seconds=lambda n: 0.01 + 0.0001 * n)
     search = search_on(device)
-    assert search.chosen().samples_per_second >= 0.97 / 0.0001 * (1 - 0.01 / (0.01 + 0.0001 * search.largest))
+    assert search.chosen().rate >= 0.97 / 0.0001 * (1 - 0.01 / (0.01 + 0.0001 * search.largest))
     assert search.largest > 1_000
     assert len(device.asked) <= 8
 
@@ -187,15 +186,16 @@ def test_bytes_that_never_grow_are_followed_for_speed_alone() -> None:
 def test_a_wider_tolerance_chooses_a_smaller_size() -> None:
     card = Card(0, 10**6, 10**10, 0.1, 0.001)
     tight, wide = search_on(card.device()), search_on(card.device(), tolerance=0.2)
-    assert wide.chosen().batch_size < tight.chosen().batch_size
+    assert wide.chosen().size < tight.chosen().size
 
 
 def test_only_allowed_sizes_are_asked_for() -> None:
     device = Card(0, 10**6, 10**10, 0.1, 0.001).device()
     grid = SizeGrid(last=5_000, multiple_of=24)
-    search = FastestSearch(ByteModel(), limit_bytes=device.curve.limit, grid=grid)
-    while (size := search.next_size()) is not None:
-        search.tell(device(size))
+    search = FastestSizer(Evidence(ByteModel(), limit_bytes=device.curve.limit), grid=grid)
+    while not search.settled:
+        size = search.next_size()
+        search.record(Trial.of_probe(device(size)))
     assert all(size % 24 == 0 for size in device.asked)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.forecasting.byte_model import ByteModel
+from brim.sizing.byte_model import ByteModel
 from fake_curves import Curve, affine, quadratic
 
 

@@ -1,24 +1,27 @@
 """One size against a larger one, by the rates of batches: is the larger one worth its memory?
 
-It is told every rate, and answers what to run next. There are two ways, because rates lie in two ways. Where dearest
-items come first the rate drifts by itself, so twice the size is tried between two batches of this one. Where items are
-all alike there is no drift, but noise only ever makes a batch longer: one good look at the larger size is enough to
-keep it, and refusing it takes more. A size kept wrongly costs memory, one refused wrongly costs the whole run.
+It is given every rate, and answers what to run next. There are two ways, because rates mislead in two ways. Where
+costliest items come first the rate drifts by itself, so twice the size is tried between two batches of this one. Where
+items are all alike there is no drift, but noise only ever makes a batch longer: one good trial of the larger size is
+enough to keep it, and refusing it takes more. A size kept wrongly costs memory, one refused wrongly the whole run.
 """
 
 from __future__ import annotations
 
 import abc
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
-__all__ = ["WORTHWHILE", "Comparison", "Drifting", "Next", "Steady"]
+from brim.sizing.constants import (
+    COMPARED_BATCHES,
+    EARLY_COMPARED_BATCHES,
+    EARLY_SECONDS,
+    FASTER_NOW,
+    MIN_SPEEDUP_TO_GROW,
+    MOST_DOUBTS,
+)
 
-WORTHWHILE = 1.03  # a doubling that brings less than this is not worth its memory
-TRIALS = 2  # batches at the larger size; the better one counts, since the first also allocates
-FIRST_SECONDS = 2.0  # of the batches looked at, where items are alike: until then the host may have other work
-MOST_TRIALS = 8  # until then
-FASTER_NOW = 1.02  # times the rate of a size when it was first seen: what was compared with that is looked at again
-DOUBTS = 2  # how often
+__all__ = ["Comparison", "Drifting", "Next", "Steady"]
 
 Next = Literal["this", "larger", "keep", "refuse"]  # which size to run next, or which one it is to be
 
@@ -32,16 +35,16 @@ class Comparison(abc.ABC):
         self.before: float | None = None  # the rate of this size
         self.usual = 0.0  # the rate of this size, when the larger one is refused
         self._trials: list[float] = []  # rates of the larger size
-        self._again = False  # whether this size is looked at again, the trials being over
+        self._again = False  # whether this size is timed again, the trials being over
 
     def begin(self, before: float | None = None) -> None:
         """A comparison anew, with the rate of this size where it is known."""
         self.before, self._trials, self._again = before, [], False
 
-    def took(self, seconds: float) -> None:  # noqa: B027  # not all keep time
-        """A batch was looked at for so long, while comparing or before."""
+    def timed(self, seconds: float) -> None:  # noqa: B027  # not all keep time
+        """A batch took so long, while comparing or before."""
 
-    def saw(self, rate: float) -> Next:
+    def compare(self, rate: float) -> Next:
         """The rate of a batch at the size that was asked for."""
         if self.before is None:
             self.before = rate
@@ -55,14 +58,23 @@ class Comparison(abc.ABC):
         self._again = len(self._trials) >= self._enough()
         return "this" if self._again else "larger"
 
+    def to_json(self) -> dict[str, Any]:
+        """The rates so far, as a checkpoint keeps them."""
+        return {"before": self.before, "usual": self.usual, "trials": list(self._trials), "again": self._again}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Continue where `to_json` was called."""
+        self.before, self.usual = data["before"], data["usual"]
+        self._trials, self._again = list(data["trials"]), data["again"]
+
     def _convinced(self, before: float, rate: float) -> bool:
         """Whether one trial is enough to keep the larger size."""
         del before, rate
         return False
 
     def _enough(self) -> int:
-        """Trials until this size is looked at again."""
-        return TRIALS
+        """Trials until this size is timed again."""
+        return COMPARED_BATCHES
 
     @abc.abstractmethod
     def _judge(self, before: float, again: float, larger: float) -> Next:
@@ -74,7 +86,7 @@ class Drifting(Comparison):
 
     def _judge(self, before: float, again: float, larger: float) -> Next:
         self.usual = (before + again) / 2
-        if larger < WORTHWHILE * self.usual:
+        if larger < MIN_SPEEDUP_TO_GROW * self.usual:
             return "refuse"
         self.begin()
         return "keep"
@@ -83,8 +95,8 @@ class Drifting(Comparison):
 class Steady(Comparison):
     """The larger size is kept at once if it beats this one, and refused with care.
 
-    In a run's first seconds the host prepares items and loads kernels, all sizes look slow, and twice the size no
-    faster. So it is tried more often then; and where this size, looked at again, is faster than it was, neither rate
+    In a run's first seconds the host prepares items and loads kernels, all sizes seem slow, and twice the size no
+    faster. So it is tried more often then; and where this size, timed again, is faster than it was, neither rate
     was the size's own: once more.
     """
 
@@ -92,18 +104,27 @@ class Steady(Comparison):
 
     def __init__(self) -> None:
         super().__init__()
-        self._doubts = DOUBTS
-        self._seconds = 0.0  # of all batches looked at
+        self._doubts = MOST_DOUBTS
+        self._seconds = 0.0  # of all batches timed
 
-    def took(self, seconds: float) -> None:
+    def to_json(self) -> dict[str, Any]:
+        """With the time and the doubts that are left."""
+        return {**super().to_json(), "doubts": self._doubts, "seconds": self._seconds}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Continue where `to_json` was called."""
+        super().restore(data)
+        self._doubts, self._seconds = data.get("doubts", MOST_DOUBTS), data.get("seconds", 0.0)
+
+    def timed(self, seconds: float) -> None:
         """It tells a run's first seconds from those after."""
         self._seconds += seconds
 
     def _convinced(self, before: float, rate: float) -> bool:
-        return rate >= WORTHWHILE * before
+        return rate >= MIN_SPEEDUP_TO_GROW * before
 
     def _enough(self) -> int:
-        return MOST_TRIALS if self._seconds < FIRST_SECONDS else TRIALS
+        return EARLY_COMPARED_BATCHES if self._seconds < EARLY_SECONDS else COMPARED_BATCHES
 
     def _judge(self, before: float, again: float, larger: float) -> Next:
         del larger  # no trial was good enough

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from brim.running.comparison import MOST_TRIALS, Comparison, Drifting, Next, Steady
+from brim.sizing.comparison import Comparison, Drifting, Next, Steady
+from brim.sizing.constants import EARLY_COMPARED_BATCHES
 
 
 def told(comparison: Comparison, *rates: float, seconds: float = 1.0) -> list[Next]:
     steps = []
     for rate in rates:
-        comparison.took(seconds)
-        steps.append(comparison.saw(rate))
+        comparison.timed(seconds)
+        steps.append(comparison.compare(rate))
     return steps
 
 
@@ -44,8 +45,8 @@ def test_a_size_that_became_faster_is_compared_anew_a_few_times() -> None:
 @pytest.mark.parametrize("seconds", [0.01, 1.0])
 def test_in_the_first_seconds_a_larger_size_has_more_trials(seconds: float) -> None:
     comparison = Steady()
-    steps = told(comparison, 100, *[90.0] * MOST_TRIALS, seconds=seconds)
-    assert steps.index("this") == (MOST_TRIALS if seconds < 0.1 else 2)
+    steps = told(comparison, 100, *[90.0] * EARLY_COMPARED_BATCHES, seconds=seconds)
+    assert steps.index("this") == (EARLY_COMPARED_BATCHES if seconds < 0.1 else 2)
 
 
 def test_a_comparison_begun_with_a_rate_asks_for_no_look_at_this_size() -> None:

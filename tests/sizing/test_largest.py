@@ -7,10 +7,11 @@ from hypothesis import event, example, given, settings, target
 from hypothesis import strategies as st
 
 from brim.errors import RequestError
-from brim.forecasting.byte_model import ByteModel
 from brim.records import Probe
-from brim.searching.largest import LargestSearch
-from brim.searching.size_grid import SizeGrid
+from brim.sizing.byte_model import ByteModel
+from brim.sizing.grid import SizeGrid
+from brim.sizing.largest import LargestSizer
+from brim.sizing.sizer import Evidence, Trial
 from fake_curves import (
     BOUND,
     Curve,
@@ -27,20 +28,20 @@ MANY = settings(max_examples=250)
 MOST_PROBES = 18  # for any curve drawn here, however contrived
 
 
-def search_on(device: FakeDevice, *, grid: SizeGrid | None = None, resolution: float = 0.0) -> LargestSearch:
+def search_on(device: FakeDevice, *, grid: SizeGrid | None = None, resolution: float = 0.0) -> LargestSizer:
     """Drive a search to its end; it never asks for a size twice, nor above one that failed."""
-    search = LargestSearch(
-        ByteModel(base_bytes=device.curve.base),
-        limit_bytes=device.curve.limit,
+    search = LargestSizer(
+        Evidence(ByteModel(base_bytes=device.curve.base), limit_bytes=device.curve.limit),
         grid=grid or SizeGrid(last=BOUND),
         resolution=resolution,
     )
     smallest_failing = BOUND + 1
-    while (size := search.next_size()) is not None:
+    while not search.settled:
+        size = search.next_size()
         assert size not in device.asked
         assert search.largest < size < smallest_failing
         probe = device(size)
-        search.tell(probe)
+        search.record(Trial.of_probe(probe))
         if not probe.fits:
             smallest_failing = size
         assert len(device.asked) <= 40
@@ -209,14 +210,18 @@ def test_points_known_beforehand_save_probes() -> None:
     model = ByteModel(base_bytes=10**6)
     for size in (1, 100, 200):
         model.observe(size, curve.bytes_at(size))
-    search, device = LargestSearch(model, limit_bytes=curve.limit, grid=SizeGrid(last=BOUND)), FakeDevice(curve)
-    while (size := search.next_size()) is not None:
-        search.tell(device(size))
+    search, device = (
+        LargestSizer(Evidence(model, limit_bytes=curve.limit), grid=SizeGrid(last=BOUND)),
+        FakeDevice(curve),
+    )
+    while not search.settled:
+        size = search.next_size()
+        search.record(Trial.of_probe(device(size)))
     assert search.largest == 1_234
     assert device.asked == [1_234, 1_235]
 
 
 def test_a_fitting_probe_without_bytes_is_refused() -> None:
-    search = LargestSearch(ByteModel(), limit_bytes=10, grid=SizeGrid(last=4))
+    search = LargestSizer(Evidence(ByteModel(), limit_bytes=10), grid=SizeGrid(last=4))
     with pytest.raises(AssertionError):
-        search.tell(Probe(batch_size=1, verdict="fits"))
+        search.record(Trial.of_probe(Probe(batch_size=1, verdict="fits")))

@@ -3,7 +3,8 @@
 An entry's name is the fingerprint of workload, knobs, dtype, device and search settings. Inside it keeps the
 environment it was made in (versions, allocator settings, …). The same environment and enough free memory: the
 plan is used as it is. Another environment: it is stale, and one probe decides instead of a search. A file that is
-damaged, or that does not answer the request it is filed under, is ignored, and the user is told.
+damaged, or that does not answer the request it is filed under, is ignored with a note. `PlanFile` is the place of one
+piece of live work among them.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import BrimError, RequestError
-from brim.records import Plan
+from brim.records import MemoryFigures, Plan, Probe, Unit
+from brim.sizing.constants import MAX_SIZE_OVER_SEEN, MIN_LIMIT_OF_PLAN
+from brim.sizing.live import LiveSizer
 from brim.storage.files import cache_folder, read_json, write_json
 from brim.storage.fingerprint import fingerprint
 
-__all__ = ["CachedPlan", "PlanCache", "beyond_evidence"]
+__all__ = ["CachedPlan", "PlanCache", "PlanFile"]
 
 LATEST_TIME = 253_402_300_799.0  # the last second of the year 9999: what a clock can be made of
-FAR_BEYOND = 4  # times the largest batch that ran: a cap found on a run's own batches is never that much
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,12 +123,70 @@ class PlanCache:
         return self.folder / f"{fingerprint(identity)}.json"
 
 
-def beyond_evidence(plan: Plan) -> str | None:
-    """Why the cap of a run that sized its own batches cannot be believed: nothing near it ever ran."""
-    seen = max([plan.batch_size_max, *(probe.cost or 0 for probe in plan.probes if probe.fits)])
-    if plan.size <= FAR_BEYOND * seen:
-        return None
-    return f"its size {plan.size} is far above the largest batch that it was found by ({seen})"
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanFile:
+    """The plan of one piece of live work: where a run of it starts, and what it leaves for the next."""
+
+    identity: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    device: str
+    limit_bytes: int
+    unit: Unit | None = None  # that a plan must count in
+    use_cache: bool = True
+
+    def load(self) -> tuple[Plan | None, tuple[str, ...]]:
+        """The plan of an earlier run, if it holds here; and a note on one that is damaged."""
+        if not self.use_cache:
+            return None, ()
+        entry, notes = PlanCache().load(self.identity, self._problem_of)
+        if entry is None or entry.environment != fingerprint(self.environment):
+            return None, notes
+        made_for = entry.plan.memory.limit_bytes or 0
+        return (entry.plan if self.limit_bytes >= MIN_LIMIT_OF_PLAN * made_for else None), ()
+
+    def save(self, plan: Plan) -> None:
+        """File it for the next run, unless the user said otherwise."""
+        if self.use_cache:
+            PlanCache().save(plan, self.identity, self.environment)
+
+    def plan(
+        self,
+        sizer: LiveSizer,
+        *,
+        unit: Unit,
+        size: int,
+        largest: int,
+        reason: str,
+        cached: bool,
+        peak_bytes: int | None,
+        probes: tuple[Probe, ...],
+    ) -> Plan:
+        """What a run settled at, and the evidence."""
+        return Plan(
+            unit=unit,
+            size=max(size, 1),
+            batch_size_max=largest,
+            batch_size_max_estimate=sizer.evidence.bytes.largest_within(self.limit_bytes),
+            objective="fastest",
+            reason=reason,
+            cached=cached,
+            device=self.device,
+            memory=MemoryFigures(
+                limit_bytes=self.limit_bytes,
+                headroom_bytes=None if not peak_bytes else self.limit_bytes - peak_bytes,
+            ),
+            probes=probes,
+            fingerprint=fingerprint(self.identity),
+        )
+
+    def _problem_of(self, plan: Plan) -> str | None:
+        """Why a plan cannot be believed: it counts something else, or nothing near its size ever ran."""
+        if self.unit is not None and plan.unit != self.unit:
+            return f"it counts {plan.unit}, and this task {self.unit}"
+        seen = max([plan.batch_size_max, *(probe.cost or 0 for probe in plan.probes if probe.fits)])
+        if plan.size <= MAX_SIZE_OVER_SEEN * seen:
+            return None
+        return f"its size {plan.size} is far above the largest batch that it was found by ({seen})"
 
 
 def _read_entry(path: Path) -> CachedPlan:

@@ -9,9 +9,9 @@ import pytest
 from brim.errors import DoesNotFitError, LostError, RequestError
 from brim.memory.remedies import memory_remedies, memory_savings
 from brim.records import Probe
-from brim.searching.strategy import Found, search_sizes
 from brim.settings.search_settings import SearchSettings
-from fake_curves import Curve, FakeDevice, scene_of
+from brim.sizing.probing import Found
+from fake_curves import Curve, FakeDevice, context_of, searched
 
 MIB = 2**20
 
@@ -21,8 +21,8 @@ def thousand() -> FakeDevice:
     return FakeDevice(Curve(lambda n: MIB + n * MIB, 1_001 * MIB, MIB), step_seconds=lambda n: 1 + 0.0001 * n)
 
 
-def search(device: FakeDevice, *, scene: dict[str, object] | None = None, **settings: object) -> Found:
-    return search_sizes(scene_of(device.curve, **(scene or {})), SearchSettings(**settings), device)
+def search(device: FakeDevice, *, context: dict[str, object] | None = None, **settings: object) -> Found:
+    return searched(context_of(device.curve, **(context or {})), SearchSettings(**settings), device)
 
 
 def test_the_largest_is_found_and_what_stops_it_is_named() -> None:
@@ -67,12 +67,12 @@ def test_a_ceiling_is_rounded_down_to_the_grid() -> None:
 
 def test_a_ceiling_below_the_smallest_allowed_size_is_a_wrong_request() -> None:
     with pytest.raises(RequestError, match="no batch size is allowed up to 1"):
-        search(thousand(), batch_size=1, scene={"smallest_size": 2})
+        search(thousand(), batch_size=1, context={"smallest_size": 2})
 
 
 def test_the_data_bounds_the_search() -> None:
     device = thousand()
-    found = search(device, objective="largest", scene={"largest_size": 300})
+    found = search(device, objective="largest", context={"largest_size": 300})
     assert found.chosen.batch_size == max(device.asked) == 300
     assert "largest size allowed (300) fits" in found.reason
     assert not any(probe.verdict == "oom" for probe in found.probes)
@@ -142,7 +142,7 @@ def test_a_ceiling_that_times_out_is_not_taken() -> None:
 def test_nothing_fits_tells_the_bytes_the_limit_and_the_remedies_in_order(objective: str) -> None:
     device = FakeDevice(Curve(lambda n: 3 * MIB + n * MIB, 2 * MIB, 0))
     with pytest.raises(DoesNotFitError) as caught:
-        search(device, objective=objective, scene={"savings": ("half precision", "less of this")})
+        search(device, objective=objective, context={"savings": ("half precision", "less of this")})
     message = str(caught.value)
     assert caught.value.exit_code == 3
     assert device.asked == [1]
@@ -236,5 +236,5 @@ def test_remedies_come_in_one_order_and_only_those_that_are_possible() -> None:
 
 def test_an_allocator_that_strays_is_settled_to_two_percent() -> None:
     device = thousand()
-    found = search(device, objective="largest", scene={"exact": False})
+    found = search(device, objective="largest", context={"exact": False})
     assert 980 <= found.chosen.batch_size <= 1_000

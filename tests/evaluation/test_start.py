@@ -14,13 +14,18 @@ import torch
 from evaluation_runs import predictions, run, shout, write_lines, write_words
 from PIL import Image
 
-from brim.evaluation import forecast_start as module
-from brim.evaluation.forecast_start import ForecastStart, StartForecaster, forecast_start, is_worth_a_trace
-from brim.evaluation.hint import ForecastBytes, Hint
+from brim.evaluation import start as module
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult, evaluate_together
-from brim.evaluation.sizing import Sizing, Start
+from brim.evaluation.start import (
+    FirstForecast,
+    MakeForecast,
+    Start,
+    StartingPoint,
+    forecast_first_batch,
+    is_worth_a_trace,
+)
 from brim.evaluation.subject import Subject, open_subject
 from brim.evaluation.worker import Worker
 from brim.evaluation.workload import DataWorkload
@@ -28,11 +33,13 @@ from brim.forecasting.forecast import Forecaster, TracedWorkload
 from brim.forecasting.gpus import find_gpu
 from brim.ranks.agreement import Agreement
 from brim.records import Probe
-from brim.running.governor import Governor
+from brim.sizing.live import LiveSizer
+from brim.sizing.priors import ForecastBytes, Prior
+from trials import ran
 
 TOKENS = 6
 MIB = 2**20
-pretended = functools.partial(forecast_start, gpu=find_gpu("a100-80gb"))
+pretended = functools.partial(forecast_first_batch, gpu=find_gpu("a100-80gb"))
 
 
 class Fake:
@@ -42,27 +49,27 @@ class Fake:
         self.each, self.constant, self.seconds = each, constant, seconds
         self.asked: list[list[int]] = []
 
-    def __call__(self, subject: Subject, items: Sequence[int], limit_bytes: int) -> ForecastStart:
+    def __call__(self, subject: Subject, items: Sequence[int], limit_bytes: int) -> FirstForecast:
         del limit_bytes
         self.asked.append(list(items))
         points = tuple((size, round(self.constant + self.each * size)) for size in (2, 8, 64))
         dearest = max(subject.costs[item] for item in items)
-        return ForecastStart(bytes=ForecastBytes(item_cost=dearest, points=points), seconds=self.seconds)
+        return FirstForecast(bytes=ForecastBytes(item_cost=dearest, points=points), seconds=self.seconds)
 
 
-def untraceable(*_: Any) -> ForecastStart:
-    return ForecastStart(bytes=None, seconds=1.5, note="started without a forecast, since it is a test")
+def untraceable(*_: Any) -> FirstForecast:
+    return FirstForecast(bytes=None, seconds=1.5, note="started without a forecast, since it is a test")
 
 
 def nothing(*_: Any) -> None:
     """No forecast is made."""
 
 
-def sizing_of(request: EvalRequest, forecast: StartForecaster, hint: Hint | None = None) -> Sizing:
-    return Worker(request, open_subject(request), EvalListener(), forecast=forecast, hint=hint).sizing
+def starting_of(request: EvalRequest, forecast: MakeForecast, prior: Prior | None = None) -> StartingPoint:
+    return Worker(request, open_subject(request), EvalListener(), forecast=forecast, prior=prior).starting
 
 
-def evaluate_from(forecast: StartForecaster, request: EvalRequest, folder: Path) -> EvalResult:
+def evaluate_from(forecast: MakeForecast, request: EvalRequest, folder: Path) -> EvalResult:
     def opener(request: EvalRequest, listener: EvalListener, monitor: Path) -> Worker:
         return Worker(request, open_subject(request), listener, monitor=monitor, forecast=forecast)
 
@@ -145,25 +152,25 @@ class TestWhereTheRunStarts:
     ) -> None:
         monkeypatch.setenv("BRIM_CACHE_DIR", str(tmp_path / "cache"))
         fake = Fake(each=40 * MIB)
-        sizing = sizing_of(asking(use_cache=True), fake)
-        settled = Start(governor=Governor(first=300, ceiling=10_000, cap_known=True))
-        sizing.remember(sizing.plan(settled, 300, None), settled.governor)
-        start = sizing.start(list(range(96)))
+        starting = starting_of(asking(use_cache=True), fake)
+        settled = Start(sizer=LiveSizer(first=300, ceiling=10_000, known=True))
+        starting.remember(starting.plan(settled, 300, None), settled.sizer)
+        start = starting.start(list(range(96)))
         assert not fake.asked
         assert start.cached is not None
-        assert start.governor.cap == 300
+        assert start.sizer.size == 300
 
     @pytest.mark.parametrize("forecast", [True, False])
     def test_the_second_batch_is_not_above_what_a_forecast_or_the_first_one_says_fits(
         self, asking: Callable[..., EvalRequest], forecast: bool
     ) -> None:
         each = 300 * MIB  # three of a gibibyte
-        sizing = sizing_of(asking(), Fake(each=each) if forecast else nothing)
-        governor = sizing.start(list(range(96))).governor
-        dearest = max(sizing.subject.costs)
-        assert governor.cap == 2 * dearest
-        governor.succeeded(2 * dearest, 0.1, 2 * each, dearest)
-        assert governor.cap // dearest == 3
+        starting = starting_of(asking(), Fake(each=each) if forecast else nothing)
+        sizer = starting.start(list(range(96))).sizer
+        dearest = max(starting.subject.costs)
+        assert sizer.size == 2 * dearest
+        ran(sizer, 2 * dearest, 0.1, 2 * each, dearest)
+        assert sizer.size // dearest == 3
 
     def test_bytes_of_a_similar_run_are_better_than_a_forecast_unless_its_samples_were_much_cheaper(
         self, asking: Callable[..., EvalRequest]
@@ -172,20 +179,20 @@ class TestWhereTheRunStarts:
         for cost, asked in ((dearest, 0), (2 * dearest, 0), (dearest // 2, 1)):
             fake = Fake(each=100 * MIB)
             trials = (Probe(batch_size=8, cost=8 * cost, verdict="fits", peak_allocated_bytes=80 * MIB),)
-            hint = Hint(cost_cap=100 * dearest, trials=trials)
-            start = sizing_of(asking(), fake, hint).start(list(range(96)))
+            prior = Prior(likely_size=100 * dearest, trials=trials)
+            start = starting_of(asking(), fake, prior).start(list(range(96)))
             assert len(fake.asked) == asked
             assert start.by_forecast is bool(asked)
-            assert start.governor.phase == "comparing"
+            assert start.sizer.phase == "comparing"
             if asked:
-                assert start.governor.cap // dearest == 7  # three quarters of a gibibyte
+                assert start.sizer.size // dearest == 7  # three quarters of a gibibyte
 
     def test_on_the_cpu_nothing_changes(self, asking: Callable[..., EvalRequest], tmp_path: Path) -> None:
         subject = open_subject(asking(max_new_tokens=256))
         subject = dataclasses.replace(subject, costs=(300,) * 200)
         items = range(200)
         assert is_worth_a_trace(subject, items)
-        assert forecast_start(subject, items, 2**30) is None
+        assert forecast_first_batch(subject, items, 2**30) is None
 
 
 class TestAWrongForecast:
@@ -319,7 +326,7 @@ class TestTracing:
     def test_a_trace_that_takes_too_long_is_given_up(
         self, asking: Callable[..., EvalRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(module, "LONGEST_SECONDS", 0.0)
+        monkeypatch.setattr(module, "LONGEST_TRACE_SECONDS", 0.0)
         result = evaluate_from(pretended, asking(limit=8), tmp_path / "run")
         line = "started without a forecast, since the step cannot be traced: it takes more than 0 seconds"
         assert result.notes == (line,)

@@ -1,0 +1,194 @@
+"""Where an evaluation's batches start, and the plan that it leaves behind.
+
+Gathers what `sizing/` decides from: the plan of an earlier run, what a similar run has shown, a forecast. A forecast is
+made of the costliest sample, as the run will treat it, where the few seconds are sure to be little beside the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from brim.evaluation.request import EvalRequest
+from brim.evaluation.subject import Subject
+from brim.evaluation.tasks.generate import GenerateTask
+from brim.evaluation.workload import workload_to_trace
+from brim.forecasting.forecast_curve import forecast_curve
+from brim.forecasting.gpus import Gpu
+from brim.memory.devices import DeviceMemory, device_name
+from brim.memory.environment import environment_facts
+from brim.records import Plan, Probe
+from brim.running.interrupts import InterruptWatch
+from brim.sizing.constants import LONGEST_TRACE_SECONDS
+from brim.sizing.live import LiveSizer
+from brim.sizing.plans import PlanFile
+from brim.sizing.priors import ForecastBytes, LiveRequest, Prior, Room, forecast_pays, largest_worth_finding, start_live
+
+__all__ = ["FirstForecast", "MakeForecast", "Start", "StartingPoint", "forecast_first_batch", "is_worth_a_trace"]
+
+PREPARED = 8  # of the costliest samples that are tried: one that cannot be prepared never reaches the model
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FirstForecast:
+    """The bytes to start from, or None and a note that says why; and how long the trace took."""
+
+    bytes: ForecastBytes | None
+    seconds: float
+    note: str | None = None
+
+
+# Of a subject, the items to do and the memory limit; None where none is made.
+MakeForecast = Callable[[Subject, Sequence[int], int], FirstForecast | None]
+
+
+def forecast_first_batch(
+    subject: Subject, items: Sequence[int], limit_bytes: int, *, gpu: Gpu | None = None
+) -> FirstForecast | None:
+    """The bytes of the costliest of these items; None where no forecast is made: not on CUDA, or not worth the time.
+
+    With `gpu` it is made for that card, wherever the model is and however short the run.
+    """
+    if gpu is None and (subject.device.type != "cuda" or not is_worth_a_trace(subject, items)):
+        return None
+    started = time.perf_counter()
+    item, prepared = _costliest(subject, items)
+    workload = None if item is None else workload_to_trace(subject, item, prepared)
+    if item is None or workload is None:
+        return None
+    with InterruptWatch():  # a trace is full of weak references
+        curve, notes = forecast_curve(workload, gpu=gpu, one_step=True, seconds=LONGEST_TRACE_SECONDS, begun="started")
+    found = None
+    if curve is not None:
+        cost = subject.costs[item]
+        found = ForecastBytes.of_curve(curve, item_cost=cost, limit_bytes=limit_bytes, most=len(items))
+    return FirstForecast(bytes=found, seconds=time.perf_counter() - started, note=next(iter(notes), None))
+
+
+def is_worth_a_trace(subject: Subject, items: Sequence[int]) -> bool:
+    """Whether a forecast pays for this run."""
+    module, task = subject.model.module, subject.task
+    if not isinstance(module, nn.Module):
+        return False
+    return forecast_pays(
+        [subject.costs[item] for item in items],
+        new_tokens=task.generation.max_new_tokens if isinstance(task, GenerateTask) else None,
+        counts_tokens=task.unit == "tokens",
+        parameters=sum(parameter.numel() for parameter in module.parameters()),
+    )
+
+
+def _costliest(subject: Subject, items: Sequence[int]) -> tuple[int | None, Any]:
+    """The costliest item that can be prepared, prepared; None if none of the first few can."""
+    for item in sorted(items, key=lambda item: -subject.costs[item])[:PREPARED]:
+        with contextlib.suppress(Exception):  # the run will meet it again, and record it as this sample's failure
+            return item, subject.task.prepare(item)
+    return None, None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+    """The sizer that a run starts with, and what it knew: a cached plan, or a forecast, or neither."""
+
+    sizer: LiveSizer
+    cached: Plan | None = None
+    forecast: FirstForecast | None = None
+    notes: tuple[str, ...] = ()  # a cached plan that was ignored
+
+    @property
+    def by_forecast(self) -> bool:
+        """Whether the first size is a forecast's."""
+        return self.forecast is not None and self.forecast.bytes is not None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StartingPoint:
+    """What is known of one run before its first batch; `forecast` is asked where nothing better is known."""
+
+    request: EvalRequest
+    subject: Subject
+    memory: DeviceMemory
+    limit_bytes: int
+    prior: Prior = dataclasses.field(default_factory=Prior)
+    forecast: MakeForecast = forecast_first_batch
+
+    @property
+    def by_count(self) -> bool:
+        """Whether the size counts samples: the user gave a number of them."""
+        return self.request.batch_size is not None
+
+    def start(self, items: list[int]) -> Start:
+        """The sizer of a run over these items."""
+        request, costs = self.request, [self.subject.costs[item] for item in items]
+        item_cost = max(costs, default=1)
+        asked = LiveRequest(
+            batch_size=request.batch_size,
+            cost_cap=request.cost_cap,
+            fixed=request.fixed,
+            ceiling=largest_worth_finding(costs),
+        )
+        plan, notes = (None, ()) if asked.given else self._plan_file().load()
+        if plan is not None:
+            return Start(sizer=start_live(asked, Prior(known_size=plan.size), self._room(item_cost)), cached=plan)
+        forecast, prior = None, self.prior
+        if not asked.given and not prior.knows_bytes_near(item_cost):
+            forecast = self.forecast(self.subject, items, self.limit_bytes)
+        if forecast is not None and forecast.bytes is not None:
+            prior = dataclasses.replace(prior, forecast=forecast.bytes)
+            item_cost = forecast.bytes.item_cost  # of the costliest that can be prepared: others never reach the model
+        return Start(sizer=start_live(asked, prior, self._room(item_cost)), forecast=forecast, notes=notes)
+
+    def plan(self, start: Start, largest: int, peak_bytes: int | None, trials: tuple[Probe, ...] = ()) -> Plan:
+        """What the run settled at, to start the next one there."""
+        asked = self.by_count or self.request.cost_cap is not None
+        reason = "the size asked for" if asked else "grown on the run's own batches while that paid"
+        if start.by_forecast:
+            reason += ", from a size that a forecast gave"
+        if start.cached is not None:
+            reason, largest = "a cached plan of an earlier run", max(largest, start.cached.batch_size_max)
+        return self._plan_file().plan(
+            start.sizer,
+            unit="samples" if self.by_count else self.subject.task.unit,
+            size=start.sizer.kept,
+            largest=max(largest, 1),
+            reason=reason,
+            cached=start.cached is not None,
+            peak_bytes=peak_bytes,
+            probes=trials,
+        )
+
+    def remember(self, plan: Plan, sizer: LiveSizer) -> None:
+        """File the plan, unless the user gave the size or there was too little data to find one."""
+        given = self.by_count or self.request.cost_cap is not None
+        if sizer.overlaps and sizer.kept < sizer.ceiling and not given:
+            self._plan_file().save(plan)
+
+    def _room(self, item_cost: int) -> Room:
+        module = self.subject.model.module
+        held = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
+        resident = sum(tensor.nbytes for tensor in held)
+        return Room(limit_bytes=self.limit_bytes, resident_bytes=resident, item_cost=item_cost)
+
+    def _plan_file(self) -> PlanFile:
+        task = {name: value for name, value in self.subject.task.identity().items() if name != "system"}
+        device = device_name(self.memory.device)
+        return PlanFile(
+            identity={
+                "kind": "eval",
+                **self.subject.identity(),
+                "task": task,
+                "longest": max(self.subject.costs).bit_length(),  # data of another length has another knee
+                "device": device,
+                "memory_limit": self.request.memory_limit_bytes,
+            },
+            environment=environment_facts(self.memory.device),
+            device=device,
+            limit_bytes=self.limit_bytes,
+            unit=self.subject.task.unit,
+            use_cache=self.request.use_cache,
+        )
