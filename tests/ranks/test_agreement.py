@@ -34,15 +34,22 @@ def caught(function: Callable[[], Any]) -> dict[str, Any]:
         return {"error": str(error), "exit_code": error.exit_code, "cause": type(error.__cause__).__name__}
 
 
+def on_all(agreement: Agreement, function: Callable[[], Any]) -> list[Any]:
+    """What every rank's call gives."""
+    with agreement.step(object) as step:
+        step.value = function()
+    return step.values
+
+
 def votes(rank: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     found: dict[str, Any] = {}
     with Agreement(timeout_seconds=30) as agreement:
         found["world"] = [agreement.world.rank, agreement.world.size]
-        found["values"] = agreement.run_on_all(lambda: {"rank": rank, "text": "é" * (1 + 50 * rank), "none": None})
+        found["values"] = on_all(agreement, lambda: {"rank": rank, "text": "é" * (1 + 50 * rank), "none": None})
         one = (lambda: raise_(ValueError("no such column"))) if rank == 1 else (lambda: 5)
-        found["one_fails"] = caught(lambda: agreement.run_on_all(one))
+        found["one_fails"] = caught(lambda: on_all(agreement, one))
         both = RequestError("fix it") if rank == 0 else OSError("disk")
         found["both_fail"] = caught(lambda: agreement.gather(Outcome(error=both)))
         found["not_json"] = caught(lambda: agreement.gather(Outcome(value=object() if rank == 1 else 1)))
@@ -329,9 +336,9 @@ def test_alone_nothing_is_started_and_errors_keep_their_type(monkeypatch: pytest
     with Agreement() as agreement:
         assert agreement.world.size == 1
         assert agreement.gather(Outcome(value=value)) == [value]
-        assert agreement.run_on_all(lambda: (1, 2)) == [(1, 2)]
+        assert on_all(agreement, lambda: (1, 2)) == [(1, 2)]
         with pytest.raises(ZeroDivisionError):
-            agreement.run_on_all(lambda: 1 // 0)
+            on_all(agreement, lambda: 1 // 0)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,9 @@ def test_a_bad_environment_is_a_wrong_request(
 def test_asking_does_not_import_torch() -> None:
     code = (
         "import sys; from brim.ranks.world import current_world; from brim.ranks.agreement import Agreement\n"
-        "with Agreement() as agreement: assert agreement.run_on_all(lambda: 1) == [1]\n"
+        "with Agreement() as agreement:\n"
+        "    with agreement.step(int) as step: step.value = 1\n"
+        "    assert step.values == [1]\n"
         "assert current_world().size == 1 and 'torch' not in sys.modules"
     )
     environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from brim.running.executor import HOPELESS_AFTER, Done, Executor
+from brim.running.executor import HOPELESS_AFTER, Executor, Finished
 from brim.sizing.live import LiveSizer
 
 
-def run(fits: int, *, stop_if_hopeless: bool) -> tuple[list[Done], list[int], list[str]]:
+def run(fits: int, *, stop_if_hopeless: bool) -> tuple[list[Finished], list[int], list[str]]:
     """Items cost their number; those above `fits` do not fit, even alone."""
-    done: list[Done] = []
     tried: list[int] = []
     told: list[str] = []
 
@@ -24,11 +23,10 @@ def run(fits: int, *, stop_if_hopeless: bool) -> tuple[list[Done], list[int], li
         work,
         list(range(50)),
         sizer=LiveSizer(first=50),
-        record=done.extend,
         tell=told.append,
         stop_if_hopeless=stop_if_hopeless,
     )
-    executor.run(range(50))
+    done = [one for some in executor.run(range(50)) for one in some]
     return done, tried, told
 
 

@@ -35,9 +35,9 @@ def test_a_run_ends_at_the_next_batch_after_an_interrupt_that_was_dropped() -> N
         done.extend(items)
         return items
 
-    executor = Executor(function, [1] * 10, sizer=LiveSizer(first=2, ceiling=2, grows=False), record=lambda batch: None)
+    executor = Executor(function, [1] * 10, sizer=LiveSizer(first=2, ceiling=2, grows=False))
     with pytest.raises(KeyboardInterrupt):
-        executor.run(range(10))
+        list(executor.run(range(10)))
     assert len(done) == 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

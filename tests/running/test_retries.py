@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import brim
-from brim.running.executor import Done, Executor
+from brim.running.executor import Executor
 from brim.running.retries import ALL_PAUSES_SECONDS, ATTEMPTS, LONGEST_PAUSE_SECONDS
 from brim.sizing.live import LiveSizer
 
@@ -128,11 +128,9 @@ def test_many_items_that_never_fit_wait_together_and_not_for_long(pauses: list[f
 
 def test_all_pauses_of_an_executor_together_are_bounded() -> None:
     neighbour, pauses = Neighbour(), []
-    executor = Executor(
-        neighbour.function, [1] * 60, sizer=LiveSizer(first=1), record=lambda batch: None, pause=pauses.append
-    )
+    executor = Executor(neighbour.function, [1] * 60, sizer=LiveSizer(first=1), pause=pauses.append)
     for start in range(0, 60, 10):  # as a worker of a cluster is given its shares
-        executor.run(range(start, start + 10))
+        list(executor.run(range(start, start + 10)))
     assert sum(pauses) == ALL_PAUSES_SECONDS
     assert executor.figures.failed == 60
 
@@ -151,13 +149,12 @@ def test_where_only_the_own_limit_stands_in_the_way_nobody_is_waited_for(pauses:
 
 def test_a_run_that_looks_hopeless_continues_once_the_memory_is_given_back() -> None:
     neighbour = Neighbour()
-    done: list[Done] = []
     told: list[str] = []
     executor = Executor(
-        neighbour.function, list(range(1, 51)), sizer=LiveSizer(first=50), record=done.extend, tell=told.append,
+        neighbour.function, list(range(1, 51)), sizer=LiveSizer(first=50), tell=told.append,
         stop_if_hopeless=True, pause=neighbour.lets_go,
     )  # fmt: skip
-    executor.run(range(50))
+    done = [one for some in executor.run(range(50)) for one in some]
     assert sorted(one.item for one in done) == list(range(50))
     assert all(one.result == 2 * one.item for one in done)
     assert any("4 samples do not fit alone" in line for line in told)
@@ -166,7 +163,6 @@ def test_a_run_that_looks_hopeless_continues_once_the_memory_is_given_back() -> 
 
 def test_the_last_resort_comes_after_all_tries_and_frees_everything_put_aside(pauses: list[float]) -> None:
     neighbour = Neighbour()
-    done: list[Done] = []
     resorts: list[int] = []
 
     def last_resort() -> bool:
@@ -175,10 +171,10 @@ def test_the_last_resort_comes_after_all_tries_and_frees_everything_put_aside(pa
         return len(resorts) == 1
 
     executor = Executor(
-        neighbour.function, [1] * 20, sizer=LiveSizer(first=4), record=done.extend, stop_if_hopeless=True,
+        neighbour.function, [1] * 20, sizer=LiveSizer(first=4), stop_if_hopeless=True,
         last_resort=last_resort,
     )  # fmt: skip
-    executor.run(range(20))
+    done = [one for some in executor.run(range(20)) for one in some]
     assert len(resorts) == len(pauses) == 1
     assert all(one.failure is None for one in done)
     assert sorted(one.item for one in done) == list(range(20))

@@ -18,8 +18,8 @@ def executed(count: int, sizer: LiveSizer, *, fits: int = 1000) -> Executor:
             raise MemoryError
         return items
 
-    executor = Executor(function, [1] * count, sizer=sizer, record=lambda batch: None)
-    executor.run(range(count))
+    executor = Executor(function, [1] * count, sizer=sizer)
+    list(executor.run(range(count)))
     return executor
 
 
@@ -49,10 +49,9 @@ def test_a_run_that_never_settles_down_does_not_fill_memory_with_its_trials() ->
         lambda items: (_ for _ in ()).throw(MemoryError) if len(items) > 1 else items,
         [1] * 3000,
         sizer=LiveSizer(first=2, ceiling=2, grows=False),
-        record=lambda batch: None,
         fixed=True,
     )
-    failing.run(range(3000))
+    list(failing.run(range(3000)))
     assert failing.figures.oom_events > MOST_TRIALS
     assert len(failing.trials) == MOST_TRIALS
 
@@ -84,8 +83,8 @@ class Timed(Pending):
 
 
 def test_where_the_device_says_how_long_it_took_waiting_for_items_does_not_count() -> None:
-    executor = Executor(Timed, [1] * 40, sizer=LiveSizer(first=10, ceiling=10, grows=False), record=lambda batch: None)
-    executor.run(range(40))
+    executor = Executor(Timed, [1] * 40, sizer=LiveSizer(first=10, ceiling=10, grows=False))
+    list(executor.run(range(40)))
     assert executor.figures.busy_seconds == 4 * 0.25
     assert executor.figures.seconds < 1.0  # what it really took, for whoever watches
     assert [trial.samples_per_second for trial in executor.trials] == [40.0]
@@ -107,8 +106,8 @@ def rejecting(
 def run_rejecting(function: Callable[..., Any], *, first: int, count: int = 200) -> tuple[Executor, list[str]]:
     told: list[str] = []
     sizer = LiveSizer(first=first, ceiling=first, known=True)
-    executor = Executor(function, [1] * count, sizer=sizer, record=lambda batch: None, tell=told.append)
-    executor.run(range(count))
+    executor = Executor(function, [1] * count, sizer=sizer, tell=told.append)
+    list(executor.run(range(count)))
     return executor, told
 
 
@@ -164,7 +163,7 @@ def test_a_batch_of_which_nothing_ran_says_nothing_about_its_size() -> None:
         def busy_seconds(self) -> float:
             return 1e-6 if max(self.items) < 2 else 0.1 + 0.001 * len(self.items)
 
-    executor = Executor(Slow, [1] * 400, sizer=LiveSizer(first=2), record=lambda batch: None)
-    executor.run(range(400))
+    executor = Executor(Slow, [1] * 400, sizer=LiveSizer(first=2))
+    list(executor.run(range(400)))
     assert executor.figures.failed == 2
     assert max(executor.figures.batch_counts) > 30

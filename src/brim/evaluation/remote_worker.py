@@ -111,7 +111,9 @@ class RemoteWorker:
 
     def _evaluate(self, items: list[int], news: queue.SimpleQueue[News | Exception]) -> None:
         try:
-            outcome = self._worker.run(items, self._relay.record)
+            for lines in self._worker.run(items):
+                self._relay.record(lines)
+            outcome = self._worker.figures()
         except Exception as error:
             news.put(error)
         else:

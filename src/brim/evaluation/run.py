@@ -6,9 +6,10 @@ samples among themselves by cost and each keeps a journal of its own; rank 0 mer
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,10 @@ from brim.evaluation.subject import Subject, SubjectFacts, evaluation_savings, o
 from brim.evaluation.summary import RankFigures, merge_plans, plans_to_keep, summarise
 from brim.evaluation.worker import Lines, Worker
 from brim.memory.remedies import memory_remedies
-from brim.ranks.agreement import Agreement
+from brim.ranks.agreement import Agreement, check_same_work
 from brim.ranks.shared_folder import shared_folder
 from brim.ranks.stopping import stop_signal_as_error
 from brim.records import Plan
-from brim.storage.fingerprint import differing_parts
 from brim.storage.run_folder import write_run
 
 __all__ = [
@@ -89,12 +89,34 @@ def evaluate_together(
 ) -> EvalResult:
     """One evaluation of all ranks, which may be one of several in their lives; `opener` may keep what they share."""
     started_at = datetime.datetime.now(datetime.UTC)
-    worker = _open_everywhere(agreement, request, folder, listener, opener)
-    ranks = _Ranks(agreement, worker, folder)
-    outcomes = ranks.run()
-    if agreement.world.rank > 0:
-        return EvalResult(summary={}, folder=folder, plan=outcomes[agreement.world.rank].plan, samples=())
-    return ranks.finish(outcomes, started_at)
+    rank = agreement.world.rank
+    with agreement.step(str) as opening:  # the same model and data on all, or the same error; nothing is written yet
+        worker = opener(request, listener, folder / ("monitor.csv" if rank == 0 else f"monitor.rank-{rank}.csv"))
+        opening.value = worker.subject.fingerprint()
+    check_same_work(opening.values)
+    facts = worker.subject.facts()
+    journals = Journals(folder, fingerprint=facts.fingerprint, rank=rank, ranks=agreement.world.size)
+    listener.opened(facts)
+    items = _share_of_work(agreement, worker, journals)
+    with agreement.step(RankFigures) as working, _fail_fast_by_name(agreement, request):
+        with journals, worker, contextlib.closing(worker.run(items)) as finished:
+            for lines in finished:
+                journals.append(lines)
+                agreement.check()
+        working.value = worker.figures()
+    outcomes = working.values  # no rank writes any more: each has closed its journal
+    if rank in plans_to_keep(outcomes):
+        worker.remember_plan()
+    if rank > 0:
+        return EvalResult(summary={}, folder=folder, plan=outcomes[rank].plan, samples=())
+    entries = worker.scorer.ordered(journals.merged())
+    journals.finalise(entries)
+    summary = summarise(entries, worker.scorer, outcomes, bad=len(worker.subject.data.bad))
+    for number, outcome in enumerate(outcomes[1:], start=1):
+        for note in outcome.notes:
+            if note not in outcomes[0].notes:
+                listener.note(f"rank {number}: {note}")
+    return write_record(folder, request, facts, entries, summary, outcomes, started_at)
 
 
 def run_subject(request: EvalRequest, subject: Subject, folder: Path, listener: EvalListener) -> dict[str, Any]:
@@ -103,86 +125,42 @@ def run_subject(request: EvalRequest, subject: Subject, folder: Path, listener: 
     with Worker(request, subject, listener, monitor=folder / "monitor.csv") as worker:
         items = range(len(subject.costs))
         listener.started(len(items), 0)
-        outcome = worker.run(items, lines.extend)
-    return summarise(worker.scorer.ordered(lines), worker.scorer, [outcome])
+        for some in worker.run(items):
+            lines += some
+    return summarise(worker.scorer.ordered(lines), worker.scorer, [worker.figures()])
 
 
-class _Ranks:
-    """One rank's part of a run, and how it meets the others'. Alone it is the whole."""
+@contextlib.contextmanager
+def _fail_fast_by_name(agreement: Agreement, request: EvalRequest) -> Iterator[None]:
+    """Tell the other ranks that an error ends the run because that was asked for; alone it is raised as it is."""
+    try:
+        yield
+    except Exception as error:
+        if agreement.world.size == 1 or not request.fail_fast or isinstance(error, BrimError):
+            raise
+        raise RequestError(f"--fail-fast: a sample failed with {type(error).__name__}: {error}") from error
 
-    def __init__(self, agreement: Agreement, worker: Worker, folder: Path) -> None:
-        self.agreement = agreement
-        self.world = agreement.world
-        self.worker = worker
-        self.request = worker.request
-        self.subject = worker.subject
-        self.scorer = worker.scorer
-        self.listener = worker.listener
-        self.facts = worker.subject.facts()
-        self.folder = folder
-        self.journals = Journals(
-            folder, fingerprint=self.facts.fingerprint, rank=self.world.rank, ranks=self.world.size
-        )
 
-    def run(self) -> list[RankFigures]:
-        """Do this rank's samples, wait for the others', and give what every rank counted."""
-        self.listener.opened(self.facts)
-        items = self._deal()
-
-        def record(lines: Lines) -> None:
-            self.journals.append(lines)
-            self.agreement.check()
-
-        def work() -> dict[str, Any]:
-            with self.journals, self.worker:
-                try:
-                    return self.worker.run(items, record).to_json()
-                except Exception as error:
-                    if self.world.size == 1 or not self.request.fail_fast or isinstance(error, BrimError):
-                        raise
-                    raise RequestError(f"--fail-fast: a sample failed with {type(error).__name__}: {error}") from error
-
-        # After this no rank writes any more: each has closed its journal.
-        outcomes = [RankFigures.from_json(outcome) for outcome in self.agreement.run_on_all(work)]
-        if self.world.rank in plans_to_keep(outcomes):
-            self.worker.remember_plan()
-        return outcomes
-
-    def finish(self, outcomes: Sequence[RankFigures], started_at: datetime.datetime) -> EvalResult:
-        """Merge the ranks' journals and write the record."""
-        entries = self.scorer.ordered(self.journals.merged())
-        self.journals.finalise(entries)
-        summary = summarise(entries, self.scorer, outcomes, bad=len(self.subject.data.bad))
-        for rank, outcome in enumerate(outcomes):
-            for note in outcome.notes if rank != self.world.rank else ():
-                if note not in outcomes[self.world.rank].notes:
-                    self.listener.note(f"rank {rank}: {note}")
-        return write_record(self.folder, self.request, self.facts, entries, summary, outcomes, started_at)
-
-    def _deal(self) -> list[int]:
-        """This rank's samples: rank 0 says which are left, and all deal them in the same way."""
-
-        def earlier() -> list[int] | None:
-            if self.world.rank > 0:
-                return None
-            before = self.journals.gather_earlier(resume=self.request.resume, drop_failed=self.request.retry_failed)
-            for note in self.journals.notes:
-                self.listener.note(note)
-            done = {item for entry in before if (item := self.scorer.item_of(entry)) is not None}
-            return [item for item in range(len(self.subject.costs)) if item not in done]
-
-        left = self.agreement.run_on_all(earlier)[0]
-        assert left is not None
-        done = len(self.subject.costs) - len(left)
-        share = deal(left, self.subject.costs, self.world.size)[self.world.rank]
-        if self.world.size == 1:
-            self.listener.started(len(share) + done, done)
-        else:
-            self.listener.started(len(share), 0)
-            before = f" ({done:,} were done already)" if done else ""
-            line = f"{self.world.size} ranks; this one has {len(share):,} of {len(left):,} samples{before}"
-            self.listener.note(line)
-        return share
+def _share_of_work(agreement: Agreement, worker: Worker, journals: Journals) -> list[int]:
+    """This rank's samples: rank 0 says which are left, and all deal them in the same way."""
+    request, costs, world = worker.request, worker.subject.costs, agreement.world
+    with agreement.step(list[int]) as step:
+        if world.rank == 0:
+            before = journals.gather_earlier(resume=request.resume, drop_failed=request.retry_failed)
+            for note in journals.notes:
+                worker.listener.note(note)
+            finished = {item for entry in before if (item := worker.scorer.item_of(entry)) is not None}
+            step.value = [item for item in range(len(costs)) if item not in finished]
+    left = step.values[0]
+    done = len(costs) - len(left)
+    share = deal(left, costs, world.size)[world.rank]
+    if world.size == 1:
+        worker.listener.started(len(share) + done, done)
+    else:
+        worker.listener.started(len(share), 0)
+        before_now = f" ({done:,} were done already)" if done else ""
+        worker.listener.note(f"{world.size} ranks; this one has {len(share):,} of {len(left):,} samples{before_now}")
+    return share
 
 
 def write_record(
@@ -215,23 +193,3 @@ def write_record(
             f"The record is in {folder}"
         )
     return EvalResult(summary=summary, folder=folder, plan=plan, samples=tuple(entries), notes=notes)
-
-
-def _open_everywhere(
-    agreement: Agreement, request: EvalRequest, folder: Path, listener: EvalListener, opener: WorkerOpener
-) -> Worker:
-    """Model and data on every rank, the same on all, or the same error on all; nothing has been written yet."""
-    rank = agreement.world.rank
-    monitor = folder / ("monitor.csv" if rank == 0 else f"monitor.rank-{rank}.csv")
-    opened: list[Worker] = []
-
-    def open_here() -> str:
-        opened.append(opener(request, listener, monitor))
-        return opened[0].subject.fingerprint()
-
-    prints = agreement.run_on_all(open_here)
-    for number, other in enumerate(prints):
-        if other != prints[0]:
-            parts = " and ".join(differing_parts(prints[0], other))
-            raise RequestError(f"rank {number} does not have the same {parts} as rank 0: give all ranks the same files")
-    return opened[0]

@@ -12,7 +12,7 @@ from typing import Any
 from brim.errors import BrimError, RequestError
 from brim.evaluation.tasks.base import Answer, Task
 from brim.metrics.base import Metric
-from brim.running.executor import Done
+from brim.running.executor import Finished
 
 __all__ = ["Scorer", "answer_lengths"]
 
@@ -28,7 +28,7 @@ class Scorer:
     def _has_references(self) -> bool:
         return any(sample.references for sample in self.task.samples)
 
-    def entry(self, done: Done) -> dict[str, Any]:
+    def entry(self, done: Finished) -> dict[str, Any]:
         """A finished sample as a line of samples.jsonl."""
         item = done.item
         answer: Answer = done.result if done.result is not None else Answer(prediction=None)

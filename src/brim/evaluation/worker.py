@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,7 +29,7 @@ from brim.memory.limit import resolve_limit
 from brim.monitor.sampler import Sampler
 from brim.monitor.trace_file import TraceText
 from brim.running.answers import one_for_each
-from brim.running.executor import Done, Executor, ItemFailure, Pending
+from brim.running.executor import Executor, ItemFailure, Pending
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
 from brim.sizing.live import LiveSizer
 from brim.sizing.priors import Prior
@@ -43,7 +43,9 @@ class Worker:
     """One subject on one device.
 
         with Worker(request, subject, listener, monitor=folder / "monitor.csv") as worker:
-            figures = worker.run(items, journal.append)
+            for lines in worker.run(items):
+                journal.append(lines)
+            worker.figures()
 
     `run` may be called again with other items: the size found is kept, and the figures are those of all calls.
     """
@@ -81,7 +83,6 @@ class Worker:
         self._start: Start | None = None
         self._executor: Executor | None = None
         self._loader: Loader | None = None
-        self._record: Callable[[Lines], None] | None = None
         self._seconds = self._loader_wait_seconds = 0.0
 
     def __enter__(self) -> Self:
@@ -97,10 +98,9 @@ class Worker:
             self._stages.__exit__(kind, error, trace)
         self._sampler.__exit__(kind, error, trace)
 
-    def run(self, items: Sequence[int], record: Callable[[Lines], None]) -> RankFigures:
-        """Do these samples; `record` is given the lines of every batch as soon as it is done."""
+    def run(self, items: Sequence[int]) -> Generator[Lines, None, None]:
+        """Do these samples; the lines of those that end together are given out as soon as they end."""
         request, subject = self.request, self.subject
-        self._record = record
         if self._executor is None:
             self._executor = self._begin(self.starting.start(list(items)))
         with contextlib.ExitStack() as stack:
@@ -112,19 +112,24 @@ class Worker:
             pin = subject.device.type == "cuda"
             self._loader = stack.enter_context(Loader(subject.task.prepare, items, settings, pin=pin))
             started = time.perf_counter()
-            self._executor.run(items)
+            for finished in stack.enter_context(contextlib.closing(self._executor.run(items))):
+                yield [self.scorer.entry(one) for one in finished]
+                self._loader.done([one.item for one in finished])
+                figures = self._executor.figures
+                reserved = figures.peak_reserved_bytes or None
+                self.listener.batch(figures, cap=self._executor.sizer.size, reserved_bytes=reserved)
             self._seconds += time.perf_counter() - started
         self._loader_wait_seconds += self._loader.wait_seconds
         for note in (*self._loader.notes, *subject.task.notes, *subject.model.notes):
             self._tell(note)
-        return self._figures()
 
     def remember_plan(self) -> None:
         """File the size found, for the next run to start from."""
-        if self._start is not None and (plan := self._figures().plan) is not None:
+        if self._start is not None and (plan := self.figures().plan) is not None:
             self.starting.remember(plan, self._start.sizer)
 
-    def _figures(self) -> RankFigures:
+    def figures(self) -> RankFigures:
+        """What this process has counted, once a run has ended."""
         assert self._executor is not None
         assert self._start is not None
         assert self._loader is not None
@@ -158,19 +163,10 @@ class Worker:
         return executor
 
     def _make_executor(self, sizer: LiveSizer) -> Executor:
-        def record(batch: list[Done]) -> None:
-            assert self._record is not None
-            assert self._loader is not None
-            self._record([self.scorer.entry(done) for done in batch])
-            self._loader.done([done.item for done in batch])
-            reserved = executor.figures.peak_reserved_bytes or None
-            self.listener.batch(executor.figures, cap=sizer.size, reserved_bytes=reserved)
-
-        executor = Executor(
+        return Executor(
             self._launch,
             self.subject.costs,
             sizer=sizer,
-            record=record,
             memory=ModelMemory(self.memory, self.subject.model.module),
             metered=self._measured(),
             fail_fast=self.request.fail_fast,
@@ -183,7 +179,6 @@ class Worker:
             last_resort=self._offload.apply,
             put_aside=self._forget_prepared,
         )
-        return executor
 
     def _forget_prepared(self, items: list[int]) -> None:
         """Samples that are tried again at the very end are prepared again then: many would fill the host's memory."""

@@ -78,11 +78,14 @@ def profile(
                     note=listener.note,
                 )
             )
-            points = [dict(point) for point in agreement.run_on_all(lambda: plan_points(request))[0]]
+            with agreement.step(list[Point]) as planning:
+                planning.value = plan_points(request)
+            points = [dict(point) for point in planning.values[0]]
             run = _Run(request, points, folder, listener, rank=agreement.world.rank)
-            done = agreement.run_on_all(run.finished_before)[0]
+            with agreement.step(list[int]) as looking:
+                looking.value = run.finished_before()
         try:
-            run.go(set(done))
+            run.go(set(looking.values[0]))
         except KeyboardInterrupt:
             listener.note(f"what is finished is kept: go on with --resume -o {folder}")
             raise

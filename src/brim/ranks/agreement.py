@@ -12,18 +12,19 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 from brim.errors import BrimError, RankError, RequestError, first_line
 from brim.ranks.presence import Facts, Presence, Trouble, await_arrival, ended_ranks, process_names
 from brim.ranks.waiting import WaitWatcher, rank_names
 from brim.ranks.world import World, current_world
+from brim.storage.fingerprint import differing_parts
 
-__all__ = ["Agreement", "Outcome"]
+__all__ = ["Agreement", "Outcome", "Step", "check_same_work"]
 
 T = TypeVar("T")
 
@@ -40,12 +41,44 @@ class Outcome:
     error: Exception | None = None
 
 
+class Step(Generic[T]):
+    """Work that all ranks do, each on its own; at its end all have every rank's value, in rank order, in `values`.
+
+    If it raises on any rank, all raise the same `RankError`, on a rank that failed itself from its own exception. A
+    value is made of JSON types, or of a class with `to_json` and `from_json`. Alone, errors and values pass unchanged.
+    """
+
+    def __init__(self, agreement: Agreement, kind: type[T]) -> None:
+        self.value: T | None = None
+        self.values: list[T] = []
+        self._agreement = agreement
+        self._kind: Any = kind
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, Exception):
+            return  # an interrupt: this rank leaves
+        if self._agreement.world.size == 1:
+            self.values = [cast(T, self.value)]
+            return
+        typed = hasattr(self._kind, "from_json")
+        value: Any = self.value
+        plain = value.to_json() if typed and value is not None else value
+        gathered = self._agreement.gather(Outcome(value=plain, error=error))
+        self.values = [self._kind.from_json(one) if typed and one is not None else one for one in gathered]
+
+
 class Agreement:
     """A place where all ranks meet, or learn that they cannot.
 
         with Agreement() as agreement:
-            sizes = agreement.run_on_all(lambda: find(workload).size)  # every rank gets every size
-            size = min(sizes)
+            with agreement.step(int) as step:
+                step.value = find(workload).size
+            size = min(step.values)  # every rank has every size
 
     Every rank must enter it, and make the same calls in the same order. Alone (one rank) nothing is started
     and errors pass through unchanged. A rank that does not come within `timeout_seconds` of another's call
@@ -88,17 +121,9 @@ class Agreement:
     ) -> None:
         self._disconnect()
 
-    def run_on_all(self, function: Callable[[], T]) -> list[T]:
-        """Call the function on every rank and give each rank all results, in rank order.
-
-        Results pass through JSON on the way (a tuple comes back as a list). If the function raises anywhere,
-        all ranks raise the same `RankError`, on a rank that failed itself from its own exception.
-        """
-        try:
-            outcome = Outcome(value=function())
-        except Exception as error:
-            outcome = Outcome(error=error)
-        return self.gather(outcome)
+    def step(self, kind: type[T]) -> Step[T]:
+        """A piece of work that every rank does, and whose value, of this kind, each gives to all."""
+        return Step(self, kind)
 
     def gather(self, outcome: Outcome) -> list[Any]:
         """Every rank's value in rank order, or on every rank a `RankError` about the first rank that failed."""
@@ -246,6 +271,14 @@ class Agreement:
 
     def _key(self, rank: int) -> str:
         return f"{self._name}/{rank}"
+
+
+def check_same_work(prints: Sequence[str]) -> None:
+    """Every rank must have the same model, data and settings, by their combined fingerprints."""
+    for rank, other in enumerate(prints):
+        if other != prints[0]:
+            parts = " and ".join(differing_parts(prints[0], other))
+            raise RequestError(f"rank {rank} does not have the same {parts} as rank 0: give all ranks the same files")
 
 
 # Ranks enter agreements in the same order, so the same number names the same one everywhere.

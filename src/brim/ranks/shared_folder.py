@@ -27,15 +27,14 @@ def shared_folder(
     `check` is for rank 0, with the lock held: it raises for a folder whose content does not go with the run.
     """
     with contextlib.ExitStack() as stack:
-
-        def choose() -> str:
-            if agreement.world.rank > 0:
-                return ""
-            folder = stack.enter_context(locked_folder(output, command=command, note=note))
-            check(folder)
-            return str(folder)
-
-        folder = Path(agreement.run_on_all(choose)[0])
+        with agreement.step(str) as step:
+            step.value = ""
+            if agreement.world.rank == 0:
+                chosen = stack.enter_context(locked_folder(output, command=command, note=note))
+                check(chosen)
+                step.value = str(chosen)
+        folder = Path(step.values[0])
         if agreement.world.size > 1:
-            agreement.run_on_all(lambda: check_folder(folder))
+            with agreement.step(str):
+                check_folder(folder)
         yield folder

@@ -12,7 +12,7 @@ import abc
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from brim.errors import DoesNotFitError, LostError, RequestError
@@ -27,7 +27,7 @@ from brim.settings.sizes import format_bytes
 from brim.sizing.live import LiveSizer
 from brim.sizing.sizer import Trial
 
-__all__ = ["Done", "Executor", "ItemFailure", "PeakMemory", "Pending"]
+__all__ = ["Executor", "Finished", "ItemFailure", "PeakMemory", "Pending"]
 
 MOST_TRIALS = 256  # batches that are remembered one by one
 HOPELESS_AFTER = 3  # items that do not fit alone before the cheapest is tried
@@ -50,7 +50,7 @@ class ItemFailure:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Done:
+class Finished:
     """One item, done: its result, or why it has none."""
 
     item: int
@@ -114,7 +114,7 @@ class PeakMemory(Protocol):
 class Executor:
     """Runs `function` on batches of item numbers until every item is done.
 
-    `record` is told of every batch as soon as it is done, so that a journal is never behind. With `memory`, a failed
+    Items are given out as soon as they end, so that a journal is never behind. With `memory`, a failed
     batch's memory is given back before the next try, and, if `metered`, every batch's peak is taken. Where the
     function gives a `Pending`, the next batch is started before the last one is read, once the size has settled
     (`overlap=False`: never).
@@ -134,7 +134,6 @@ class Executor:
         costs: Sequence[int],
         *,
         sizer: LiveSizer,
-        record: Callable[[list[Done]], None],
         memory: PeakMemory | None = None,
         metered: bool = True,
         fail_fast: bool = False,
@@ -153,7 +152,7 @@ class Executor:
         self.trials: list[Probe] = []  # the batches that the size was found by, and those that failed
         self._function = function
         self._costs = costs
-        self._record = record
+        self._finished: list[Finished] = []  # not handed out yet
         self._memory = memory
         self._meter_on = memory is not None and metered
         self._fail_fast = fail_fast
@@ -172,18 +171,21 @@ class Executor:
         self._landed_at = 0.0
         self._suspects: list[_Suspect] = []
 
-    def run(self, items: Iterable[int]) -> None:
-        """Do every item once, dearest first."""
+    def run(self, items: Iterable[int]) -> Generator[list[Finished], None, None]:
+        """Do every item once, costliest first; items that end together are given out together, as soon as they end.
+
+        Whoever stops before the end should close it (`contextlib.closing`): it watches for interrupts until then.
+        """
         queue = WorkQueue(self._costs, items, by_count=self._by_count)
         with InterruptWatch() as interrupts:
-            self._empty(queue, interrupts)
+            yield from self._empty(queue, interrupts)
             while self._retries:
-                self._try_again(queue, interrupts)
-                self._empty(queue, interrupts)
+                yield from self._try_again(queue, interrupts)
+                yield from self._empty(queue, interrupts)
         if queue:
             self._tell("not even the cheapest sample fits alone: the others are not tried")
 
-    def _empty(self, queue: WorkQueue, interrupts: InterruptWatch) -> None:
+    def _empty(self, queue: WorkQueue, interrupts: InterruptWatch) -> Iterator[list[Finished]]:
         """Batch by batch, one of them under way while the next is started."""
         flight: _Flight | None = None
         while (queue or flight is not None) and not self._hopeless():
@@ -191,15 +193,18 @@ class Executor:
             if self.sizer.disturbed and self.sizer.return_after_others(self._left_by_others()):
                 self._tell("other processes have given memory back: batches are as large as before again")
             following = self._take_off(queue, queue.take(self.sizer.next_size())) if queue else None
+            yield from self._hand_out()
             if flight is not None:
                 self._land(queue, flight)
+                yield from self._hand_out()
             flight = following
             overlaps = self._overlap and self.sizer.overlaps
             if flight is not None and not (overlaps and isinstance(flight.results, Pending)):
                 self._land(queue, flight)
                 flight = None
+                yield from self._hand_out()
 
-    def _try_again(self, queue: WorkQueue, interrupts: InterruptWatch) -> None:
+    def _try_again(self, queue: WorkQueue, interrupts: InterruptWatch) -> Iterator[list[Finished]]:
         """What was put aside, one by one: now that all others are done, and once more after a pause."""
         for last in (False, True):
             seconds = self._retries.next_pause() if last and self._retries else 0.0
@@ -211,6 +216,15 @@ class Executor:
                 interrupts.check()
                 if item in self._retries and (flight := self._take_off(queue, [item])) is not None:
                     self._land(queue, flight)
+                yield from self._hand_out()
+
+    def _finish(self, items: list[Finished]) -> None:
+        self._finished += items
+
+    def _hand_out(self) -> Iterator[list[Finished]]:
+        finished, self._finished = self._finished, []
+        if finished:
+            yield finished
 
     def _take_off(self, queue: WorkQueue, batch: list[int]) -> _Flight | None:
         """Start a batch; None if it failed, which is dealt with here."""
@@ -256,7 +270,7 @@ class Executor:
         self.figures.seconds += seconds
         self._count(flight, seconds if busy is None else busy, failed=failed)
         self._clear(batch)
-        self._record([_done(item, result, len(batch)) for item, result in zip(batch, results, strict=True)])
+        self._finish([_finished(item, result, len(batch)) for item, result in zip(batch, results, strict=True)])
 
     def _told_apart(self, error: Exception, batch: list[int]) -> tuple[Failure, str]:
         """What kind of failure an error is, with its own words; raises what must not be survived."""
@@ -351,7 +365,7 @@ class Executor:
         self.figures.items += 1
         attempts = self._retries.attempts(item)
         given_up = ItemFailure(reason=reason, message=message, needed_bytes=needed, attempts=attempts)
-        self._record([Done(item=item, result=None, failure=given_up, batch_size=1)])
+        self._finish([Finished(item=item, result=None, failure=given_up, batch_size=1)])
 
     def _count(self, flight: _Flight, seconds: float, *, failed: int) -> None:
         figures, batch, reading = self.figures, flight.batch, flight.reading
@@ -434,7 +448,7 @@ def _say_nothing(line: str) -> None:
     del line
 
 
-def _done(item: int, result: Any, batch_size: int) -> Done:
+def _finished(item: int, result: Any, batch_size: int) -> Finished:
     if isinstance(result, ItemFailure):
-        return Done(item=item, result=None, failure=result, batch_size=batch_size)
-    return Done(item=item, result=result, failure=None, batch_size=batch_size)
+        return Finished(item=item, result=None, failure=result, batch_size=batch_size)
+    return Finished(item=item, result=result, failure=None, batch_size=batch_size)

@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 
 from brim.errors import RequestError
 from brim.records import BatchSizes
-from brim.running.executor import Done, Executor, ItemFailure
+from brim.running.executor import Executor, Finished, ItemFailure
 from brim.running.figures import ExecutionFigures
 from brim.settings.sizes import parse_bytes
 from brim.sizing.live import LiveSizer
@@ -101,7 +101,7 @@ def map(
     items = list(iterator)
     costs = _costs(items, cost)
     memory, limit_bytes = _memory(device, memory_limit)
-    done: dict[int, Done] = {}
+    done: dict[int, Finished] = {}
     with contextlib.ExitStack() as stack:
         book = None
         if journal is not None:
@@ -114,13 +114,6 @@ def map(
             done.update((entry["item"], _done(entry)) for entry in book.entries)
         resumed = len(done)
 
-        def record(batch: list[Done]) -> None:
-            if book is not None:
-                book.append(_entry(one) for one in batch)
-            done.update((one.item, one) for one in batch)
-            if on_batch is not None:
-                on_batch(executor.figures)
-
         if memory is not None and limit_bytes is not None:
             stack.enter_context(memory.limited(limit_bytes))
         order = sorted((item for item in range(len(items)) if item not in done), key=lambda item: -costs[item])
@@ -128,14 +121,18 @@ def map(
             lambda batch: function([items[item] for item in batch]),
             costs,
             sizer=_sizer(batch_size, [costs[item] for item in order], limit_bytes),
-            record=record,
             memory=memory,
             metered=memory is not None and (not memory.meter_slows or memory_limit is not None),
             fail_fast=fail_fast,
             fail_on_oom=fail_on_oom,
             by_count=batch_size != "auto",
         )
-        executor.run(order)
+        for finished in stack.enter_context(contextlib.closing(executor.run(order))):
+            if book is not None:
+                book.append(_entry(one) for one in finished)
+            done.update((one.item, one) for one in finished)
+            if on_batch is not None:
+                on_batch(executor.figures)
     found = _result(done, executor.figures, resumed, measured=memory is not None)
     return found if book is None else dataclasses.replace(found, notes=tuple(book.notes))
 
@@ -196,14 +193,14 @@ def _digest(items: Sequence[Any], key: str | None) -> str:
     return fingerprint({"items": texts})
 
 
-def _entry(done: Done) -> dict[str, Any]:
+def _entry(done: Finished) -> dict[str, Any]:
     failure = None if done.failure is None else done.failure.to_json()
     return {"item": done.item, "result": done.result, "failure": failure, "batch_size": done.batch_size}
 
 
-def _done(entry: Mapping[str, Any]) -> Done:
+def _done(entry: Mapping[str, Any]) -> Finished:
     failure = None if entry["failure"] is None else ItemFailure(**entry["failure"])
-    return Done(item=entry["item"], result=entry["result"], failure=failure, batch_size=entry["batch_size"])
+    return Finished(item=entry["item"], result=entry["result"], failure=failure, batch_size=entry["batch_size"])
 
 
 def _problem(entry: Mapping[str, Any], *, count: int) -> str | None:
@@ -217,7 +214,7 @@ def _problem(entry: Mapping[str, Any], *, count: int) -> str | None:
     return None
 
 
-def _result(done: dict[int, Done], figures: ExecutionFigures, resumed: int, *, measured: bool) -> MapResult:
+def _result(done: dict[int, Finished], figures: ExecutionFigures, resumed: int, *, measured: bool) -> MapResult:
     ordered = [done[item] for item in sorted(done)]
     return MapResult(
         results=tuple(one.result if one.failure is None else one.failure for one in ordered),

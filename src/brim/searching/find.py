@@ -110,18 +110,11 @@ def find_with(
 ) -> Plan:
     """The plan that a prober's probes lead to; under torchrun every rank searches, then all agree."""
     listener = listener or SearchListener()
-    own: list[Plan] = []
-
-    def search_here() -> dict[str, Any]:
-        with prober:
-            own.append(_find_here(prober, settings, listener, cache or PlanCache()))
-        return own[0].to_json()
-
-    with Agreement(purpose="a search for a batch size") as agreement:
-        plans = [Plan.from_json(data) for data in agreement.run_on_all(search_here)]
-    if len(plans) == 1:
-        return own[0]
-    return _agreed(own[0], plans, keep_own=settings.per_rank or prober.context.mode != "train")
+    with Agreement(purpose="a search for a batch size") as agreement, agreement.step(Plan) as step, prober:
+        own = step.value = _find_here(prober, settings, listener, cache or PlanCache())
+    if len(step.values) == 1:
+        return own
+    return _agreed(own, step.values, keep_own=settings.per_rank or prober.context.mode != "train")
 
 
 def probe_settings(settings: SearchSettings) -> ProbeSettings:

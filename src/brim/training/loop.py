@@ -336,9 +336,10 @@ class Trainer:
         try:
             size = validation.sizer.size if validation.by_size else self._micro.sizes.next_size()
             together = size if self.settings.in_step else None
-            shares = self._agreement.run_on_all(lambda: validation.run(self._micro.model, in_step_size=together))
+            with self._agreement.step(list[float]) as step:
+                step.value = validation.run(self._micro.model, in_step_size=together)
         except KeyboardInterrupt:
             self._files.checkpoint(self.progress, self._agreement)  # the epoch's steps are done, its validation is not
             raise
-        sums = [math.fsum(share[column] for share in shares) for column in range(len(shares[0]))]
+        sums = [math.fsum(share[column] for share in step.values) for column in range(len(step.values[0]))]
         return validation.objective.figures_of(sums)

@@ -15,7 +15,7 @@ from brim.errors import RankError, RequestError
 from brim.memory.devices import device_uuid
 from brim.memory.environment import environment_facts
 from brim.monitor.sampler import Sampler
-from brim.ranks.agreement import Agreement, Outcome
+from brim.ranks.agreement import Agreement, Outcome, check_same_work
 from brim.ranks.gradients import RankGroup
 from brim.ranks.sharding import shard_model
 from brim.ranks.shared_folder import shared_folder
@@ -136,8 +136,9 @@ class _Run:
                     self._train(parts)
                 finally:
                     parts.files.close()
-        reports = self.agreement.run_on_all(lambda: self._report(parts, sampler).to_json())
-        ranks = [RankReport.from_json(report) for report in reports]
+        with self.agreement.step(RankReport) as step:
+            step.value = self._report(parts, sampler)
+        ranks = step.values
         if self.world.rank > 0:
             return TrainResult(summary={}, folder=self.folder, plan=ranks[self.world.rank].plan)
         sizes = parts.sizes
@@ -156,20 +157,11 @@ class _Run:
 
     def _open(self) -> tuple[Subject, str]:
         """Model and data on every rank, the same on all, or the same error on all; nothing has been written yet."""
-        opened: list[Subject] = []
-
-        def open_here() -> str:
-            opened.append(open_subject(self.request.settings))
-            return run_fingerprint(opened[0], self.request, ranks=self.world.size)
-
-        prints = self.agreement.run_on_all(open_here)
-        for number, other in enumerate(prints):
-            if other != prints[0]:
-                parts = " and ".join(differing_parts(prints[0], other))
-                raise RequestError(
-                    f"rank {number} does not have the same {parts} as rank 0: give all ranks the same files"
-                )
-        return opened[0], prints[0]
+        with self.agreement.step(str) as step:
+            subject = open_subject(self.request.settings)
+            step.value = run_fingerprint(subject, self.request, ranks=self.world.size)
+        check_same_work(step.values)
+        return subject, step.values[0]
 
     def _join(self, subject: Subject) -> RankGroup:
         group = RankGroup(subject.device)
@@ -182,24 +174,13 @@ class _Run:
 
     def _go_on(self, parts: Assembled) -> None:
         """With --resume, from the checkpoint in the folder."""
-
-        def resume() -> int:
+        with self.agreement.step(int) as step:
             checkpoint = find_checkpoint(self.folder) if self.request.resume else None
-            if checkpoint is None:
-                return 0
-            stored: Any = read_json(checkpoint / "state.json") or {}
-            if stored.get("fingerprint") != parts.around.fingerprint:
-                what = (
-                    " and ".join(differing_parts(str(stored.get("fingerprint")), parts.around.fingerprint)) or "content"
-                )
-                raise RequestError(
-                    f"--resume: {checkpoint} was written for another {what}; resume with the file that it was started "
-                    "with, or choose another folder"
-                )
-            parts.resume(checkpoint)
-            return parts.trainer.progress.step
-
-        steps = self.agreement.run_on_all(resume)
+            if checkpoint is not None:
+                self._check_checkpoint(checkpoint, parts.around.fingerprint)
+                parts.resume(checkpoint)
+            step.value = parts.trainer.progress.step
+        steps = step.values
         if len(set(steps)) > 1:
             found = ", ".join(f"rank {rank} step {step}" for rank, step in enumerate(steps))
             raise RequestError(
@@ -208,6 +189,15 @@ class _Run:
         later = parts.files.open(keep_steps=parts.trainer.progress.step)
         if self.world.size == 1:
             parts.trainer.replay = {line["step"]: list(line["micro_batches"]) for line in later}
+
+    def _check_checkpoint(self, checkpoint: Path, fingerprint: str) -> None:
+        stored: Any = read_json(checkpoint / "state.json") or {}
+        if stored.get("fingerprint") != fingerprint:
+            what = " and ".join(differing_parts(str(stored.get("fingerprint")), fingerprint)) or "content"
+            raise RequestError(
+                f"--resume: {checkpoint} was written for another {what}; resume with the file that it was started "
+                "with, or choose another folder"
+            )
 
     @contextlib.contextmanager
     def _limited(self, parts: Assembled) -> Iterator[None]:

@@ -20,7 +20,7 @@ from brim.errors import DoesNotFitError, RequestError
 from brim.evaluation.model_memory import ModelMemory
 from brim.memory.devices import DeviceMemory
 from brim.memory.remedies import memory_remedies
-from brim.running.executor import Done, Executor, Pending
+from brim.running.executor import Executor, Finished, Pending
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
 from brim.running.retries import wait
 from brim.sizing.live import LiveSizer
@@ -129,16 +129,6 @@ class Validation:
         found: dict[int, Sequence[float]] = {}
         loader: Loader | None = None
 
-        def record(batch: list[Done]) -> None:
-            for done in batch:
-                if done.failure is not None:
-                    self._refuse(done)
-                found[done.item] = done.result
-            self.batch_sizes.append(len(batch))
-            if loader is not None:
-                loader.done([done.item for done in batch])
-            self._between()
-
         with contextlib.ExitStack() as stack:
             stack.enter_context(in_mode(model, training=False))
             order = sorted(self.share, key=lambda item: -self._costs[item])
@@ -149,7 +139,6 @@ class Validation:
                 lambda batch: self._launch(model, loader, batch),
                 self._costs,
                 sizer=self.sizer,
-                record=record,
                 memory=ModelMemory(self._memory, model),
                 metered=self._metered,
                 by_count=self.by_count,
@@ -158,7 +147,15 @@ class Validation:
                 pause=lambda seconds: wait(seconds, self._between),
                 tell=lambda line: self._tell(f"validation: {line}"),
             )
-            executor.run(order)
+            for finished in stack.enter_context(contextlib.closing(executor.run(order))):
+                for one in finished:
+                    if one.failure is not None:
+                        self._refuse(one)
+                    found[one.item] = one.result
+                self.batch_sizes.append(len(finished))
+                if loader is not None:
+                    loader.done([one.item for one in finished])
+                self._between()
         self.oom_events += executor.figures.oom_events
         return found
 
@@ -179,7 +176,7 @@ class Validation:
             joined = self.items.batch(batch, prepared, device=device)
             return self.objective.judge(model, joined.to(device, self._dtype))
 
-    def _refuse(self, done: Done) -> None:
+    def _refuse(self, done: Finished) -> None:
         assert done.failure is not None
         what = f"validation sample {self.items.ids[done.item]}: {done.failure.message}"
         if done.failure.reason == "error":
