@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from brim.sweeps.child_process import CHILD_COMMAND, LOG_FILE, run_to_end
+from brim.sweeps.experiment_process import CHILD_COMMAND, LOG_FILE, run_to_end
 from brim.sweeps.job import OUTCOME_FILE, Job, Outcome, write_outcome
 
 __all__ = ["Delivery", "do_remotely", "mark_of", "receive"]
