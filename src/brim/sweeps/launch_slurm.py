@@ -6,8 +6,6 @@ imports submitit.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import math
 import os
 import shutil
@@ -17,25 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
-from brim.sweeps.job import Job, Outcome
+from brim.sweeps.job import Job
 from brim.sweeps.listener import Recorder
-from brim.sweeps.remote_job import Delivery, do_remotely, mark_of, receive
+from brim.sweeps.remote_job import Delivery, RemoteQueue, RemoteWork, run_remotely
 
 __all__ = ["SlurmLauncher"]
 
-MOST_LOSSES = 3  # of one experiment
 POLL_SECONDS = 5.0  # between two looks at the queue
 LOCAL_POLL_SECONDS = 0.3
 DEFAULT_HOURS = 24  # of a job without --timeout
 SPARE_MINUTES = 10  # a job's own time for starting and for writing its checkpoint
 _PLAIN = ("timeout_min", "gpus_per_node", "cpus_per_task", "mem_gb", "nodes", "tasks_per_node", "name")
-
-
-@dataclasses.dataclass(kw_only=True, eq=False)
-class _Task:
-    job: Job
-    handle: Any
-    losses: int = 0
 
 
 class SlurmLauncher:
@@ -54,7 +44,7 @@ class SlurmLauncher:
         self._settings = dict(settings)
         self._cluster = str(self._settings.pop("cluster", "slurm"))
         self._timeout_seconds = timeout_seconds
-        self._command = None if command is None else tuple(command)
+        self._command = command
         if self._cluster not in ("slurm", "local"):
             raise RequestError(f"--slurm cluster={self._cluster}: it must be slurm or local")
 
@@ -63,22 +53,8 @@ class SlurmLauncher:
         if not jobs:
             return
         executor = self._executor(Path(jobs[0].folder).parent.parent / "slurm")
-        tasks = self._submit(executor, jobs, recorder)
-        try:
-            while tasks:
-                time.sleep(LOCAL_POLL_SECONDS if self._cluster == "local" else POLL_SECONDS)
-                for task in [task for task in tasks if task.handle.done()]:
-                    tasks.remove(task)
-                    again = self._after(task, recorder)
-                    if again is not None:
-                        (fresh,) = self._submit(executor, [again], recorder)
-                        fresh.losses = task.losses if again.retries == task.job.retries else 0
-                        tasks.append(fresh)
-        except BaseException:
-            for task in tasks:
-                with contextlib.suppress(Exception):  # it may be done already
-                    task.handle.cancel()
-            raise
+        queue = _SlurmQueue(executor, self._cluster)
+        run_remotely(queue, jobs, recorder, timeout_seconds=self._timeout_seconds, command=self._command)
 
     def _executor(self, folder: Path) -> Any:
         try:
@@ -108,37 +84,37 @@ class SlurmLauncher:
             found[name if plain else f"slurm_{name}"] = value
         return found
 
-    def _submit(self, executor: Any, jobs: Sequence[Job], recorder: Recorder) -> list[_Task]:
-        settings = {
-            "mark": mark_of(Path(jobs[0].folder)),
-            "timeout_seconds": self._timeout_seconds,
-            "command": self._command,
-            "place": str(Path.cwd()),
-        }
-        with executor.batch():  # one array instead of many calls of sbatch
-            handles = [executor.submit(_run_task, job.to_json(), settings) for job in jobs]
-        for job in jobs:
-            recorder.started(job, self._cluster)
-        return [_Task(job=job, handle=handle) for job, handle in zip(jobs, handles, strict=True)]
 
-    def _after(self, task: _Task, recorder: Recorder) -> Job | None:
-        job = task.job
-        try:
-            delivery: Delivery = task.handle.result()
-        except Exception as error:  # submitit has kinds of its own for a job that vanished, and wraps a job's error
-            task.losses += 1
-            reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
-            if task.losses < MOST_LOSSES:
-                recorder.note(f"{job.id}: its Slurm job was lost ({reason.strip()[:200]}); it is handed in again")
-                return dataclasses.replace(job, attempt=job.attempt + 1)
-            told = f"{task.losses} Slurm jobs were lost at it, the last: {reason.strip()[:500]}"
-            lost = Outcome(id=job.id, attempt=job.attempt, state="failed", failure="killed", error=told)
-            return recorder.ended(job, lost)
-        receive(delivery, Path(job.folder))
-        return recorder.ended(job, delivery.outcome)
+class _SlurmQueue(RemoteQueue):
+    worker = "Slurm job"
+
+    def __init__(self, executor: Any, cluster: str) -> None:
+        self._executor = executor
+        self._cluster = cluster
+
+    def submit(self, jobs: Sequence[Job], work: RemoteWork) -> list[tuple[Any, str]]:
+        with self._executor.batch():  # one array instead of many calls of sbatch
+            handles = [self._executor.submit(_do, job, work) for job in jobs]
+        return [(handle, self._cluster) for handle in handles]
+
+    def wait(self, handles: Sequence[Any]) -> list[tuple[Any, Delivery | Exception]]:
+        time.sleep(LOCAL_POLL_SECONDS if self._cluster == "local" else POLL_SECONDS)
+        return [(handle, _result(handle)) for handle in handles if handle.done()]
+
+    def cancel(self, handle: Any) -> None:
+        handle.cancel()
 
 
-def _run_task(job: Mapping[str, Any], settings: Mapping[str, Any]) -> Delivery:
+def _result(handle: Any) -> Delivery | Exception:
+    try:
+        delivery: Delivery = handle.result()
+    except Exception as error:  # submitit has kinds of its own for a job that vanished, and wraps a job's error
+        return error
+    return delivery
+
+
+def _do(job: Job, work: RemoteWork) -> Delivery:
+    """In a job of Slurm's."""
     for name in [name for name in os.environ if name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]:
         del os.environ[name]  # srun's wrapper may set them: an experiment is no rank
-    return do_remotely(Job.from_json(job), **settings)
+    return work.do(job)
