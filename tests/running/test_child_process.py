@@ -16,7 +16,7 @@ import pytest
 
 from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
 from brim.running.child_main import INTERRUPTED, PARENT_GONE
-from brim.running.child_process import ChildDiedError, ChildProcess, child_command, wait_for_messages
+from brim.running.child_process import ChildLostError, ChildProcess, child_command, wait_for_messages
 
 SECONDS = 60.0  # for an answer that comes at once, on a busy machine
 
@@ -72,7 +72,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     started: list[ChildProcess] = []
 
     def begin(function: str = "served:serve", **settings: Any) -> ChildProcess:
-        started.append(ChildProcess(child_command(function), **settings))
+        started.append(ChildProcess(child_command(function), name="the child", **settings))
         return started[-1]
 
     yield begin
@@ -127,7 +127,7 @@ def test_an_error_that_escapes_is_raised_as_its_kind_and_is_the_exit_code(
     child = start()
     with pytest.raises(error, match="no such width: 7"):
         child.ask({"do": "raise", "kind": kind}, seconds=SECONDS)
-    with pytest.raises(ChildDiedError, match="no such width: 7") as caught:
+    with pytest.raises(ChildLostError, match="no such width: 7") as caught:
         child.ask({"do": "echo", "value": 1}, seconds=SECONDS)
     assert caught.value.ending.code == error.exit_code
 
@@ -138,45 +138,46 @@ def test_a_function_that_does_not_exist_is_an_error_and_not_a_silence(start: Sta
 
 
 @pytest.mark.parametrize(
-    ("number", "out_of_memory", "reason"),
+    ("number", "kind", "reason"),
     [
-        (signal.SIGKILL, True, "killed by signal 9"),
-        (signal.SIGSEGV, False, "segmentation fault"),
-        (signal.SIGABRT, False, "aborted"),
-        (signal.SIGTERM, False, "killed by signal 15"),
+        (signal.SIGKILL, "out_of_memory", "killed by signal 9"),
+        (signal.SIGSEGV, "killed", "segmentation fault"),
+        (signal.SIGABRT, "killed", "aborted"),
+        (signal.SIGTERM, "killed", "killed by signal 15"),
     ],
 )
 def test_a_kill_or_a_crash_says_what_it_was_and_what_was_last_written(
-    start: Start, number: int, out_of_memory: bool, reason: str
+    start: Start, number: int, kind: str, reason: str
 ) -> None:
-    with pytest.raises(ChildDiedError, match=rf"{reason}.*; it last wrote: about to end$") as caught:
+    with pytest.raises(
+        ChildLostError, match=rf"^the child was lost: .*{reason}.*; it last wrote: about to end$"
+    ) as caught:
         start().ask({"do": "signal", "number": number}, seconds=SECONDS)
-    assert (caught.value.ending.code, caught.value.ending.out_of_memory) == (-number, out_of_memory)
+    assert (caught.value.ending.code, caught.value.ending.kind) == (-number, kind)
 
 
 def test_last_words_are_its_own_and_not_those_of_an_earlier_process(start: Start, tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("an earlier process\n")
-    with pytest.raises(ChildDiedError) as caught:
+    with pytest.raises(ChildLostError) as caught:
         start(log=log).ask({"do": "exit", "code": 5}, seconds=SECONDS)
-    assert (caught.value.ending.code, str(caught.value)) == (5, "the process ended with exit code 5")
+    assert (caught.value.ending.code, caught.value.ending.reason) == (5, "the process ended with exit code 5")
 
 
 def test_a_hang_is_a_timeout_and_ends_with_the_child_and_its_children(start: Start) -> None:
     child = start()
     grandchild = child.ask({"do": "children"}, seconds=SECONDS)["child"]
     assert child.ask({"do": "hang"}, seconds=SECONDS) == {"hanging": True}
-    with pytest.raises(TimeoutError):
+    with pytest.raises(ChildLostError, match=r"no answer within 0\.2 s") as caught:
         child.ask({"do": "echo", "value": 1}, seconds=0.2)
-    ending = child.end()
-    assert not ending.out_of_memory, "it was ended from here, not by the host"
+    assert caught.value.ending.kind == "timeout", "it was ended from here, not by the host"
     assert gone(child.pid)
     assert gone(grandchild)
 
 
 def test_a_death_is_noticed_although_a_child_of_it_holds_its_output_open(start: Start) -> None:
     began = time.monotonic()
-    with pytest.raises(ChildDiedError, match="exit code 7"):
+    with pytest.raises(ChildLostError, match="exit code 7"):
         start().ask({"do": "fork_and_die"}, seconds=SECONDS)
     assert time.monotonic() - began < 30
 
@@ -190,12 +191,21 @@ def test_events_are_heard_without_waiting_until_the_output_is_closed(start: Star
         wait_for_messages([child], 1.0)
         heard += [message["place"] for message in child.messages()]
     assert heard == list(range(10_000))
-    assert child.messages() == []
+
+
+def test_what_was_sent_before_the_end_can_be_read_after_it(start: Start) -> None:
+    child = start()
+    child.send({"do": "events", "count": 3})
+    child.send({"do": "exit", "code": 0})
+    while child.running:
+        time.sleep(0.02)
+    child.end()
+    assert [message["place"] for message in child.messages()] == [0, 1, 2]
 
 
 def test_lines_that_are_no_messages_are_left_out(tmp_path: Path) -> None:
     script = "import sys; sys.stdin.readline(); print('noise\\n[1]\\n{\"answer\": 1}', flush=True)"
-    child = ChildProcess([sys.executable, "-c", script])
+    child = ChildProcess([sys.executable, "-c", script], name="the child")
     assert child.ask({}, seconds=SECONDS) == {"answer": 1}
     child.end()
 
@@ -212,7 +222,7 @@ def test_an_interrupt_ends_it_with_the_code_of_one(start: Start) -> None:
 PARENT = """
 import sys, time
 from brim.running.child_process import ChildProcess, child_command
-child = ChildProcess(child_command("served:serve"))
+child = ChildProcess(child_command("served:serve"), name="the child")
 child.ask({"do": "hang"}, seconds=60)
 print(child.pid, flush=True)
 time.sleep(600)

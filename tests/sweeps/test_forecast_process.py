@@ -52,9 +52,9 @@ def test_a_forecast_that_hangs_or_dies_has_a_reason_and_the_next_one_starts_agai
     script = "import sys, os, time\nline = sys.stdin.readline()\n{}\n"
     hangs, dies = ([sys.executable, "-c", script.format(end)] for end in ("time.sleep(60)", "os._exit(7)"))
     with ForecastProcess(command=hangs, timeout_seconds=0.5) as forecaster:
-        assert "gave no answer within 0.5 s" in forecaster.forecast({}, [1])["reason"]
+        assert "no answer within 0.5 s" in forecaster.forecast({}, [1])["reason"]
     with ForecastProcess(command=dies) as forecaster:
-        assert "died: the process ended with exit code 7" in forecaster.forecast({}, [1])["reason"]
-        assert "died: the process ended with exit code 7" in forecaster.forecast({}, [1])["reason"]
+        assert "was lost: the process ended with exit code 7" in forecaster.forecast({}, [1])["reason"]
+        assert "was lost: the process ended with exit code 7" in forecaster.forecast({}, [1])["reason"]
         with pytest.raises(LostError):
             forecaster.devices()

@@ -56,7 +56,7 @@ def test_out_of_memory_was_survived_by_a_retry_at_half(result: SweepResult) -> N
 
 def test_a_child_that_is_asked_to_stop_was_interrupted_however_it_ends(tmp_path: Path) -> None:
     """As one that still imports torch at Ctrl-C, or that is killed after the second one."""
-    for place, end in enumerate((ExperimentProcess.interrupt, ExperimentProcess.kill)):
+    for place, end in enumerate((ExperimentProcess.interrupt, ExperimentProcess.end)):
         command = [sys.executable, "-c", 'import time; print(\'{"event": "up"}\', flush=True); time.sleep(60)']
         child = ExperimentProcess(Job(id="x", settings={}, folder=str(tmp_path / str(place))), command=command)
         while not child.events():

@@ -1,7 +1,7 @@
 """A child process that is sent requests and answers in JSON lines, and what its silence, crash or kill means.
 
-    child = ChildProcess(child_command("brim.searching.isolate:serve_probes"))
-    answer = child.ask({"size": 8}, seconds=600)    # TimeoutError, ChildDiedError, or the error it sent
+    child = ChildProcess(child_command("brim.searching.isolate:serve_probes"), name="the probing process")
+    answer = child.ask({"size": 8}, seconds=600)    # or the error that it sent, or a ChildLostError
     child.end()
 
 Nothing is pickled. The child has a session of its own, so that Ctrl-C in the terminal is the parent's to pass on.
@@ -22,12 +22,12 @@ import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
 from brim.memory.failures import FailureKind, classify_exit
 
-__all__ = ["ChildDiedError", "ChildProcess", "Ending", "child_command", "wait_for_messages"]
+__all__ = ["ChildLostError", "ChildProcess", "Ending", "child_command", "wait_for_messages"]
 
 LOOK_SECONDS = 1.0  # between two looks whether a silent process is there: its own children may hold its output open
 DYING_SECONDS = 10.0  # from the end of a process's output to its own end
@@ -37,18 +37,22 @@ LAST_WORDS_LETTERS = 200
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a process ended."""
+    """How a process ended.
+
+    `kind` is `out_of_memory` where it was killed as the host's out-of-memory killer does, `timeout` where it was
+    ended from here, and `killed` for all else.
+    """
 
     code: int
-    out_of_memory: bool  # it was killed as the host's out-of-memory killer does
+    kind: Literal["out_of_memory", "timeout", "killed"]
     reason: str  # with the last line it wrote
 
 
-class ChildDiedError(LostError):
-    """The process ended without an answer."""
+class ChildLostError(LostError):
+    """The process ended, or was ended, without an answer."""
 
-    def __init__(self, ending: Ending) -> None:
-        super().__init__(ending.reason)
+    def __init__(self, name: str, ending: Ending) -> None:
+        super().__init__(f"{name} was lost: {ending.reason}")
         self.ending = ending
 
 
@@ -61,12 +65,18 @@ class ChildProcess:
     """A process that was started here. `log` takes what it prints; without one only its last words are kept."""
 
     def __init__(
-        self, command: Sequence[str], *, log: Path | None = None, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        name: str,
+        log: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.started_at = time.monotonic()
         self.silent = False  # it has closed its output: no message will come
+        self._name = name
         self._received = b""
-        self._killed = False
+        self._ended_because: str | None = None
         self._ending: Ending | None = None
         self._errors = tempfile.TemporaryFile() if log is None else log.open("ab+")  # noqa: SIM115 — closed by `end`
         self._errors_from = os.fstat(self._errors.fileno()).st_size
@@ -109,17 +119,15 @@ class ChildProcess:
 
     def messages(self) -> list[dict[str, Any]]:
         """What it has sent since the last time; nothing is waited for."""
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self.fileno(), 65536):
-                self._received += chunk
-            self.silent = True
+        if self._ending is None:
+            self._read()
         *lines, self._received = self._received.split(b"\n")
         return [message for message in map(_message, lines) if message is not None]
 
     def ask(self, message: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
         """Send a request and wait for its answer; an error that is sent instead is raised, as the kind it was.
 
-        `TimeoutError` when nothing comes in time: the process is left as it is. `ChildDiedError` when it is gone.
+        A process that is gone, or gives no answer in time and is ended, is a `ChildLostError`.
         """
         self.send(message)
         deadline = time.monotonic() + seconds
@@ -129,21 +137,28 @@ class ChildProcess:
             if answers:
                 return _or_raise(answers[0])
             if gone:
-                raise ChildDiedError(self._death())
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it is about to end by itself
+                    self._process.wait(DYING_SECONDS)
+                raise ChildLostError(self._name, self.end())
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError
+                raise ChildLostError(self._name, self.end(f"no answer within {seconds:g} s; ended"))
             wait_for_messages([self], min(left, LOOK_SECONDS))
 
     def interrupt(self) -> None:
         """Send it what Ctrl-C sends."""
-        self._signal(signal.SIGINT)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGINT)
 
-    def end(self) -> Ending:
+    def end(self, because: str = "ended") -> Ending:
         """End it with its own children, if it is there, release what is held for it, and say how it ended."""
         if self._ending is None:
-            self.kill()
+            if self.running:
+                self._ended_because = because
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)
             code = self._process.wait()
+            self._read()
             self._ending = self._classify(code)
             for pipe in (self._process.stdin, self._process.stdout, self._errors):
                 assert pipe is not None
@@ -151,27 +166,22 @@ class ChildProcess:
                     pipe.close()
         return self._ending
 
-    def kill(self) -> None:
-        """End it and its own children at once."""
-        if self.running:
-            self._killed = True
-            self._signal(signal.SIGKILL, group=True)
-
-    def _death(self) -> Ending:
-        """Of a process that has closed its output: it is about to end by itself."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(DYING_SECONDS)
-        return self.end()
+    def _read(self) -> None:
+        """What is there, without waiting."""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self.fileno(), 65536):
+                self._received += chunk
+            self.silent = True
 
     def _classify(self, code: int) -> Ending:
-        failure = None if self._killed else classify_exit(code)
+        if self._ended_because is not None:
+            return Ending(code=code, kind="timeout", reason=self._ended_because)
+        failure, words = classify_exit(code), self._last_words()
         reason = "the process ended by itself" if failure is None else failure.reason
-        if self._killed:
-            reason = "it was ended"
-        words = self._last_words()
+        memory = failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY
         return Ending(
             code=code,
-            out_of_memory=failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY,
+            kind="out_of_memory" if memory else "killed",
             reason=f"{reason}; it last wrote: {words}" if words else reason,
         )
 
@@ -182,13 +192,6 @@ class ChildProcess:
         start = max(size - LAST_WORDS_BYTES, self._errors_from)
         lines = os.pread(file, max(size - start, 0), start).decode(errors="replace").strip().splitlines()
         return lines[-1].strip()[:LAST_WORDS_LETTERS] if lines else ""
-
-    def _signal(self, number: int, *, group: bool = False) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if group:
-                os.killpg(self.pid, number)
-            else:
-                self._process.send_signal(number)
 
 
 def wait_for_messages(children: Sequence[ChildProcess], seconds: float) -> None:

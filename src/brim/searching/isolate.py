@@ -16,15 +16,16 @@ from typing import Any, Self
 
 from brim.errors import BrimError, LostError, RequestError, first_line
 from brim.memory.weights import load_failure
-from brim.records import Probe
+from brim.records import Probe, Verdict
 from brim.running.child_main import Send
-from brim.running.child_process import ChildDiedError, ChildProcess, child_command
+from brim.running.child_process import ChildLostError, ChildProcess, child_command
 from brim.searching.probe import DeviceProber, Prober, ProbeSettings, Scene, WorkloadError
 
 __all__ = ["IsolatedProber", "serve_probes"]
 
 DEFAULT_PROBE_SECONDS = 600.0
 START_SECONDS = 600.0  # importing torch and building a large model on a busy machine
+VERDICTS: dict[str, Verdict] = {"out_of_memory": "oom", "timeout": "timeout", "killed": "fatal"}  # by a child's end
 
 
 class IsolatedProber(Prober):
@@ -54,15 +55,11 @@ class IsolatedProber(Prober):
     def probe(self, size: int) -> Probe:
         """Try one size in the child; its death or silence is a verdict."""
         child = self._child or self._start()
-        limit = self.settings.timeout_seconds or DEFAULT_PROBE_SECONDS
         try:
-            answer = child.ask({"size": size}, seconds=limit)
-        except TimeoutError:
+            answer = child.ask({"size": size}, seconds=self.settings.timeout_seconds or DEFAULT_PROBE_SECONDS)
+        except ChildLostError as error:
             self._stop()
-            return Probe(batch_size=size, verdict="timeout", detail=f"no answer within {limit:g} s; ended")
-        except ChildDiedError as error:
-            self._stop()
-            return Probe(batch_size=size, verdict="oom" if error.ending.out_of_memory else "fatal", detail=str(error))
+            return Probe(batch_size=size, verdict=VERDICTS[error.ending.kind], detail=error.ending.reason)
         if "fatal" in answer:
             self._stop()
             return Probe(batch_size=size, verdict="fatal", detail=answer["fatal"])
@@ -71,15 +68,10 @@ class IsolatedProber(Prober):
         return Probe.from_json(answer["probe"])
 
     def _start(self) -> ChildProcess:
-        self._child = child = ChildProcess(child_command(f"{__name__}:{serve_probes.__name__}"))
+        command = child_command(f"{__name__}:{serve_probes.__name__}")
+        self._child = child = ChildProcess(command, name="the process that builds the workload")
         try:
             self.scene = Scene(**child.ask(self._start_message, seconds=START_SECONDS)["scene"])
-        except TimeoutError:
-            self._stop()
-            raise LostError(f"the probing process was not ready within {START_SECONDS:g} s") from None
-        except ChildDiedError as error:
-            self._stop()
-            raise LostError(f"the probing process died while it built the workload: {error}") from None
         except BrimError:
             self._stop()
             raise

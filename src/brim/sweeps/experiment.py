@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brim.errors import DoesNotFitError, LostError, RequestError
+from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
+from brim.memory.failures import FailureKind, classify
 from brim.running.child_main import INTERRUPTED, Send
 from brim.storage.run_lock import locked_folder
 from brim.sweeps.job import OUTCOME_FILE, FailureWord, Job, Outcome, read_outcome, write_outcome
@@ -72,35 +73,29 @@ def train_run(job: Job, send: Send) -> tuple[dict[str, Any], list[dict[str, Any]
 
 def _attempt(job: Job, send: Send, train: Train, started: float) -> Outcome:
     """Train; what goes wrong becomes the outcome, and its traceback goes to the log."""
-
-    def failed(failure: FailureWord, error: str) -> Outcome:
-        traceback.print_exc()
-        seconds = time.monotonic() - started
-        return Outcome(
-            id=job.id, attempt=job.attempt, state="failed", failure=failure, error=error, seconds=seconds,
-            batch_size_reason=job.changed_because,
-        )  # fmt: skip
-
     try:
         figures, epochs, reason = train(job, send)
     except KeyboardInterrupt:
         return Outcome(id=job.id, attempt=job.attempt, state="interrupted", seconds=time.monotonic() - started)
-    except DoesNotFitError as error:
-        return failed("out_of_memory", str(error))
-    except RequestError as error:
-        return failed("request", str(error))
-    except LostError as error:
-        return failed("lost", str(error))
     except Exception as error:
-        from brim.memory.failures import FailureKind, classify
-
-        kind = classify(error).kind
-        memory = kind in (FailureKind.OUT_OF_MEMORY, FailureKind.AMBIGUOUS, FailureKind.SIZE_LIMIT)
-        return failed("out_of_memory" if memory else "error", f"{type(error).__name__}: {error}")
+        traceback.print_exc()
+        return Outcome(
+            id=job.id, attempt=job.attempt, state="failed", failure=_failure_word(error),
+            error=str(error) if isinstance(error, BrimError) else f"{type(error).__name__}: {error}",
+            seconds=time.monotonic() - started, batch_size_reason=job.changed_because,
+        )  # fmt: skip
     return Outcome(
         id=job.id, attempt=job.attempt, state="completed", seconds=time.monotonic() - started,
         batch_size_reason=reason, figures=figures, epochs=tuple(epochs),
     )  # fmt: skip
+
+
+def _failure_word(error: Exception) -> FailureWord:
+    words: dict[type[Exception], FailureWord]
+    words = {DoesNotFitError: "out_of_memory", RequestError: "request", LostError: "lost"}
+    memory = (FailureKind.OUT_OF_MEMORY, FailureKind.AMBIGUOUS, FailureKind.SIZE_LIMIT)
+    found = next((word for kind, word in words.items() if isinstance(error, kind)), None)
+    return found or ("out_of_memory" if classify(error).kind in memory else "error")
 
 
 _KEPT = (

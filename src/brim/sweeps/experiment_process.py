@@ -8,7 +8,7 @@ from typing import Any
 
 from brim.running.child_main import INTERRUPTED
 from brim.running.child_process import ChildProcess, child_command, wait_for_messages
-from brim.sweeps.job import FailureWord, Job, Outcome, read_outcome
+from brim.sweeps.job import Job, Outcome, read_outcome
 
 __all__ = ["CHILD_COMMAND", "LOG_FILE", "ExperimentProcess", "run_to_end"]
 
@@ -24,10 +24,9 @@ class ExperimentProcess(ChildProcess):
     ) -> None:
         self.job = job
         self._asked_to_stop = False
-        self._timed_out = ""
         folder = Path(job.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        super().__init__(command, log=folder / LOG_FILE, environment=environment)
+        super().__init__(command, name=job.id, log=folder / LOG_FILE, environment=environment)
         self.send(job.to_json())
 
     def events(self) -> list[dict[str, Any]]:
@@ -39,11 +38,10 @@ class ExperimentProcess(ChildProcess):
         self._asked_to_stop = True
         super().interrupt()
 
-    def kill_if_over(self, seconds: float | None) -> None:
-        """Kill it if it has taken longer than that: its outcome is a timeout."""
-        if seconds is not None and self.seconds > seconds and self.running:
-            self._timed_out = f"it was not done within {seconds:g} s (--timeout) and was ended"
-            self.kill()
+    def end_if_over(self, seconds: float | None) -> None:
+        """End it if it has taken longer than that."""
+        if seconds is not None and self.seconds > seconds:
+            self.end(f"it was not done within {seconds:g} s (--timeout) and was ended")
 
     def outcome(self) -> Outcome:
         """End it if it is there, and say how the attempt ended: as its folder has it, else as its end tells."""
@@ -51,16 +49,13 @@ class ExperimentProcess(ChildProcess):
         written = read_outcome(Path(job.folder), id=job.id)
         if written is not None and (written.state == "completed" or written.attempt == job.attempt):
             return written
-        interrupted = (ending.code == INTERRUPTED or self._asked_to_stop) and not self._timed_out
-        failure: FailureWord = "out_of_memory" if ending.out_of_memory else "killed"
-        if self._timed_out:
-            failure = "timeout"
+        interrupted = ending.code == INTERRUPTED or self._asked_to_stop
         return Outcome(
             id=job.id,
             attempt=job.attempt,
             state="interrupted" if interrupted else "failed",
-            failure="" if interrupted else failure,
-            error="" if interrupted else self._timed_out or ending.reason,
+            failure="" if interrupted else ending.kind,
+            error="" if interrupted else ending.reason,
             seconds=self.seconds,
             batch_size_reason=job.changed_because,
         )
@@ -73,7 +68,7 @@ def run_to_end(job: Job, *, timeout_seconds: float | None, command: Sequence[str
         while child.running:
             wait_for_messages([child], 0.5)
             child.events()  # nobody listens, but a full pipe would stop it
-            child.kill_if_over(timeout_seconds)
+            child.end_if_over(timeout_seconds)
     finally:
         child.end()
     return child.outcome()

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from brim.errors import BrimError, LostError, first_line
-from brim.running.child_process import ChildDiedError, ChildProcess, child_command
+from brim.errors import BrimError, first_line
+from brim.running.child_process import ChildLostError, ChildProcess, child_command
 
 __all__ = ["ANSWER_SECONDS", "ForecastProcess"]
 
@@ -66,15 +66,12 @@ class ForecastProcess:
             return {"reason": first_line(error)}
 
     def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        self._child = child = self._child or ChildProcess(self._command)
+        self._child = child = self._child or ChildProcess(self._command, name="the forecasting process")
         try:
             return child.ask(question, seconds=self._timeout_seconds)
-        except TimeoutError:
-            reason = f"gave no answer within {self._timeout_seconds:g} s"
-        except ChildDiedError as error:
-            reason = f"died: {error}"
-        self._stop()
-        raise LostError(f"the forecasting process {reason}")
+        except ChildLostError:
+            self._stop()  # the next question starts another
+            raise
 
     def _stop(self) -> None:
         child, self._child = self._child, None

@@ -14,7 +14,6 @@ from brim.sweeps.job import with_changes
 
 if TYPE_CHECKING:
     from brim.forecasting.forecast import Forecaster
-    from brim.forecasting.gpus import Gpu
     from brim.training.subject import Subject
 
 __all__ = ["answer", "forecast_workload", "serve_forecasts"]
@@ -86,7 +85,7 @@ def forecast_workload(
     limit = None if named is None else parse_bytes(named)
     on_cpu = not card or str(flat.get("training.device", "auto")) == "cpu"
     shapes_only = with_changes(settings, {"training.device": "cpu", "model.weights": "none"})
-    gpu = choose_gpu(None, None) if on_cpu else _gpu(card)
+    gpu = choose_gpu(None, None) if on_cpu else choose_gpu(card.get("gpu"), card.get("memory"))
     with without_initialisation():
         subject = open_subject(train_settings(shapes_only))
     workload = training_workload(subject)
@@ -168,13 +167,6 @@ class _HostMemory:
 
     def _fits(self, size: int) -> bool:
         return self._forecaster.at(size).peak_allocated_bytes <= self._limit
-
-
-def _gpu(card: Mapping[str, Any]) -> Gpu:
-    """The card that the experiments are meant for: a named one, one by its memory, or this machine's first."""
-    from brim.forecasting.forecast import choose_gpu
-
-    return choose_gpu(card.get("gpu"), card.get("memory"))
 
 
 def _context_bytes(name: str, memory_bytes: int) -> int:

@@ -28,10 +28,12 @@ class _Running:
 
 
 class LocalLauncher:
-    """Runs jobs on devices of this machine.
+    """Runs the jobs of one sweep on devices of this machine.
 
     `shares`: experiments of unknown need share a device in equal parts, as `--jobs-per-gpu` says.
     """
+
+    _recorder: Recorder
 
     def __init__(
         self,
@@ -41,52 +43,33 @@ class LocalLauncher:
         timeout_seconds: float | None = None,
         command: Sequence[str] = CHILD_COMMAND,
     ) -> None:
-        self._devices = tuple(devices)
-        self._shares = shares
         self._timeout_seconds = timeout_seconds
         self._command = tuple(command)
-
-    def run(self, jobs: Sequence[Job], recorder: Recorder) -> None:
-        """Every job to its end, and what is to be tried again as well. Ctrl-C: children finish their step and stop."""
-        loop = _Loop(self._devices, recorder, jobs, shares=self._shares, command=self._command)
-        try:
-            loop.run(self._timeout_seconds)
-        except KeyboardInterrupt:
-            recorder.note("stopping: every experiment finishes its step; Ctrl-C again ends them at once")
-            loop.stop(GRACE_SECONDS)
-            raise
-        except BaseException:
-            loop.stop(0.0)
-            raise
-
-
-class _Loop:
-    def __init__(
-        self,
-        devices: Sequence[Device],
-        recorder: Recorder,
-        jobs: Sequence[Job],
-        *,
-        shares: bool,
-        command: Sequence[str],
-    ) -> None:
-        self._recorder = recorder
-        self._command = command
-        self._waiting = list(jobs)
+        self._waiting: list[Job] = []
         self._running: list[_Running] = []
-        self._packing = Packing(devices, shares=shares)
+        self._packing = Packing(tuple(devices), shares=shares)
         self._watch = ThroughputWatch()
         self._stopping = False
 
-    def run(self, timeout_seconds: float | None) -> None:
-        while self._waiting or self._running:
-            self._fill()
-            self._listen()
-            for running in self._running:
-                running.child.kill_if_over(timeout_seconds)
-            self._collect()
+    def run(self, jobs: Sequence[Job], recorder: Recorder) -> None:
+        """Every job to its end, and what is to be tried again as well. Ctrl-C: children finish their step and stop."""
+        self._waiting, self._recorder = list(jobs), recorder
+        try:
+            while self._waiting or self._running:
+                self._fill()
+                self._listen()
+                for running in self._running:
+                    running.child.end_if_over(self._timeout_seconds)
+                self._collect()
+        except KeyboardInterrupt:
+            recorder.note("stopping: every experiment finishes its step; Ctrl-C again ends them at once")
+            self._stop(GRACE_SECONDS)
+            raise
+        except BaseException:
+            self._stop(0.0)
+            raise
 
-    def stop(self, grace_seconds: float) -> None:
+    def _stop(self, grace_seconds: float) -> None:
         """Ask every child to stop, give it that long, then end it."""
         self._waiting.clear()
         self._stopping = True
@@ -99,7 +82,7 @@ class _Loop:
         except KeyboardInterrupt:
             pass  # at once, then
         for running in self._running:
-            running.child.kill()
+            running.child.end()
         self._collect(retry=False)
 
     def _fill(self) -> None:
@@ -179,12 +162,10 @@ def _need(job: Job) -> Need:
 
 
 def _within(job: Job, held_bytes: int | None, device: Device) -> Job:
-    """The job with the memory it has reserved as its limit; one that the user gave stands."""
-    named = (job.settings.get("training") or {}).get("memory_limit")
-    if held_bytes is None or named is not None or device.kind != "cuda":
+    """The job with the memory it has reserved on a card as its limit."""
+    if held_bytes is None or device.kind != "cuda":
         return job
-    limit = max(held_bytes - device.context_bytes, 1)
-    return dataclasses.replace(job, changes={**job.changes, "training.memory_limit": str(limit)})
+    return job.limited_to(max(held_bytes - device.context_bytes, 1))
 
 
 def _environment(device: Device, job: Job, at_once: int) -> dict[str, str]:

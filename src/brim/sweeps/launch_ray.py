@@ -116,14 +116,10 @@ def _do(job: Job, work: RemoteWork, variables: Mapping[str, str]) -> Delivery:
 
 def _within(job: Job, resources: Mapping[str, Any], cards: Sequence[ClusterCard]) -> Job:
     """A job that has a part of a GPU keeps to what it has reserved."""
-    named = (job.settings.get("training") or {}).get("memory_limit")
-    if not cards or not 0 < resources["num_gpus"] < 1 or named is not None:
+    if not cards or not 0 < resources["num_gpus"] < 1:
         return job
-    if job.bytes_needed is not None:
-        limit = job.bytes_needed
-    else:
-        limit = int(min(card.memory_bytes for card in cards) * USABLE * resources["num_gpus"])
-    return dataclasses.replace(job, changes={**job.changes, "training.memory_limit": str(limit)})
+    smallest = min(card.memory_bytes for card in cards)
+    return job.limited_to(job.bytes_needed or int(smallest * USABLE * resources["num_gpus"]))
 
 
 def _cards(cluster: RayCluster) -> list[ClusterCard]:
