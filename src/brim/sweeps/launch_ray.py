@@ -6,17 +6,19 @@ its node is handed in again. Works on the cluster at `RAY_ADDRESS`, or on a Ray 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from brim.errors import BrimError, LostError, first_line
 from brim.running.ray_cluster import RayCluster, connected_ray, forwarded_variables
+from brim.sweeps.experiment_process import CHILD_COMMAND
 from brim.sweeps.job import Job
-from brim.sweeps.listener import Recorder
-from brim.sweeps.remote_job import Delivery, RemoteQueue, RemoteWork, run_remotely
+from brim.sweeps.launch_remote import Delivery, RemoteLauncher, RemoteWork
 
 __all__ = ["ClusterCard", "RayLauncher", "task_resources"]
 
@@ -52,40 +54,33 @@ def task_resources(job: Job, cards: Sequence[ClusterCard], *, jobs_per_gpu: int 
     return resources
 
 
-class RayLauncher:
+class RayLauncher(RemoteLauncher):
     """Runs jobs as tasks of a Ray cluster."""
+
+    worker = "worker"
+    _cluster: RayCluster
 
     def __init__(
         self,
         *,
         timeout_seconds: float | None = None,
+        command: Sequence[str] = CHILD_COMMAND,
         jobs_per_gpu: int | None = None,
         workers: int | None = None,
-        command: Sequence[str] | None = None,
     ) -> None:
-        self._timeout_seconds = timeout_seconds
+        super().__init__(timeout_seconds=timeout_seconds, command=command)
         self._jobs_per_gpu = jobs_per_gpu
         self._workers = workers
-        self._command = command
+        self._cards: list[ClusterCard] = []
 
-    def run(self, jobs: Sequence[Job], recorder: Recorder) -> None:
-        """Every job to its end. Ctrl-C ends the tasks; what is finished is kept."""
-        if not jobs:
-            return
-        with connected_ray(self._workers) as cluster:
-            queue = _RayQueue(cluster, jobs_per_gpu=self._jobs_per_gpu)
-            run_remotely(queue, jobs, recorder, timeout_seconds=self._timeout_seconds, command=self._command)
+    @contextlib.contextmanager
+    def _connected(self, sweep: Path) -> Iterator[None]:
+        del sweep
+        with connected_ray(self._workers) as self._cluster:
+            self._cards = _cards(self._cluster)
+            yield
 
-
-class _RayQueue(RemoteQueue):
-    worker = "worker"
-
-    def __init__(self, cluster: RayCluster, *, jobs_per_gpu: int | None) -> None:
-        self._cluster = cluster
-        self._cards = _cards(cluster)
-        self._jobs_per_gpu = jobs_per_gpu
-
-    def submit(self, jobs: Sequence[Job], work: RemoteWork) -> list[tuple[Any, str]]:
+    def _submit(self, jobs: Sequence[Job], work: RemoteWork) -> list[tuple[Any, str]]:
         found = []
         for job in jobs:
             resources = task_resources(job, self._cards, jobs_per_gpu=self._jobs_per_gpu)
@@ -95,7 +90,7 @@ class _RayQueue(RemoteQueue):
             found.append((task, f"ray ({gpus:g} GPU)" if gpus else "ray"))
         return found
 
-    def wait(self, handles: Sequence[Any]) -> list[tuple[Any, Delivery | Exception]]:
+    def _wait(self, handles: Sequence[Any]) -> list[tuple[Any, Delivery | Exception]]:
         answer = self._cluster.next_answer(handles, seconds=WAIT_SECONDS)
         if answer is None:
             return []
@@ -104,7 +99,7 @@ class _RayQueue(RemoteQueue):
             error = LostError(f"{type(error).__name__}: {first_line(error)}")
         return [(answer.call, error or answer.value)]
 
-    def cancel(self, handle: Any) -> None:
+    def _cancel(self, handle: Any) -> None:
         self._cluster.cancel(handle)
 
 

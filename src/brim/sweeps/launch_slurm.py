@@ -6,18 +6,19 @@ imports submitit.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
+from brim.sweeps.experiment_process import CHILD_COMMAND
 from brim.sweeps.job import Job
-from brim.sweeps.listener import Recorder
-from brim.sweeps.remote_job import Delivery, RemoteQueue, RemoteWork, run_remotely
+from brim.sweeps.launch_remote import Delivery, RemoteLauncher, RemoteWork
 
 __all__ = ["SlurmLauncher"]
 
@@ -28,35 +29,30 @@ SPARE_MINUTES = 10  # a job's own time for starting and for writing its checkpoi
 _PLAIN = ("timeout_min", "gpus_per_node", "cpus_per_task", "mem_gb", "nodes", "tasks_per_node", "name")
 
 
-class SlurmLauncher:
+class SlurmLauncher(RemoteLauncher):
     """Runs jobs in Slurm's queue. `settings` are sbatch's options: partition, account, mem_gb, cpus_per_task, …
 
     `cluster: local` among them runs everything on this machine instead, one process each, to try a file out.
     """
+
+    worker = "Slurm job"
+    _executor: Any
 
     def __init__(
         self,
         *,
         settings: Mapping[str, Any],
         timeout_seconds: float | None = None,
-        command: Sequence[str] | None = None,
+        command: Sequence[str] = CHILD_COMMAND,
     ) -> None:
+        super().__init__(timeout_seconds=timeout_seconds, command=command)
         self._settings = dict(settings)
         self._cluster = str(self._settings.pop("cluster", "slurm"))
-        self._timeout_seconds = timeout_seconds
-        self._command = command
         if self._cluster not in ("slurm", "local"):
             raise RequestError(f"--slurm cluster={self._cluster}: it must be slurm or local")
 
-    def run(self, jobs: Sequence[Job], recorder: Recorder) -> None:
-        """Every job to its end. Ctrl-C cancels what waits or runs; what is finished is kept."""
-        if not jobs:
-            return
-        executor = self._executor(Path(jobs[0].folder).parent.parent / "slurm")
-        queue = _SlurmQueue(executor, self._cluster)
-        run_remotely(queue, jobs, recorder, timeout_seconds=self._timeout_seconds, command=self._command)
-
-    def _executor(self, folder: Path) -> Any:
+    @contextlib.contextmanager
+    def _connected(self, sweep: Path) -> Iterator[None]:
         try:
             import submitit
         except ImportError as error:
@@ -66,12 +62,12 @@ class SlurmLauncher:
                 "--on slurm: there is no sbatch here; run it on a machine of the cluster, or try it with "
                 "--slurm cluster=local"
             )
-        executor = submitit.AutoExecutor(folder=folder, cluster=self._cluster)
+        self._executor = submitit.AutoExecutor(folder=sweep / "slurm", cluster=self._cluster)
         try:
-            executor.update_parameters(**self._parameters())
+            self._executor.update_parameters(**self._parameters())
         except (ValueError, TypeError, NameError) as error:
             raise RequestError(f"--slurm: {error}") from error
-        return executor
+        yield
 
     def _parameters(self) -> dict[str, Any]:
         """Of submitit: its own names as they are, all others are sbatch's."""
@@ -84,24 +80,16 @@ class SlurmLauncher:
             found[name if plain else f"slurm_{name}"] = value
         return found
 
-
-class _SlurmQueue(RemoteQueue):
-    worker = "Slurm job"
-
-    def __init__(self, executor: Any, cluster: str) -> None:
-        self._executor = executor
-        self._cluster = cluster
-
-    def submit(self, jobs: Sequence[Job], work: RemoteWork) -> list[tuple[Any, str]]:
+    def _submit(self, jobs: Sequence[Job], work: RemoteWork) -> list[tuple[Any, str]]:
         with self._executor.batch():  # one array instead of many calls of sbatch
             handles = [self._executor.submit(_do, job, work) for job in jobs]
         return [(handle, self._cluster) for handle in handles]
 
-    def wait(self, handles: Sequence[Any]) -> list[tuple[Any, Delivery | Exception]]:
+    def _wait(self, handles: Sequence[Any]) -> list[tuple[Any, Delivery | Exception]]:
         time.sleep(LOCAL_POLL_SECONDS if self._cluster == "local" else POLL_SECONDS)
         return [(handle, _result(handle)) for handle in handles if handle.done()]
 
-    def cancel(self, handle: Any) -> None:
+    def _cancel(self, handle: Any) -> None:
         handle.cancel()
 
 

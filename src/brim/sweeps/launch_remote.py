@@ -13,19 +13,20 @@ import platform
 import secrets
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from brim.errors import RequestError
 from brim.sweeps.experiment_process import CHILD_COMMAND, LOG_FILE, run_to_end
 from brim.sweeps.job import OUTCOME_FILE, Job, Outcome, write_outcome
 from brim.sweeps.listener import Recorder
 
-__all__ = ["Delivery", "RemoteQueue", "RemoteWork", "receive", "run_remotely"]
+__all__ = ["Delivery", "RemoteLauncher", "RemoteWork", "receive"]
 
 MOST_LOSSES = 3  # of one experiment: then it is the experiment that kills its workers
-
 MARK_FILE = ".sweep-mark"  # by its content a worker knows that it sees the very folder of the sweep
 SENT_FILES = ("run.json", "epochs.csv", "steps.jsonl", "monitor.csv", LOG_FILE, "weights-best.safetensors")
 REASON_LETTERS = 300  # of why a worker was lost
@@ -84,86 +85,78 @@ class RemoteWork:
             return False
 
 
-class RemoteQueue(Protocol):
-    """A cluster that jobs are handed in to; a handle is what it knows a job by."""
+class RemoteLauncher(ABC):
+    """Runs jobs on a cluster, each to its end; a handle is what the cluster knows a job by."""
 
     worker: str  # what is lost with a job: worker, Slurm job
 
-    def submit(self, jobs: Sequence[Job], work: RemoteWork) -> list[tuple[Any, str]]:
+    def __init__(self, *, timeout_seconds: float | None = None, command: Sequence[str] = CHILD_COMMAND) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._command = tuple(command)
+        self._losses: Counter[str] = Counter()  # by experiment
+
+    def run(self, jobs: Sequence[Job], recorder: Recorder) -> None:
+        """Every job to its end, and what is to be tried again as well. Ctrl-C ends them; what is finished is kept."""
+        if not jobs:
+            return
+        sweep = Path(jobs[0].folder).parent.parent
+        work = RemoteWork(mark=_mark(sweep), timeout_seconds=self._timeout_seconds, command=self._command)
+        with self._connected(sweep):
+            running: dict[Any, Job] = {}
+            waiting = list(jobs)
+            try:
+                while waiting or running:
+                    submitted = self._submit(waiting, work) if waiting else []
+                    for job, (handle, place) in zip(waiting, submitted, strict=True):
+                        running[handle] = job
+                        recorder.started(job, place)
+                    ended = self._wait(list(running))
+                    again = [self._after(running.pop(handle), result, recorder) for handle, result in ended]
+                    waiting = [job for job in again if job is not None]
+            except BaseException:
+                for handle in running:
+                    with contextlib.suppress(Exception):  # it may be over, or the cluster gone
+                        self._cancel(handle)
+                raise
+
+    @abstractmethod
+    def _connected(self, sweep: Path) -> contextlib.AbstractContextManager[Any]:
+        """The cluster, for as long as jobs run; `sweep` is the sweep's folder."""
+
+    @abstractmethod
+    def _submit(self, jobs: Sequence[Job], work: RemoteWork) -> list[tuple[Any, str]]:
         """Hand jobs in: the handle of each, and what it runs on."""
 
-    def wait(self, handles: Sequence[Any]) -> list[tuple[Any, Delivery | Exception]]:
-        """Wait a moment for jobs to end: what came of those that have, in the end an error where one was lost."""
+    @abstractmethod
+    def _wait(self, handles: Sequence[Any]) -> list[tuple[Any, Delivery | Exception]]:
+        """Wait a moment for jobs to end: what those that have sent back, or the error that they were lost with."""
 
-    def cancel(self, handle: Any) -> None:
-        """End a job, which may be over."""
+    @abstractmethod
+    def _cancel(self, handle: Any) -> None:
+        """End a job."""
 
+    def _after(self, job: Job, result: Delivery | Exception, recorder: Recorder) -> Job | None:
+        """See to a job that is over: its outcome, or that it was lost; gives the job to hand in next."""
+        if isinstance(result, RequestError):
+            raise result
+        if isinstance(result, Delivery):
+            receive(result, Path(job.folder))
+            for path in result.left_behind:
+                recorder.note(f"{job.id}: too large to be sent back, left on {result.host}: {path}")
+            return self._recorded(job, result.outcome, recorder)
+        self._losses[job.id] += 1
+        lines = [line.strip() for line in str(result).splitlines() if line.strip()]
+        reason = lines[-1][:REASON_LETTERS] if lines else type(result).__name__
+        if self._losses[job.id] < MOST_LOSSES:
+            recorder.note(f"{job.id}: its {self.worker} was lost ({reason}); it is started again")
+            return dataclasses.replace(job, attempt=job.attempt + 1)
+        error = f"{MOST_LOSSES} {self.worker}s were lost at it, the last: {reason}"
+        lost = Outcome(id=job.id, attempt=job.attempt, state="failed", failure="killed", error=error)
+        return self._recorded(job, lost, recorder)
 
-@dataclasses.dataclass(kw_only=True, eq=False)
-class _Task:
-    job: Job
-    handle: Any
-    losses: int = 0
-
-
-def run_remotely(
-    queue: RemoteQueue,
-    jobs: Sequence[Job],
-    recorder: Recorder,
-    *,
-    timeout_seconds: float | None,
-    command: Sequence[str] | None,
-) -> None:
-    """Every job to its end, and what is to be tried again as well. Ctrl-C ends them; what is finished is kept."""
-    work = RemoteWork(
-        mark=_mark(Path(jobs[0].folder).parent.parent),
-        timeout_seconds=timeout_seconds,
-        command=tuple(command or CHILD_COMMAND),
-    )
-    tasks = _submit(queue, jobs, work, recorder)
-    try:
-        while tasks:
-            for handle, result in queue.wait([task.handle for task in tasks]):
-                task = next(task for task in tasks if task.handle == handle)
-                tasks.remove(task)
-                again = _after(task, result, queue.worker, recorder)
-                if again is not None:
-                    (fresh,) = _submit(queue, [again], work, recorder)
-                    # A new size: what was lost before is no evidence.
-                    fresh.losses = task.losses if again.retries == task.job.retries else 0
-                    tasks.append(fresh)
-    except BaseException:
-        for task in tasks:
-            with contextlib.suppress(Exception):
-                queue.cancel(task.handle)
-        raise
-
-
-def _submit(queue: RemoteQueue, jobs: Sequence[Job], work: RemoteWork, recorder: Recorder) -> list[_Task]:
-    submitted = queue.submit(jobs, work)
-    for job, (_, place) in zip(jobs, submitted, strict=True):
-        recorder.started(job, place)
-    return [_Task(job=job, handle=handle) for job, (handle, _) in zip(jobs, submitted, strict=True)]
-
-
-def _after(task: _Task, result: Delivery | Exception, worker: str, recorder: Recorder) -> Job | None:
-    """See to a job that is over: its outcome, or that it was lost; gives the job to hand in next."""
-    job = task.job
-    if isinstance(result, RequestError):
-        raise result
-    if isinstance(result, Delivery):
-        receive(result, Path(job.folder))
-        for path in result.left_behind:
-            recorder.note(f"{job.id}: too large to be sent back, left on {result.host}: {path}")
-        return recorder.ended(job, result.outcome)
-    task.losses += 1
-    lines = [line.strip() for line in str(result).splitlines() if line.strip()]
-    reason = lines[-1][:REASON_LETTERS] if lines else type(result).__name__
-    if task.losses < MOST_LOSSES:
-        recorder.note(f"{job.id}: its {worker} was lost ({reason}); it is started again")
-        return dataclasses.replace(job, attempt=job.attempt + 1)
-    error = f"{task.losses} {worker}s were lost at it, the last: {reason}"
-    return recorder.ended(job, Outcome(id=job.id, attempt=job.attempt, state="failed", failure="killed", error=error))
+    def _recorded(self, job: Job, outcome: Outcome, recorder: Recorder) -> Job | None:
+        del self._losses[job.id]  # a retry has another size: what was lost before is no evidence
+        return recorder.ended(job, outcome)
 
 
 def receive(delivery: Delivery, folder: Path) -> None:
