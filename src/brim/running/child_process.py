@@ -160,6 +160,7 @@ class ChildProcess:
             code = self._process.wait()
             self._read()
             self._ending = self._classify(code)
+            self.silent = True
             for pipe in (self._process.stdin, self._process.stdout, self._errors):
                 assert pipe is not None
                 with contextlib.suppress(BrokenPipeError):
