@@ -31,13 +31,13 @@ from brim.memory.devices import memory_of
 from brim.settings.sizes import format_bytes, parse_bytes
 from brim.settings.sweep_file import read_sweep
 from brim.sweeps.devices import local_devices, mps_is_running
+from brim.sweeps.forecast_process import ForecastProcess
 from brim.sweeps.forecasts import SizeForecast, forecast_experiments
 from brim.sweeps.job import Job, Outcome
 from brim.sweeps.launch_local import LocalLauncher
 from brim.sweeps.listener import SweepListener
 from brim.sweeps.request import SweepRequest
 from brim.sweeps.run import SweepPlan, SweepResult, run_sweep
-from brim.sweeps.scout import Scout
 from brim.training.run_files import read_steps
 
 GIVEN = {  # by hand, for no card in particular
@@ -252,12 +252,12 @@ def sweep(
     file = read_sweep(source)
     expansion = file.expand()
     began = time.perf_counter()
-    with Scout() as scout:
-        found = scout.devices()
-        scout.card = {"here": True} if found else {}
+    with ForecastProcess() as forecaster:
+        found = forecaster.devices()
+        forecaster.card = {"here": True} if found else {}
         forecasts: dict[str, SizeForecast] = {}
         if forecasting:
-            forecasts = forecast_experiments(expansion.experiments, scout.forecast)
+            forecasts = forecast_experiments(expansion.experiments, forecaster.forecast)
     planned = time.perf_counter()
     launcher = LocalLauncher(local_devices(found, jobs_per_gpu=jobs_per_gpu), shares=jobs_per_gpu is not None)
     request = SweepRequest(file="benchmark", retry=retry, use_cache=False)

@@ -15,7 +15,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "brim"
 # Top first: a file may import from its own layer and from those before it, never from those after it.
 LAYERS = (
     "errors", "records", "settings", "storage", "ranks", "monitor", "memory", "generation", "workloads", "sizing",
-    "forecasting", "searching", "running", "models", "data", "metrics", "advice", "evaluation", "profiling", "training",
+    "forecasting", "running", "searching", "models", "data", "metrics", "advice", "evaluation", "profiling", "training",
     "sweeps", "demo", "reporting", "cli",
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from sweep_runs import LauncherHere, ScoutHere
+from sweep_runs import ForecastsHere, LauncherHere
 
 from brim.cli.main import run
 
@@ -231,7 +231,7 @@ def test_seeds_that_were_stacked_are_kept_when_one_is_added(brim: Brim) -> None:
     assert len(losses("stacked-finished/seed-2")) == len(losses("stacked-finished/seed-0"))
 
 
-class NoForecast(ScoutHere):
+class NoForecast(ForecastsHere):
     """Finds no device, and is never asked for a forecast."""
 
     def forecast(self, settings: Mapping[str, Any], sizes: Sequence[int | str]) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class NoForecast(ScoutHere):
 
 
 def test_a_sweep_runs_what_is_not_completed(brim: Brim, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brim.sweeps.scout.Scout", NoForecast)
+    monkeypatch.setattr("brim.sweeps.forecast_process.ForecastProcess", NoForecast)
     monkeypatch.setattr("brim.cli.sweep._launcher", lambda *_: LauncherHere())
     root = Path("sweep-interrupted/experiments")
     (done,) = (path.parent for path in root.glob("*/run.json"))

@@ -24,9 +24,10 @@ import pytest
 
 from brim.cli.main import run
 from brim.cli.train_progress import TrainProgress
+from brim.errors import BrimError, RequestError
 from brim.settings.train_settings import SETTING_KEYS
-from brim.sweeps.forecast_child import _answer as answer_scout
-from brim.sweeps.scout import Scout
+from brim.sweeps.forecast_process import ForecastProcess
+from brim.sweeps.forecast_server import answer
 from fuzzed_files import drawn_file
 from fuzzed_lines import BASES, commands, drawn_line, write_inputs
 
@@ -42,11 +43,16 @@ class TooSlowError(BaseException):
     """A case ran past its seconds; no `except Exception` on the way may keep it."""
 
 
-class ScoutHere(Scout):
+class ForecastsHere(ForecastProcess):
     """Asks this process instead of starting one that would import torch for each line."""
 
     def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        return answer_scout(question)
+        try:
+            return answer(question)
+        except BrimError:
+            raise
+        except Exception as error:
+            raise RequestError(f"{type(error).__name__}: {error}") from error
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +68,7 @@ def nothing_heavy(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(TrainProgress, "step", counted)
-    monkeypatch.setattr("brim.sweeps.scout.Scout", ScoutHere)
+    monkeypatch.setattr("brim.sweeps.forecast_process.ForecastProcess", ForecastsHere)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # as HF_HUB_OFFLINE=1 before it was imported
     monkeypatch.setattr("brim.cli.demo.run_profile", lambda *arguments, **more: None)  # seven seconds of a real model
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy
 import pytest
 from rich.console import Console
-from sweep_runs import LauncherHere, ScoutHere
+from sweep_runs import ForecastsHere, LauncherHere
 
 from brim.cli.sweep_progress import SweepProgress
 from brim.errors import RequestError
+from brim.sweeps.forecast_process import ForecastProcess
 from brim.sweeps.job import Job, Outcome
 from brim.sweeps.listener import Recorder
-from brim.sweeps.scout import Scout
 
 Brim = Callable[..., Any]
 
@@ -35,7 +35,7 @@ SEED = """grid_search:
 """
 
 
-class FakeScout(Scout):
+class FakeForecasts(ForecastProcess):
     """Knows every model but `r3d_19`, no device, and forecasts one GiB a sample on a card of 100."""
 
     def devices(self) -> list[dict[str, Any]]:
@@ -55,8 +55,8 @@ class FakeScout(Scout):
 
 
 @pytest.fixture
-def scout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brim.sweeps.scout.Scout", FakeScout)
+def forecasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brim.sweeps.forecast_process.ForecastProcess", FakeForecasts)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def seed(tmp_path: Path) -> str:
     ],
 )
 def test_lists_outside_of_the_grid_are_answered_with_where_they_belong(
-    brim: Brim, scout: None, tmp_path: Path, text: str, line: int
+    brim: Brim, forecasts: None, tmp_path: Path, text: str, line: int
 ) -> None:
     file = tmp_path / "fragment.yaml"
     file.write_text(text)
@@ -87,7 +87,7 @@ def test_lists_outside_of_the_grid_are_answered_with_where_they_belong(
         assert ("grid_search.grid" if command == "sweep" else "brim sweep") in " ".join(result.err.split())
 
 
-def test_weights_that_a_model_cannot_have_are_told_with_their_lines(brim: Brim, scout: None, tmp_path: Path) -> None:
+def test_weights_that_a_model_cannot_have_are_reported_by_line(brim: Brim, forecasts: None, tmp_path: Path) -> None:
     file = tmp_path / "grid.yaml"
     file.write_text(
         "grid_search:\n  grid:\n    model.type: [r3d_18, mlp]\n    model.weights:\n      - none\n      - auto\n"
@@ -102,7 +102,7 @@ def test_weights_that_a_model_cannot_have_are_told_with_their_lines(brim: Brim, 
     assert f"{file}:6: error: model.weights: auto: mlp has no published weights" in result.out.replace("\n", " ")
 
 
-@pytest.mark.usefixtures("scout")
+@pytest.mark.usefixtures("forecasts")
 def test_the_seeds_file_is_nine_pairs_in_order(brim: Brim, seed: str) -> None:
     result = brim("sweep", seed, "--dry-run", "--json")
     document = json.loads(result.out)
@@ -119,14 +119,14 @@ def test_the_seeds_file_is_nine_pairs_in_order(brim: Brim, seed: str) -> None:
     assert "r3d_18 at 128 samples is forecast to take 128.0 GiB" in told[0]
 
 
-@pytest.mark.usefixtures("scout")
+@pytest.mark.usefixtures("forecasts")
 def test_the_old_command_line_works(brim: Brim, seed: str) -> None:
     result = brim("sweep", "--config", seed, "--max_experiments", "3", "--multi_gpu", "--dry-run", "--json")
     models = [one["settings"]["model"]["type"] for one in json.loads(result.out)["experiments"]]
     assert models == ["r3d_18", "mc3_18", "r2plus1d_18"]
 
 
-@pytest.mark.usefixtures("scout")
+@pytest.mark.usefixtures("forecasts")
 def test_the_preview_fits_the_terminal_with_its_warnings(brim: Brim, seed: str) -> None:
     warned = brim("sweep", seed, "--dry-run")
     assert "100 would fit" in " ".join(warned.out.split())
@@ -155,7 +155,7 @@ def pictures():
 def test_a_sweep_and_brim_forecast_give_the_same_bytes_for_the_same_settings(
     brim: Brim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brim.sweeps.scout.Scout", ScoutHere)
+    monkeypatch.setattr("brim.sweeps.forecast_process.ForecastProcess", ForecastsHere)
     (tmp_path / "data.py").write_text(PICTURES)
     file = tmp_path / "grid.yaml"
     file.write_text(
@@ -177,7 +177,7 @@ def test_a_sweep_and_brim_forecast_give_the_same_bytes_for_the_same_settings(
     assert sorted(found) == [12, 48]
 
 
-@pytest.mark.usefixtures("scout")
+@pytest.mark.usefixtures("forecasts")
 def test_overrides_and_the_part_of_the_data_are_in_the_settings(brim: Brim, seed: str) -> None:
     result = brim("sweep", seed, "hp.learning_rate=[0.1,0.01]", "--data_percentage", "10", "--dry-run", "--json")
     document = json.loads(result.out)
@@ -185,7 +185,7 @@ def test_overrides_and_the_part_of_the_data_are_in_the_settings(brim: Brim, seed
     assert document["experiments"][0]["settings"]["data"] == {"percentage": 10.0}
 
 
-@pytest.mark.usefixtures("scout")
+@pytest.mark.usefixtures("forecasts")
 def test_check_names_every_mistake_with_its_line(brim: Brim, tmp_path: Path) -> None:
     path = tmp_path / "wrong.yaml"
     path.write_text(
@@ -199,7 +199,7 @@ def test_check_names_every_mistake_with_its_line(brim: Brim, tmp_path: Path) -> 
     assert f"{path}:5: error" in result.out
 
 
-@pytest.mark.usefixtures("scout")
+@pytest.mark.usefixtures("forecasts")
 def test_strict_turns_a_pair_that_does_not_fit_into_an_error(brim: Brim, seed: str) -> None:
     assert brim("sweep", "--check", seed).code == 0
     result = brim("sweep", "--check", seed, "--strict")
@@ -209,7 +209,7 @@ def test_strict_turns_a_pair_that_does_not_fit_into_an_error(brim: Brim, seed: s
     assert brim("sweep", seed, "--strict", "--dry-run").code == 2
 
 
-@pytest.mark.usefixtures("scout")
+@pytest.mark.usefixtures("forecasts")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -243,7 +243,7 @@ class Played:
             recorder.ended(job, outcome)
 
 
-@pytest.mark.usefixtures("scout")
+@pytest.mark.usefixtures("forecasts")
 def test_seconds_and_counts_are_the_same_on_the_console_in_the_table_and_in_the_report(
     brim: Brim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,7 +292,7 @@ def test_a_batch_that_is_forecast_not_to_fit_starts_in_balanced_parts_that_do(
     brim: Brim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """27 where 21 fit: 14 and 13 from the first step on, and no step runs out of memory."""
-    monkeypatch.setattr("brim.sweeps.scout.Scout", ScoutHere)
+    monkeypatch.setattr("brim.sweeps.forecast_process.ForecastProcess", ForecastsHere)
     monkeypatch.setattr("brim.cli.sweep._launcher", lambda *_: LauncherHere())
     (tmp_path / "nets.py").write_text(WIDE)
     settings = {
@@ -301,7 +301,7 @@ def test_a_batch_that_is_forecast_not_to_fit_starts_in_balanced_parts_that_do(
         "hp": {"epochs": 2, "batch_size": 27},
         "training": {"device": "cpu"},
     }
-    needed = ScoutHere().forecast(settings, [21, 22])
+    needed = ForecastsHere().forecast(settings, [21, 22])
     limit = (needed["21"]["device_bytes"] + needed["22"]["device_bytes"]) // 2
     file = tmp_path / "one.yaml"
     file.write_text(json.dumps(settings))
@@ -338,7 +338,7 @@ grid_search:
     return folder
 
 
-@pytest.mark.usefixtures("scout")
+@pytest.mark.usefixtures("forecasts")
 def test_a_real_sweep_leaves_its_results_and_resumes(brim: Brim, folder: Path) -> None:
     """Three processes with torch: two experiments, and the failed one again."""
     out = folder / "out"

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +22,11 @@ from brim.errors import LostError, RequestError
 from brim.evaluation import on_ray
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.on_ray import evaluate_on_ray
-from brim.evaluation.remote_worker import Means, RemoteWorker
+from brim.evaluation.remote_worker import RemoteWorker, WorkerResources
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult
 from brim.running.figures import ExecutionFigures
-from brim.running.ray_cluster import LISTENER, connected_ray, exit_detail
+from brim.running.ray_cluster import RayCluster, WorkerLostError
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (brim[ray])")
 
@@ -224,47 +223,13 @@ def test_the_loss_of_a_node_is_one_line_and_costs_no_sample(tmp_path: Path, monk
 # What needs no Ray.
 
 
-def test_of_what_rays_cluster_broadcasts_a_line_reaches_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ray = type(sys)("ray")
-    ray.is_initialized = lambda: True  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setitem(sys.modules, "ray.exceptions", ray)
-    dump = "\n".join(f"    [state-dump] line {number}" for number in range(20))
-
-    def broadcast() -> None:
-        print(f"\x1b[33m(raylet)\x1b[0m Raylet is terminated. Last 20 lines of the Raylet logs:\n{dump}")
-        print("\x1b[33m(raylet)\x1b[0m The node with node id: 3e8 has been marked dead because\n\t(1) it crashed")
-        for _ in range(2):
-            print("\x1b[33m(raylet)\x1b[0m No node has enough\x1b]0;x\x07 resources.\nMore of it")
-
-    with connected_ray() as connected:
-        assert connected is ray
-        thread = threading.Thread(target=broadcast, name=LISTENER)
-        thread.start()
-        thread.join()
-        print("a word of somebody else")
-    printed = capsys.readouterr()
-    assert printed.out == "", "standard output is for the result"
-    assert printed.err == "ray: No node has enough]0;x resources.\na word of somebody else\n"
-
-
-def test_a_lost_node_is_told_in_a_few_words() -> None:
-    class NodeDiedError(Exception):
-        pass
-
-    assert exit_detail(NodeDiedError("Task failed\n\nThe node IP: 1.2.3.4")).endswith("its node is lost")
-    assert len(exit_detail(ValueError("so much to say " * 100))) <= 240
-
-
 def test_a_worker_that_is_killed_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     data = write_words(tmp_path / "words.jsonl", 4)
     request = EvalRequest(model=shout(tmp_path), data=str(data), batch_size=2, device="cpu", use_cache=False)
-    worker = RemoteWorker(request, Means(workers=1, gpus=0, cpus=1), str(Path.cwd()), {})
+    worker = RemoteWorker(request, WorkerResources(workers=1, gpus=0, cpus=1), str(Path.cwd()), {})
     worker.open()
     list(worker.evaluate([0, 1, 2, 3]))
     assert list(folder.iterdir()) == [], "what it has here nobody would remove"
@@ -301,17 +266,17 @@ def test_a_request_that_cannot_be_is_refused_before_ray_starts(
 @pytest.mark.parametrize(
     ("resources", "workers", "part", "expected"),
     [
-        ({"CPU": 8.0}, None, None, Means(workers=1, gpus=0, cpus=8)),
-        ({"CPU": 8.0}, 3, None, Means(workers=3, gpus=0, cpus=2)),
-        ({"CPU": 8.0, "GPU": 4.0}, None, None, Means(workers=4, gpus=1.0, cpus=1)),
-        ({"CPU": 8.0, "GPU": 2.0}, None, 0.4, Means(workers=4, gpus=0.4, cpus=1)),
-        ({"CPU": 8.0, "GPU": 2.0}, 3, 0.2, Means(workers=3, gpus=0.2, cpus=1)),
+        ({"CPU": 8.0}, None, None, WorkerResources(workers=1, gpus=0, cpus=8)),
+        ({"CPU": 8.0}, 3, None, WorkerResources(workers=3, gpus=0, cpus=2)),
+        ({"CPU": 8.0, "GPU": 4.0}, None, None, WorkerResources(workers=4, gpus=1.0, cpus=1)),
+        ({"CPU": 8.0, "GPU": 2.0}, None, 0.4, WorkerResources(workers=4, gpus=0.4, cpus=1)),
+        ({"CPU": 8.0, "GPU": 2.0}, 3, 0.2, WorkerResources(workers=3, gpus=0.2, cpus=1)),
     ],
 )
 def test_workers_are_as_many_as_the_gpus_allow(
-    resources: dict[str, float], workers: int | None, part: float | None, expected: Means
+    resources: dict[str, float], workers: int | None, part: float | None, expected: WorkerResources
 ) -> None:
-    assert on_ray._means(resources, EvalRequest(model="m", data="d"), workers, part) == expected
+    assert on_ray._worker_resources(resources, EvalRequest(model="m", data="d"), workers, part) == expected
 
 
 @pytest.mark.parametrize(
@@ -326,7 +291,7 @@ def test_more_workers_than_the_cluster_holds_are_refused(
     resources: dict[str, float], workers: int | None, part: float | None, words: str
 ) -> None:
     with pytest.raises(RequestError, match=words):
-        on_ray._means(resources, EvalRequest(model="m", data="d"), workers, part)
+        on_ray._worker_resources(resources, EvalRequest(model="m", data="d"), workers, part)
 
 
 @pytest.fixture
@@ -334,7 +299,7 @@ def remote(tmp_path: Path) -> Iterator[RemoteWorker]:
     """A worker, in this process."""
     data = write_words(tmp_path / "words.jsonl", 12)
     request = EvalRequest(model=shout(tmp_path), data=str(data), batch_size=2, device="cpu", use_cache=False)
-    worker = RemoteWorker(request, Means(workers=1, gpus=0, cpus=1), str(Path.cwd()), {})
+    worker = RemoteWorker(request, WorkerResources(workers=1, gpus=0, cpus=1), str(Path.cwd()), {})
     worker.open()
     yield worker
     worker.trace()
@@ -344,14 +309,16 @@ def test_a_worker_sends_every_batch_as_it_is_done_and_each_batch_size_once(remot
     ids, costs = remote.dealing()
     assert len(ids) == len(costs) == 12
     shares = [list(remote.evaluate([0, 1, 2])), list(remote.evaluate([5, 4]))]
-    sizes = [[len(news.lines) for news in share] for share in shares]
+    sizes = [[len(event.lines) for event in share] for share in shares]
     assert sizes == [[2, 1, 0], [2, 0]]
-    counts = [count for share in shares for news in share if news.figures for count in news.figures.batch_counts]
+    counts = [count for share in shares for event in share if event.figures for count in event.figures.batch_counts]
     assert counts == [2, 1, 2]
     outcome = shares[1][-1].outcome
     assert outcome is not None
     assert outcome.figures.items == 5, "the figures are those of all its shares"
-    entries, summary = remote.summarise([line for share in shares for news in share for line in news.lines], [outcome])
+    entries, summary = remote.summarise(
+        [line for share in shares for event in share for line in event.lines], [outcome]
+    )
     assert [entry["id"] for entry in entries] == ["w0", "w1", "w2", "w4", "w5"]
     assert summary["num_samples"] == 5
 
@@ -371,12 +338,9 @@ class Answer:
     def __init__(self, value: Any) -> None:
         self.value = value
 
-    def __next__(self) -> Answer:  # a stream of which nothing but this comes
-        return self
-
 
 class ActorDiedError(Exception):
-    cause: Exception | None = None
+    """As Ray's, for a worker that is gone."""
 
 
 class FakeRay:
@@ -397,7 +361,7 @@ class FakeRay:
     def start(self, *arguments: Any) -> Any:
         self.started += 1
         answers = {
-            "hello": "process 1 on here",
+            "place": "process 1 on here",
             "open": self.facts,
             "dealing": (["a", "b"], [1, 1]),
             "evaluate": ActorDiedError("The actor died.\n exit detail: killed. Some common causes include: none."),
@@ -421,27 +385,29 @@ def _always(value: Any) -> Any:
     return lambda self, *arguments: Answer(value)
 
 
+def pool_of_one(fake: FakeRay, listener: EvalListener) -> Any:
+    resources = WorkerResources(workers=1, gpus=0, cpus=1)
+    return on_ray._WorkerPool(RayCluster(fake), EvalRequest(model="m", data="d"), resources, listener)
+
+
 def test_workers_that_die_one_after_the_other_end_the_run(remote: RemoteWorker) -> None:
     facts = remote._worker.subject.facts()
     listener = Watcher()
     fake = FakeRay(facts)
-    crew = on_ray._Crew(fake, EvalRequest(model="m", data="d"), Means(workers=1, gpus=0, cpus=1), listener)
-    _, _, costs = crew.gather()
+    pool = pool_of_one(fake, listener)
+    _, _, costs = pool.gather()
     with pytest.raises(LostError, match=r"3 workers in a row were lost, .*: killed\. What is finished is kept"):
-        list(crew.evaluate([0, 1], costs))
+        list(pool.evaluate([0, 1], costs))
     assert fake.started == 3
     assert len(listener.notes) == 2
 
 
 def test_a_workers_own_error_is_the_runs_and_a_lost_device_is_a_lost_worker(remote: RemoteWorker) -> None:
     listener, fake = Watcher(), FakeRay(remote._worker.subject.facts())
-    crew = on_ray._Crew(fake, EvalRequest(model="m", data="d"), Means(workers=1, gpus=0, cpus=1), listener)
-    error = ActorDiedError("task error")
-    error.cause = RequestError("--data: no such file")
+    pool = pool_of_one(fake, listener)
     with pytest.raises(RequestError, match="no such file"):
-        crew._after(crew._seats[0], error)
-    error.cause = LostError("the device cannot be used again")
-    crew._after(crew._seats[0], error)
+        pool._failed(pool._workers[0], RequestError("--data: no such file"))
+    pool._failed(pool._workers[0], WorkerLostError("the device cannot be used again"))
     assert fake.started == 2
     assert "the device cannot be used again" in listener.notes[0]
 
@@ -465,10 +431,10 @@ def test_flags_of_a_cluster_go_with_a_cluster(flags: dict[str, Any], words: str)
 def test_workers_that_see_other_files_are_refused(remote: RemoteWorker) -> None:
     facts = remote._worker.subject.facts()
     fake = FakeRay(facts)
-    crew = on_ray._Crew(fake, EvalRequest(model="m", data="d"), Means(workers=1, gpus=0, cpus=1), Watcher())
-    crew.gather()
+    pool = pool_of_one(fake, Watcher())
+    pool.gather()
     fake.facts = dataclasses.replace(facts, fingerprint=facts.fingerprint.replace("data:", "data:0"))
-    crew._hire()
-    crew._next_news()  # it has been placed
+    pool._start_worker()
+    pool._next_event()  # it has been placed
     with pytest.raises(RequestError, match="does not have the same data as the others"):
-        crew._next_news()
+        pool._next_event()

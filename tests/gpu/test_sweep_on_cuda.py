@@ -11,11 +11,11 @@ import torch
 
 from brim.settings.sweep_file import read_sweep
 from brim.sweeps.devices import local_devices
+from brim.sweeps.forecast_process import ForecastProcess
 from brim.sweeps.forecasts import bytes_needed, forecast_experiments
 from brim.sweeps.launch_local import LocalLauncher
 from brim.sweeps.request import SweepRequest
 from brim.sweeps.run import SweepPlan, SweepResult, run_sweep
-from brim.sweeps.scout import Scout
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -25,9 +25,9 @@ CLIPS = {"type": "moving_shapes", "val_split": "none", "num_workers": 0, "params
 def sweep(source: dict[str, Any], folder: Path, *, jobs_per_gpu: int | None = None, **request: Any) -> SweepResult:
     file = read_sweep(source)
     expansion = file.expand()
-    with Scout(card={"here": True}) as scout:
-        devices = local_devices(scout.devices(), jobs_per_gpu=jobs_per_gpu, device_ids=[0])
-        forecasts = forecast_experiments(expansion.experiments, scout.forecast)
+    with ForecastProcess(card={"here": True}) as forecaster:
+        devices = local_devices(forecaster.devices(), jobs_per_gpu=jobs_per_gpu, device_ids=[0])
+        forecasts = forecast_experiments(expansion.experiments, forecaster.forecast)
     launcher = LocalLauncher(devices, shares=jobs_per_gpu is not None)
     plan = SweepPlan(expansion=expansion, forecasts=forecasts)
     return run_sweep(plan, SweepRequest(file="g.yaml", use_cache=False, **request), launcher, output=folder)
@@ -94,6 +94,6 @@ def test_the_sweep_itself_takes_no_memory_of_the_card() -> None:
 
     script = (
         "import sys\nfrom brim.sweeps.launch_local import LocalLauncher\nfrom brim.sweeps.run import run_sweep\n"
-        "from brim.sweeps.scout import Scout\nassert 'torch' not in sys.modules\n"
+        "from brim.sweeps.forecast_process import ForecastProcess\nassert 'torch' not in sys.modules\n"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -9,28 +9,30 @@ from typing import Any
 
 from brim.settings.sweep_file import SweepFile, read_sweep
 from brim.sweeps.experiment import run_job, train_run
+from brim.sweeps.forecast_process import ForecastProcess
 from brim.sweeps.forecasts import SizeForecast
 from brim.sweeps.job import Job, Outcome, read_outcome
 from brim.sweeps.listener import Recorder, SweepListener
 from brim.sweeps.request import SweepRequest
 from brim.sweeps.run import SweepPlan, SweepResult, run_sweep
-from brim.sweeps.scout import Scout
 
 GIB = 2**30
 
 # The process of an experiment without torch: it leaves a line for every time it really does the work.
 CHILD = """
 import os, pathlib, signal, sys, time
-from brim.sweeps.experiment import main
+from brim.running.child_main import serve_parent
+from brim.sweeps.experiment import run_job
+from brim.sweeps.job import Job
 
-def train(job, tell):
+def train(job, send):
     folder = pathlib.Path(job.folder)
     what = job.settings["model"]["type"]
-    tell({"event": "opened", "effective_batch": 64, "device": "cpu"})
+    send({"event": "opened", "effective_batch": 64, "device": "cpu"})
     for step in range(int(os.environ.get("STEPS", "4"))):
         with (folder / "steps.txt").open("a") as file:
             file.write(f"{os.getpid()} {job.attempt} {step}\\n")
-        tell({"event": "rate", "samples": step, "total": 4, "samples_per_second": 10.0, "loss": 1.0, "micro_batch": 2})
+        send({"event": "rate", "samples": step, "total": 4, "samples_per_second": 10.0, "loss": 1.0, "micro_batch": 2})
         time.sleep(float(os.environ.get("PAUSE", "0.02")))
     if what == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -44,7 +46,7 @@ def train(job, tell):
         file.write(f"{job.attempt}\\n")
     return {"best": {"top1": 0.5}, "final": {"top1": 0.4}, "epochs": 1}, [{"epoch": 0, "train_loss": 1.0}], "as asked"
 
-sys.exit(main(train))
+sys.exit(serve_parent(lambda requests, send: run_job(Job.from_json(next(requests)), send, train)))
 """
 
 
@@ -93,7 +95,7 @@ class FakeLauncher:
             job = waiting.pop(0)
             self.jobs.append(job)
             recorder.started(job, "cpu")
-            recorder.news(job, {"event": "opened", "effective_batch": 48})
+            recorder.event(job, {"event": "opened", "effective_batch": 48})
             again = recorder.ended(job, self._play(job))
             if again is not None:
                 waiting.insert(0, again)
@@ -136,7 +138,7 @@ def journal_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[1:]]
 
 
-class ScoutHere(Scout):
+class ForecastsHere(ForecastProcess):
     """Forecasts for real, in this process; no device is there."""
 
     def devices(self) -> list[dict[str, Any]]:
@@ -146,7 +148,7 @@ class ScoutHere(Scout):
         del model
 
     def forecast(self, settings: Mapping[str, Any], sizes: Sequence[int | str]) -> dict[str, Any]:
-        from brim.sweeps.forecast_child import forecast_workload
+        from brim.sweeps.forecast_server import forecast_workload
 
         return forecast_workload(settings, sizes, card=self.card)
 
@@ -157,7 +159,7 @@ class LauncherHere:
     def run(self, jobs: Sequence[Job], recorder: Recorder) -> None:
         for job in jobs:
             recorder.started(job, "cpu")
-            run_job(job, lambda event, job=job: recorder.news(job, event), train_run)
+            run_job(job, lambda event, job=job: recorder.event(job, event), train_run)
             outcome = read_outcome(Path(job.folder), id=job.id)
             assert outcome is not None
             recorder.ended(job, outcome)

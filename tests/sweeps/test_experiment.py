@@ -13,8 +13,9 @@ import pytest
 from sweep_runs import failed
 
 from brim.errors import DoesNotFitError, LostError, RequestError
+from brim.running.child_main import INTERRUPTED
 from brim.sweeps import experiment
-from brim.sweeps.experiment import INTERRUPTED, run_job, train_run
+from brim.sweeps.experiment import run_job, train_run
 from brim.sweeps.job import Job, Outcome, read_outcome, write_outcome
 from brim.sweeps.retry import next_attempt
 
@@ -24,13 +25,13 @@ def a_job(folder: Path, **settings: Any) -> Job:
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
-    def train(job: Job, tell: Any) -> Any:
+    def train(job: Job, send: Any) -> Any:
         raise error
 
     return train
 
 
-def tell_nobody(event: Any) -> None:
+def send_nowhere(event: Any) -> None:
     del event
 
 
@@ -46,20 +47,20 @@ def tell_nobody(event: Any) -> None:
     ],
 )
 def test_every_error_becomes_an_outcome_of_its_kind(error: Exception, failure: str, tmp_path: Path) -> None:
-    assert run_job(a_job(tmp_path / "x"), tell_nobody, raising(error)) == 1
+    assert run_job(a_job(tmp_path / "x"), send_nowhere, raising(error)) == 1
     outcome = read_outcome(tmp_path / "x", id="x")
     assert outcome is not None
     assert (outcome.state, outcome.failure) == ("failed", failure)
 
 
 def test_an_interrupted_experiment_leaves_no_outcome(tmp_path: Path) -> None:
-    assert run_job(a_job(tmp_path / "x"), tell_nobody, raising(KeyboardInterrupt())) == INTERRUPTED
+    assert run_job(a_job(tmp_path / "x"), send_nowhere, raising(KeyboardInterrupt())) == INTERRUPTED
     assert read_outcome(tmp_path / "x", id="x") is None
 
 
 def test_what_is_complete_is_not_done_again_and_anothers_outcome_is_none_of_ours(tmp_path: Path) -> None:
     write_outcome(tmp_path / "x", Outcome(id="x", attempt=1, state="completed", figures={"steps": 7}))
-    assert run_job(a_job(tmp_path / "x"), tell_nobody, raising(AssertionError("it ran"))) == 0
+    assert run_job(a_job(tmp_path / "x"), send_nowhere, raising(AssertionError("it ran"))) == 0
     kept = read_outcome(tmp_path / "x", id="x")
     assert kept is not None
     assert kept.figures == {"steps": 7}
@@ -71,8 +72,8 @@ def test_two_processes_of_one_experiment_do_not_write_at_once(tmp_path: Path, mo
     (tmp_path / "x").mkdir()
     with (tmp_path / "x" / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        code = run_job(a_job(tmp_path / "x"), tell_nobody, raising(AssertionError("it ran")))
-    assert code == LostError.exit_code
+        with pytest.raises(LostError, match="in use by"):
+            run_job(a_job(tmp_path / "x"), send_nowhere, raising(AssertionError("it ran")))
     assert read_outcome(tmp_path / "x", id="x") is None
 
 

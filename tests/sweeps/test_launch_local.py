@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sweep_runs import GIB, Watcher, sweep_of, write_child
 
-from brim.sweeps.child_process import ChildProcess
+from brim.sweeps.experiment_process import ExperimentProcess
 from brim.sweeps.forecasts import SizeForecast
 from brim.sweeps.job import Job
 from brim.sweeps.launch_local import LocalLauncher, _environment, _within
@@ -56,29 +56,31 @@ def test_out_of_memory_was_survived_by_a_retry_at_half(result: SweepResult) -> N
 
 def test_a_child_that_is_asked_to_stop_was_interrupted_however_it_ends(tmp_path: Path) -> None:
     """As one that still imports torch at Ctrl-C, or that is killed after the second one."""
-    for place, end in enumerate((ChildProcess.interrupt, ChildProcess.kill)):
+    for place, end in enumerate((ExperimentProcess.interrupt, ExperimentProcess.end)):
         command = [sys.executable, "-c", 'import time; print(\'{"event": "up"}\', flush=True); time.sleep(60)']
-        child = ChildProcess(Job(id="x", settings={}, folder=str(tmp_path / str(place))), command=command)
-        while not child.news():
+        child = ExperimentProcess(Job(id="x", settings={}, folder=str(tmp_path / str(place))), command=command)
+        while not child.events():
             assert child.running
             time.sleep(0.02)
         child.interrupt()
         end(child)
-        outcome = child.close()
+        outcome = child.outcome()
         assert (outcome.state, outcome.failure) == ("interrupted", "")
 
 
 CARD_CHILD = """
 import json, os, pathlib, sys, time
-from brim.sweeps.experiment import main
+from brim.running.child_main import serve_parent
+from brim.sweeps.experiment import run_job
+from brim.sweeps.job import Job
 
-def train(job, tell):
+def train(job, send):
     told = {"card": os.environ.get("CUDA_VISIBLE_DEVICES"), "limit": job.run_settings["training"]["memory_limit"]}
     (pathlib.Path(job.folder) / "told.json").write_text(json.dumps(told))
     time.sleep(0.5)
     return {"best": {"top1": 0.5}, "final": {}}, [], "as asked"
 
-sys.exit(main(train))
+sys.exit(serve_parent(lambda requests, send: run_job(Job.from_json(next(requests)), send, train)))
 """
 
 
@@ -132,13 +134,15 @@ def test_a_childs_environment_has_its_card_and_its_share_of_the_processors(monke
 
 CORES_CHILD = """
 import json, os, pathlib, sys
-from brim.sweeps.experiment import main
+from brim.running.child_main import serve_parent
+from brim.sweeps.experiment import run_job
+from brim.sweeps.job import Job
 
-def train(job, tell):
+def train(job, send):
     (pathlib.Path(job.folder) / "told.json").write_text(json.dumps(os.environ.get("BRIM_CORES")))
     return {"best": {"top1": 0.5}, "final": {}}, [], "as asked"
 
-sys.exit(main(train))
+sys.exit(serve_parent(lambda requests, send: run_job(Job.from_json(next(requests)), send, train)))
 """
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_runs import CHILD, GIB, Watcher, journal_of, sweep_of, write_child
+from sweep_runs import CHILD, GIB, Watcher, journal_of, sweep_of
 
-from brim.sweeps.job import Job, Outcome
+from brim.running.ray_cluster import RayCluster
+from brim.sweeps.job import Job
 from brim.sweeps.launch_ray import ClusterCard, RayLauncher, task_resources
-from brim.sweeps.remote_job import Delivery, do_remotely, receive
 from brim.sweeps.request import SweepRequest
 from brim.sweeps.run import SweepPlan, run_sweep
 
@@ -76,10 +75,10 @@ class DeadlyRay:
     def nodes(self) -> list[Any]:
         return []
 
-    def wait(self, handles: list[str], timeout: float) -> tuple[list[str], list[str]]:
+    def wait(self, handles: list[str], **settings: Any) -> tuple[list[str], list[str]]:
         return handles[:1], handles[1:]
 
-    def get(self, handle: str, timeout: float | None = None) -> Any:
+    def get(self, handle: str) -> Any:
         raise RayError("The worker died. exit detail: killed. Some common causes include: none")
 
 
@@ -87,7 +86,7 @@ def test_an_experiment_that_kills_its_workers_fails_after_three(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray, watcher = DeadlyRay(), Watcher()
-    monkeypatch.setattr("brim.sweeps.launch_ray.connected_ray", lambda workers: contextlib.nullcontext(ray))
+    monkeypatch.setattr("brim.sweeps.launch_ray.connected_ray", lambda workers: contextlib.nullcontext(RayCluster(ray)))
     plan = SweepPlan(expansion=sweep_of({"model.type": ["one"]}).expand())
     request = SweepRequest(file="grid.yaml", on="ray")
     result = run_sweep(plan, request, RayLauncher(), output=tmp_path / "out", listener=watcher)
@@ -127,30 +126,3 @@ def test_tasks_ask_for_the_part_of_a_card_that_their_memory_needs(
     asked: Job, cards: list[ClusterCard], per_gpu: int | None, expected: dict[str, Any]
 ) -> None:
     assert task_resources(asked, cards, jobs_per_gpu=per_gpu) == {"num_cpus": 1, **expected}
-
-
-def test_without_shared_storage_nothing_is_left_on_the_workers_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    asked = Job(id="x", settings={"model": {"type": "one"}, "hp": {"batch_size": 4}}, folder=str(tmp_path / "home"))
-    delivery = do_remotely(
-        asked,
-        mark=(str(tmp_path / "elsewhere"), "mark"),
-        timeout_seconds=60,
-        command=(sys.executable, str(write_child(tmp_path))),
-        place=str(Path.cwd()),
-    )
-    assert delivery.outcome.state == "completed", delivery
-    assert delivery.files
-    assert list(folder.iterdir()) == []
-
-
-def test_without_shared_storage_files_are_sent_back_and_the_outcome_is_left_last(tmp_path: Path) -> None:
-    outcome = Outcome(id="x", attempt=1, state="completed")
-    receive(Delivery(outcome=outcome, files={"run.json": b"{}", "epochs.csv": b"epoch\n"}), tmp_path / "x")
-    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["epochs.csv", "outcome.json", "run.json"]
-    receive(Delivery(outcome=outcome), tmp_path / "y")
-    assert not (tmp_path / "y").exists(), "the folder is shared: everything is there already"

@@ -17,10 +17,10 @@ from brim.errors import RequestError
 
 if TYPE_CHECKING:
     from brim.settings.sweep_file import SweepFile
+    from brim.sweeps.forecast_process import ForecastProcess
     from brim.sweeps.request import SweepRequest
     from brim.sweeps.run import Launcher, SweepPlan, SweepResult
     from brim.sweeps.scheduler import Device
-    from brim.sweeps.scout import Scout
 
 __all__ = ["sweep"]
 
@@ -118,8 +118,8 @@ def sweep(
     Example: brim sweep config/ucf101_video_grid.yaml hp.learning_rate=0.01 --max-experiments 3 --dry-run
     """
     from brim.storage.run_lock import locked_folder
+    from brim.sweeps.forecast_process import ANSWER_SECONDS, ForecastProcess
     from brim.sweeps.request import SweepRequest
-    from brim.sweeps.scout import ANSWER_SECONDS, Scout
     from brim.sweeps.state import check_contents
 
     del multi_gpu
@@ -152,7 +152,7 @@ def sweep(
         if not (check or dry_run):  # the folder is opened before any model is
             folder = held.enter_context(locked_folder(output, command="sweep", note=error_console().print))
             check_contents(folder, resume=resume)
-        with Scout(card=named, timeout_seconds=patience) as scout:
+        with ForecastProcess(card=named, timeout_seconds=patience) as scout:
             preparation = _Preparation(request, scout, strict=strict, forecasting=not no_forecast)
             if check:
                 _show_check(preparation, json_output=json_output)
@@ -203,7 +203,7 @@ def _slurm_settings(texts: list[str]) -> dict[str, Any]:
 class _Preparation:
     """From a file to a plan: read, expanded, forecast, every problem told."""
 
-    def __init__(self, request: SweepRequest, scout: Scout, *, strict: bool, forecasting: bool) -> None:
+    def __init__(self, request: SweepRequest, scout: ForecastProcess, *, strict: bool, forecasting: bool) -> None:
         self.seconds: float | None = None  # that forecasting took
         self._request = request
         self._scout = scout

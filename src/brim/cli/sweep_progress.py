@@ -51,7 +51,7 @@ class SweepProgress(LiveBars, SweepListener):
         name = job.id if len(job.id) <= _NAME else f"{job.id[: _NAME - 1]}…"
         self._tasks[job.id] = self._progress.add_task(name, total=None, state=device)
 
-    def news(self, job: Job, event: Mapping[str, Any]) -> None:
+    def event(self, job: Job, event: Mapping[str, Any]) -> None:
         """Its rate moves the bar; its notes are lines, each once for the whole sweep."""
         if event["event"] == "rate" and job.id in self._tasks:
             state = f"{event['samples_per_second']:,.1f}/s loss {event['loss']:.3f}"

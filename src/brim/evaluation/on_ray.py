@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from brim.errors import LostError, RequestError
 from brim.evaluation.deal import deal, deal_in_rounds
 from brim.evaluation.journals import Journals, check_contents
 from brim.evaluation.listener import EvalListener
-from brim.evaluation.remote_worker import Means, News, RemoteWorker
+from brim.evaluation.remote_worker import RemoteWorker, WorkerEvent, WorkerResources
 from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult, write_record
 from brim.evaluation.subject import SubjectFacts
@@ -30,7 +29,7 @@ from brim.evaluation.summary import RankFigures, plans_to_keep
 from brim.evaluation.worker import Lines
 from brim.ranks.world import current_world
 from brim.running.figures import ExecutionFigures
-from brim.running.ray_cluster import connected_ray, exit_detail
+from brim.running.ray_cluster import RayCluster, WorkerLostError, connected_ray, forwarded_variables
 from brim.storage.fingerprint import differing_parts
 from brim.storage.run_lock import locked_folder
 
@@ -40,7 +39,8 @@ MOST_LOSSES = 3  # in a row, with no line in between: then it is not the machine
 SHARE_BATCHES = 8  # the fewest in a share: one of them is not full
 USUAL_BATCH = 32  # where the size is yet to be found
 PLACE_SECONDS = 300.0  # how long Ray may take to start a worker while there is no other
-FORWARDED = ("HF_", "TRANSFORMERS_", "TOKENIZERS_")  # the driver's variables that decide what a worker loads
+WAIT_SECONDS = 5.0  # for an event, before it is looked whether Ray starts workers at all
+END_SECONDS = 60.0  # for the last words of a worker
 
 
 def evaluate_on_ray(
@@ -66,20 +66,18 @@ def evaluate_on_ray(
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(locked_folder(output, command="eval", note=listener.note))
         check_contents(folder, resume=request.resume)
-        ray = stack.enter_context(connected_ray(workers))
-        means = _means(ray.cluster_resources(), request, workers, gpus_per_worker)
-        crew = _Crew(ray, request, means, listener)
-        try:
-            return _run(crew, request, folder, listener, started_at)
-        finally:
-            crew.dismiss()  # also after Ctrl-C
+        cluster = stack.enter_context(connected_ray(workers))
+        resources = _worker_resources(cluster.resources(), request, workers, gpus_per_worker)
+        pool = _WorkerPool(cluster, request, resources, listener)
+        stack.callback(pool.end)  # also after Ctrl-C
+        return _run(pool, request, folder, listener, started_at)
 
 
 def _run(
-    crew: _Crew, request: EvalRequest, folder: Path, listener: EvalListener, started_at: datetime.datetime
+    pool: _WorkerPool, request: EvalRequest, folder: Path, listener: EvalListener, started_at: datetime.datetime
 ) -> EvalResult:
-    facts, ids, costs = crew.gather()
-    many = f"{crew.means.workers} Ray worker{'s' if crew.means.workers > 1 else ''}"
+    facts, ids, costs = pool.gather()
+    many = f"{pool.resources.workers} Ray worker{'s' if pool.resources.workers > 1 else ''}"
     listener.opened(dataclasses.replace(facts, device=f"{many} ({facts.device})"))
     journals = Journals(folder, fingerprint=facts.fingerprint)
     before = journals.gather_earlier(resume=request.resume, drop_failed=request.retry_failed)
@@ -90,25 +88,25 @@ def _run(
     listener.started(len(ids), len(ids) - len(left))
     place = {name: item for item, name in enumerate(ids)}
     with journals:
-        for lines in crew.evaluate(left, costs):
+        for lines in pool.evaluate(left, costs):
             journals.append(lines)
-            crew.finished(place[str(line["id"])] for line in lines)
-            listener.batch(crew.progress(), cap=0, reserved_bytes=crew.peak_bytes())
-    outcomes = crew.outcomes()
-    entries, summary = crew.ask("summarise", journals.merged(), outcomes)
+            pool.finished(place[str(line["id"])] for line in lines)
+            listener.batch(pool.progress(), cap=0, reserved_bytes=pool.peak_bytes())
+    outcomes = pool.outcomes()
+    entries, summary = pool.ask("summarise", journals.merged(), outcomes)
     journals.finalise(entries)
-    crew.keep_plans(outcomes)
-    crew.write_traces(folder)
+    pool.keep_plans(outcomes)
+    pool.write_traces(folder)
     return write_record(folder, request, facts, entries, summary, outcomes, started_at)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class _Seat:
+class _Worker:
     """One worker as the driver knows it."""
 
     number: int
     actor: Any
-    waiting: Any  # for this reference or stream; None: there is nothing to do
+    call: Any  # what it is asked to do; None: nothing
     state: str = "placing"  # placing, opening, open, lost
     where: str = "not yet placed"
     share: list[int] = dataclasses.field(default_factory=list)
@@ -116,19 +114,18 @@ class _Seat:
     outcome: RankFigures | None = None  # of its last finished share
 
 
-class _Crew:
+class _WorkerPool:
     """The workers: starts them, hands out shares, takes back what a lost one left, and replaces it."""
 
-    def __init__(self, ray: Any, request: EvalRequest, means: Means, listener: EvalListener) -> None:
-        self.means = means
-        self._ray = ray
+    def __init__(
+        self, cluster: RayCluster, request: EvalRequest, resources: WorkerResources, listener: EvalListener
+    ) -> None:
+        self.resources = resources
+        self._cluster = cluster
         self._listener = listener
-        options = {"num_cpus": means.cpus, "num_gpus": means.gpus, "max_restarts": 0}
-        self._kind: Any = ray.remote(RemoteWorker).options(**options)
-        variables = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
         self._smallest_share = SHARE_BATCHES * (request.batch_size or USUAL_BATCH)
-        self._arguments = (request, means, str(Path.cwd()), variables)
-        self._seats: list[_Seat] = []
+        self._arguments = (request, resources, str(Path.cwd()), forwarded_variables())
+        self._workers: list[_Worker] = []
         self._facts: SubjectFacts | None = None
         self._shares: deque[list[int]] = deque()
         self._costs: Sequence[int] = ()
@@ -138,8 +135,8 @@ class _Crew:
         self._last_count = 0
         self._began = self._ended = time.monotonic()
         self._alive_at = time.monotonic()
-        for _ in range(means.workers):
-            self._hire()
+        for _ in range(resources.workers):
+            self._start_worker()
 
     def gather(self) -> tuple[SubjectFacts, list[str], list[int]]:
         """Wait for the first worker to have its model: what is evaluated, and every sample's id and cost."""
@@ -149,17 +146,17 @@ class _Crew:
         return self._facts, ids, costs
 
     def evaluate(self, items: Sequence[int], costs: Sequence[int]) -> Iterator[Lines]:
-        """Have the items done; gives the lines of each batch, which count as done once `finished` is told."""
+        """Have the items done; gives the lines of each batch, which count as done once `finished` is called."""
         self._began = self._ended = time.monotonic()
-        self._shares = deque(deal_in_rounds(items, costs, self.means.workers, smallest=self._smallest_share))
-        while self._shares or any(seat.share for seat in self._seats):
-            for seat in self._seats:
-                if seat.state == "open" and seat.waiting is None and self._shares:
-                    seat.share = self._shares.popleft()
-                    seat.waiting = seat.actor.evaluate.remote(seat.share)
-            news = self._next_news()
-            if news is not None and news.lines:
-                yield news.lines
+        self._shares = deque(deal_in_rounds(items, costs, self.resources.workers, smallest=self._smallest_share))
+        while self._shares or any(worker.share for worker in self._workers):
+            for worker in self._workers:
+                if worker.state == "open" and worker.call is None and self._shares:
+                    worker.share = self._shares.popleft()
+                    worker.call = self._cluster.call(worker.actor, "evaluate", worker.share)
+            event = self._next_event()
+            if event is not None and event.lines:
+                yield event.lines
         self._ended = time.monotonic()
 
     def finished(self, items: Iterator[int]) -> None:
@@ -169,7 +166,7 @@ class _Crew:
 
     def progress(self) -> ExecutionFigures:
         """The workers' figures as one's."""
-        figures = [seat.figures for seat in self._seats]
+        figures = [worker.figures for worker in self._workers]
         return ExecutionFigures(
             items=sum(one.items for one in figures),
             failed=sum(one.failed for one in figures),
@@ -180,161 +177,156 @@ class _Crew:
 
     def peak_bytes(self) -> int | None:
         """The most that any worker has reserved."""
-        return max((seat.figures.peak_reserved_bytes for seat in self._seats), default=0) or None
+        return max((worker.figures.peak_reserved_bytes for worker in self._workers), default=0) or None
 
     def outcomes(self) -> list[RankFigures]:
         """What every worker counted; one that was lost before it had done anything does not appear."""
-        seats = [seat for seat in self._seats if seat.figures.items or seat.state == "open"]
+        workers = [worker for worker in self._workers if worker.figures.items or worker.state == "open"]
         seconds = self._ended - self._began
-        found = [seat.outcome or RankFigures(figures=seat.figures, seconds=seconds) for seat in seats]
-        counted = [
-            dataclasses.replace(one, figures=seat.figures, seconds=seconds)
-            for seat, one in zip(seats, found, strict=True)
+        first, *others = [
+            dataclasses.replace(
+                worker.outcome or RankFigures(figures=worker.figures, seconds=seconds),
+                figures=worker.figures,
+                seconds=seconds,
+            )
+            for worker in workers
         ]
-        return [dataclasses.replace(counted[0], notes=(*self._notes, *counted[0].notes)), *counted[1:]]
+        return [dataclasses.replace(first, notes=(*self._notes, *first.notes)), *others]
 
     def ask(self, question: str, *arguments: Any) -> Any:
         """Any one worker's answer; if it is lost on the way, another's."""
         while True:
-            seat = next((seat for seat in self._seats if seat.state == "open" and seat.waiting is None), None)
-            if seat is None:
-                self._next_news()
+            worker = next((one for one in self._workers if one.state == "open" and one.call is None), None)
+            if worker is None:
+                self._next_event()
                 continue
-            try:
-                return self._ray.get(getattr(seat.actor, question).remote(*arguments))
-            except self._ray.exceptions.RayError as error:
-                self._after(seat, error)
+            answer = self._cluster.next_answer([self._cluster.call(worker.actor, question, *arguments)])
+            assert answer is not None  # it is waited for without a limit
+            if answer.error is None:
+                return answer.value
+            self._failed(worker, answer.error)
 
     def keep_plans(self, outcomes: Sequence[RankFigures]) -> None:
         """Have the sizes that were found filed where they were found."""
         kept = {id(outcomes[place].figures) for place in plans_to_keep(outcomes)}
-        self._ask_all("keep_plan", [seat for seat in self._seats if id(seat.figures) in kept])
+        self._ask_all("keep_plan", [worker for worker in self._workers if id(worker.figures) in kept])
 
     def write_traces(self, folder: Path) -> None:
         """Every living worker's trace: monitor.csv for the first, monitor.rank-N.csv for the others."""
-        for place, text in enumerate(self._ask_all("trace", self._seats)):
+        for place, text in enumerate(self._ask_all("trace", self._workers)):
             name = "monitor.csv" if place == 0 else f"monitor.rank-{place}.csv"
             with contextlib.suppress(OSError):  # a trace is not worth a run
                 (folder / name).write_text(text, encoding="utf-8")
 
-    def dismiss(self) -> None:
+    def end(self) -> None:
         """End every worker."""
-        for seat in self._seats:
-            with contextlib.suppress(Exception):  # it may be gone already, or Ray with it
-                self._ray.kill(seat.actor)
+        for worker in self._workers:
+            self._cluster.end_actor(worker.actor)
 
-    def _ask_all(self, question: str, seats: Sequence[_Seat]) -> list[Any]:
+    def _ask_all(self, question: str, workers: Sequence[_Worker]) -> list[Any]:
         """What those who can answer do answer, at the end, when nobody is replaced any more."""
-        asked = [getattr(seat.actor, question).remote() for seat in seats if seat.state == "open"]
-        answers = []
-        for one in asked:
-            with contextlib.suppress(self._ray.exceptions.RayError):
-                answers.append(self._ray.get(one, timeout=60))
-        return answers
+        calls = [self._cluster.call(worker.actor, question) for worker in workers if worker.state == "open"]
+        answers = [self._cluster.next_answer([call], seconds=END_SECONDS) for call in calls]
+        return [answer.value for answer in answers if answer is not None and answer.error is None]
 
-    def _hire(self) -> None:
-        actor = self._kind.remote(*self._arguments)
-        self._seats.append(_Seat(number=len(self._seats), actor=actor, waiting=actor.hello.remote()))
+    def _start_worker(self) -> None:
+        each = {"num_cpus": self.resources.cpus, "num_gpus": self.resources.gpus}
+        actor = self._cluster.start_actor(RemoteWorker, *self._arguments, **each)
+        call = self._cluster.call(actor, "place")
+        self._workers.append(_Worker(number=len(self._workers), actor=actor, call=call))
 
-    def _next_news(self) -> News | None:
-        """Wait until something happens somewhere, and see to it; gives a worker's news, if that is what it was."""
-        waiting = [seat for seat in self._seats if seat.waiting is not None]
-        ready, _ = self._ray.wait([seat.waiting for seat in waiting], timeout=5.0, fetch_local=False)
+    def _next_event(self) -> WorkerEvent | None:
+        """Wait until something happens somewhere, and see to it; gives a worker's event, if that is what it was."""
+        calling = [worker for worker in self._workers if worker.call is not None]
+        answer = self._cluster.next_answer([worker.call for worker in calling], seconds=WAIT_SECONDS)
         self._give_up_placing()
-        if not ready:
+        if answer is None:
             return None
-        seat = next(seat for seat in waiting if seat.waiting == ready[0])
-        streaming = bool(seat.share)
-        try:
-            told = self._ray.get(next(seat.waiting) if streaming else seat.waiting)
-        except self._ray.exceptions.RayError as error:
-            self._after(seat, error)
-            return None
-        if streaming:
-            return self._heard(seat, told)
-        self._settle_in(seat, told)
+        worker = next(worker for worker in calling if worker.call == answer.call)
+        if answer.error is not None:
+            self._failed(worker, answer.error)
+        elif worker.state == "placing":
+            worker.state, worker.where = "opening", answer.value
+            worker.call = self._cluster.call(worker.actor, "open")
+        elif worker.state == "opening":
+            self._check_facts(worker, answer.value)
+            worker.state, worker.call = "open", None
+        else:
+            return self._heard(worker, answer.value)
         return None
 
-    def _settle_in(self, seat: _Seat, told: Any) -> None:
-        """A worker has been placed, or has loaded its model."""
-        if seat.state == "placing":
-            seat.state, seat.where, seat.waiting = "opening", told, seat.actor.open.remote()
-            return
-        facts: SubjectFacts = told
+    def _check_facts(self, worker: _Worker, facts: SubjectFacts) -> None:
+        """A worker has loaded its model: it must be that of the others, and its data too."""
         self._facts = self._facts or facts
         if facts.fingerprint != self._facts.fingerprint:
             parts = " and ".join(differing_parts(self._facts.fingerprint, facts.fingerprint))
             raise RequestError(
-                f"worker {seat.number} ({seat.where}) does not have the same {parts} as the others: put the same files "
-                "at the same path on every machine"
+                f"worker {worker.number} ({worker.where}) does not have the same {parts} as the others: put the same "
+                "files at the same path on every machine"
             )
-        seat.state, seat.waiting = "open", None
 
-    def _heard(self, seat: _Seat, news: News) -> News:
-        if news.figures is not None:
-            counts = [*seat.figures.batch_counts, *news.figures.batch_counts]
-            seat.figures = dataclasses.replace(news.figures, batch_counts=counts)
-            self._last_count = counts[-1] if counts else len(news.lines)
-        if news.note is not None:
-            self._tell(news.note)
-        if news.outcome is not None:
-            seat.outcome, seat.share, seat.waiting = news.outcome, [], None
-        return news
+    def _heard(self, worker: _Worker, event: WorkerEvent) -> WorkerEvent:
+        if event.figures is not None:
+            counts = [*worker.figures.batch_counts, *event.figures.batch_counts]
+            worker.figures = dataclasses.replace(event.figures, batch_counts=counts)
+            self._last_count = counts[-1] if counts else len(event.lines)
+        if event.note is not None:
+            self._note(event.note)
+        if event.outcome is not None:
+            worker.outcome, worker.share, worker.call = event.outcome, [], None
+        return event
 
-    def _after(self, seat: _Seat, error: Exception) -> None:
-        """A worker failed: its own error is raised, unless that, or no word at all, means that it is lost."""
-        cause = getattr(error, "cause", None)  # of a RayTaskError: what the worker raised
-        if isinstance(cause, Exception) and not isinstance(cause, LostError):
-            raise cause
-        left = [item for item in seat.share if item not in self._done]
-        seat.state, seat.share, seat.waiting = "lost", [], None
-        with contextlib.suppress(Exception):
-            self._ray.kill(seat.actor)
-        reason = str(cause) if isinstance(cause, LostError) else exit_detail(error)
+    def _failed(self, worker: _Worker, error: Exception) -> None:
+        """A worker failed: an error of its own ends the run, one that is lost is replaced."""
+        if not isinstance(error, WorkerLostError):
+            raise error
+        left = [item for item in worker.share if item not in self._done]
+        worker.state, worker.share, worker.call = "lost", [], None
+        self._cluster.end_actor(worker.actor)
         self._losses += 1
         if self._losses >= MOST_LOSSES:
             raise LostError(
-                f"{self._losses} workers in a row were lost, the last of them worker {seat.number} ({seat.where}): "
-                f"{reason}. What is finished is kept: start again with --resume"
+                f"{self._losses} workers in a row were lost, the last of them worker {worker.number} "
+                f"({worker.where}): {error}. What is finished is kept: start again with --resume"
             )
-        open_seats = sum(one.state == "open" for one in self._seats)
-        self._shares.extendleft(share for share in deal(left, self._costs, open_seats + 1) if share)
-        self._tell(
-            f"worker {seat.number} ({seat.where}) was lost: {reason}; {len(left)} samples of its share go to the "
+        others = sum(one.state == "open" for one in self._workers)
+        self._shares.extendleft(share for share in deal(left, self._costs, others + 1) if share)
+        self._note(
+            f"worker {worker.number} ({worker.where}) was lost: {error}; {len(left)} samples of its share go to the "
             "others, and a new worker is started"
         )
-        self._hire()
+        self._start_worker()
 
     def _give_up_placing(self) -> None:
         """Raise if Ray has started no worker for long, and there is none at work either."""
-        if any(seat.state in ("opening", "open") for seat in self._seats):
+        if any(worker.state in ("opening", "open") for worker in self._workers):
             self._alive_at = time.monotonic()
         if time.monotonic() - self._alive_at > PLACE_SECONDS:
-            free = {name: self._ray.available_resources().get(name, 0) for name in ("CPU", "GPU")}
+            free = {name: self._cluster.free_resources().get(name, 0) for name in ("CPU", "GPU")}
             raise LostError(
-                f"Ray has started no worker for {PLACE_SECONDS:g} s; each needs {self.means.gpus:g} GPUs and "
-                f"{self.means.cpus} CPUs, free are {free}. Wait until the cluster is free, then start again"
+                f"Ray has started no worker for {PLACE_SECONDS:g} s; each needs {self.resources.gpus:g} GPUs and "
+                f"{self.resources.cpus} CPUs, free are {free}. Wait until the cluster is free, then start again"
             )
 
-    def _tell(self, line: str) -> None:
+    def _note(self, line: str) -> None:
         if line not in self._notes:
             self._notes.append(line)
             self._listener.note(line)
 
 
-def _means(
+def _worker_resources(
     resources: Mapping[str, float], request: EvalRequest, workers: int | None, gpus_per_worker: float | None
-) -> Means:
+) -> WorkerResources:
     """How many workers with how much each; more than the cluster has is a `RequestError`, not a wait without end."""
     gpus, cpus = resources.get("GPU", 0.0), int(resources.get("CPU", 1))
     if request.device == "cpu" or (gpus == 0 and gpus_per_worker is None):
         count = workers or 1
         if count > cpus:
             raise RequestError(f"--workers {count}: the Ray cluster has {cpus} CPUs and no GPU for them; ask for fewer")
-        return Means(workers=count, gpus=0, cpus=max(cpus // count, 1))
+        return WorkerResources(workers=count, gpus=0, cpus=max(cpus // count, 1))
     each = 1.0 if gpus_per_worker is None else gpus_per_worker
     most = int(gpus) * int(1 / each + 1e-9)  # a worker's part lies on one GPU
     if (workers or 1) > most:
         asked = f"--workers {workers}" if workers else f"--gpus-per-worker {each:g}"
         raise RequestError(f"{asked}: the Ray cluster has {gpus:g} GPUs, enough for {most} workers with {each:g} each")
-    return Means(workers=workers or most, gpus=each, cpus=1)
+    return WorkerResources(workers=workers or most, gpus=each, cpus=1)

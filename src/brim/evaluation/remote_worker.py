@@ -1,4 +1,4 @@
-"""A worker of a cluster: a model on a device of some machine, the shares it is sent, and the news it sends home.
+"""A worker of a cluster: a model on a device of some machine, the shares it is sent, and the events it sends home.
 
 It is what `on_ray` starts on the cluster, but knows nothing of Ray: its methods are called from far away, and what they
 take and give is plain data.
@@ -26,12 +26,12 @@ from brim.models.placement import resolve_device
 from brim.monitor.trace_file import TraceText
 from brim.running.figures import ExecutionFigures
 
-__all__ = ["Means", "News", "RemoteWorker"]
+__all__ = ["RemoteWorker", "WorkerEvent", "WorkerResources"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Means:
-    """What the workers are given."""
+class WorkerResources:
+    """How many workers, and what each is given."""
 
     workers: int
     gpus: float  # of each
@@ -39,7 +39,7 @@ class Means:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class News:
+class WorkerEvent:
     """What a worker sends home while it works on a share."""
 
     lines: Lines = dataclasses.field(default_factory=list)
@@ -51,16 +51,18 @@ class News:
 class RemoteWorker:
     """Made where it is to run; `open` loads the model, `evaluate` does a share, as often as it is asked."""
 
-    def __init__(self, request: EvalRequest, means: Means, folder: str, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, request: EvalRequest, resources: WorkerResources, folder: str, variables: Mapping[str, str]
+    ) -> None:
         os.environ.update(variables)
         with contextlib.suppress(OSError):  # relative paths of the request mean the driver's, where that folder exists
             os.chdir(folder)
         self._request = request
-        self._means = means
+        self._resources = resources
         self._trace = TraceText()
         self._relay = _Relay()
 
-    def hello(self) -> str:
+    def place(self) -> str:
         """Where this worker has been placed."""
         return f"process {os.getpid()} on {socket.gethostname()}"
 
@@ -68,8 +70,8 @@ class RemoteWorker:
         """Load the model and read the data."""
         request = self._request
         device = resolve_device(request.device)
-        if self._means.gpus < 1 and device.type == "cuda" and request.memory_limit is None:
-            part = int(memory_of(device).total_bytes() * self._means.gpus * (1 - DEFAULT_MARGIN))
+        if self._resources.gpus < 1 and device.type == "cuda" and request.memory_limit is None:
+            part = int(memory_of(device).total_bytes() * self._resources.gpus * (1 - DEFAULT_MARGIN))
             request = dataclasses.replace(request, memory_limit=part)
         subject = open_subject(request)
         self._worker = Worker(request, subject, self._relay, monitor=self._trace)
@@ -81,17 +83,17 @@ class RemoteWorker:
         subject = self._worker.subject
         return [sample.id for sample in subject.data.samples], list(subject.costs)
 
-    def evaluate(self, items: list[int]) -> Iterator[News]:
-        """Do a share; news of every batch as it is done, the outcome last."""
-        news: queue.SimpleQueue[News | Exception] = queue.SimpleQueue()
-        self._relay.news = news
-        threading.Thread(target=self._evaluate, args=(items, news), daemon=True).start()
+    def evaluate(self, items: list[int]) -> Iterator[WorkerEvent]:
+        """Do a share; an event for every batch as it is done, the outcome last."""
+        events: queue.SimpleQueue[WorkerEvent | Exception] = queue.SimpleQueue()
+        self._relay.events = events
+        threading.Thread(target=self._evaluate, args=(items, events), daemon=True).start()
         while True:
-            one = news.get()
-            if isinstance(one, Exception):
-                raise one
-            yield one
-            if one.outcome is not None:
+            event = events.get()
+            if isinstance(event, Exception):
+                raise event
+            yield event
+            if event.outcome is not None:
                 return
 
     def summarise(self, lines: Lines, outcomes: Sequence[RankFigures]) -> tuple[Lines, dict[str, Any]]:
@@ -109,24 +111,24 @@ class RemoteWorker:
         self._worker.__exit__(None, None, None)
         return self._trace.text()
 
-    def _evaluate(self, items: list[int], news: queue.SimpleQueue[News | Exception]) -> None:
+    def _evaluate(self, items: list[int], events: queue.SimpleQueue[WorkerEvent | Exception]) -> None:
         try:
             for lines in self._worker.run(items):
                 self._relay.record(lines)
             outcome = self._worker.figures()
         except Exception as error:
-            news.put(error)
+            events.put(error)
         else:
-            news.put(News(outcome=outcome))
+            events.put(WorkerEvent(outcome=outcome))
 
 
 class _Relay(EvalListener):
-    """Turns what a worker tells its listener into news."""
+    """Turns what a worker reports to its listener into events."""
 
     def __init__(self) -> None:
-        self.news: queue.SimpleQueue[News | Exception] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[WorkerEvent | Exception] = queue.SimpleQueue()
         self._lines: Lines = []
-        self._sent = 0  # how many batch sizes have been told: all of them with every batch would be the bulk
+        self._sent = 0  # how many batch sizes have been sent: all of them with every batch would be the bulk
 
     def record(self, lines: Lines) -> None:
         """Lines are sent with the figures that count them."""
@@ -137,8 +139,8 @@ class _Relay(EvalListener):
         del cap, reserved_bytes
         new = figures.batch_counts[self._sent :]
         self._sent += len(new)
-        self.news.put(News(lines=self._lines, figures=dataclasses.replace(figures, batch_counts=new)))
+        self.events.put(WorkerEvent(lines=self._lines, figures=dataclasses.replace(figures, batch_counts=new)))
 
     def note(self, line: str) -> None:
         """Pass it on."""
-        self.news.put(News(note=line))
+        self.events.put(WorkerEvent(note=line))

@@ -6,29 +6,27 @@ reason becomes the probe's verdict, and the next probe starts a new child.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
+import importlib
 import os
-import selectors
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
-from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
-from brim.memory.failures import FailureKind, classify_exit
+from brim.errors import BrimError, LostError, RequestError, first_line
+from brim.memory.weights import load_failure
 from brim.records import Probe, Verdict
-from brim.searching.probe import Prober, ProbeSettings, WorkloadError
+from brim.running.child_main import Send
+from brim.running.child_process import ChildLostError, ChildProcess, child_command
+from brim.searching.probe import DeviceProber, Prober, ProbeSettings, WorkloadError
 from brim.sizing.probing import ProbeContext
 
-__all__ = ["IsolatedProber"]
+__all__ = ["IsolatedProber", "serve_probes"]
 
 DEFAULT_PROBE_SECONDS = 600.0
 START_SECONDS = 600.0  # importing torch and building a large model on a busy machine
+VERDICTS: dict[str, Verdict] = {"out_of_memory": "oom", "timeout": "timeout", "killed": "fatal"}  # by a child's end
 
 
 class IsolatedProber(Prober):
@@ -44,9 +42,7 @@ class IsolatedProber(Prober):
             "data": dict(data),
             "settings": dataclasses.asdict(dataclasses.replace(settings, timeout_seconds=None)),
         }
-        self._child: subprocess.Popen[bytes] | None = None
-        self._errors: IO[bytes] | None = None
-        self._pending = b""
+        self._child: ChildProcess | None = None
 
     def __enter__(self) -> Self:
         self._start()
@@ -59,109 +55,64 @@ class IsolatedProber(Prober):
 
     def probe(self, size: int) -> Probe:
         """Try one size in the child; its death or silence is a verdict."""
-        if self._child is None:
-            self._start()
-        limit = self.settings.timeout_seconds or DEFAULT_PROBE_SECONDS
+        child = self._child or self._start()
         try:
-            answer = self._ask({"size": size}, seconds=limit)
-        except TimeoutError:
+            answer = child.ask({"size": size}, seconds=self.settings.timeout_seconds or DEFAULT_PROBE_SECONDS)
+        except ChildLostError as error:
             self._stop()
-            return Probe(batch_size=size, verdict="timeout", detail=f"no answer within {limit:g} s; ended")
-        except EOFError:
-            return self._death(size)
+            return Probe(batch_size=size, verdict=VERDICTS[error.ending.kind], detail=error.ending.reason)
         if "fatal" in answer:
             self._stop()
-            return Probe(batch_size=size, verdict="fatal", detail=str(answer["fatal"]))
-        return Probe.from_json(_or_raise(answer)["probe"])
+            return Probe(batch_size=size, verdict="fatal", detail=answer["fatal"])
+        if "workload_error" in answer:
+            raise WorkloadError(answer["workload_error"])
+        return Probe.from_json(answer["probe"])
 
-    def _start(self) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 — closed by _stop
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "brim.searching.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,
-        )
+    def _start(self) -> ChildProcess:
+        command = child_command(f"{__name__}:{serve_probes.__name__}")
+        self._child = child = ChildProcess(command, name="the process that builds the workload")
         try:
-            answer = self._ask(self._start_message, seconds=START_SECONDS)
-        except TimeoutError:
-            self._stop()
-            raise LostError(f"the probing process was not ready within {START_SECONDS:g} s") from None
-        except EOFError:
-            why = self._death(0).detail
-            raise LostError(f"the probing process died while it built the workload: {why}") from None
-        try:
-            self.context = ProbeContext(**_or_raise(answer)["context"])
+            self.context = ProbeContext(**child.ask(self._start_message, seconds=START_SECONDS)["context"])
         except BrimError:
             self._stop()
             raise
-
-    def _ask(self, message: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
-        """Send one line and read one; `TimeoutError` when none comes in time, `EOFError` when the child is gone."""
-        child = self._child
-        assert child is not None
-        assert child.stdin is not None
-        assert child.stdout is not None
-        try:
-            child.stdin.write(json.dumps(message).encode() + b"\n")
-            child.stdin.flush()
-        except BrokenPipeError:
-            raise EOFError from None
-        deadline = time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
-            selector.register(child.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._pending:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    raise TimeoutError
-                chunk = os.read(child.stdout.fileno(), 65536)
-                if not chunk:
-                    raise EOFError
-                self._pending += chunk
-        line, _, self._pending = self._pending.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _death(self, size: int) -> Probe:
-        assert self._child is not None
-        code = self._child.wait()
-        last_words = self._last_words()
-        self._stop()
-        failure = classify_exit(code)
-        verdict: Verdict = "oom" if failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY else "fatal"
-        reason = failure.reason if failure is not None else "the process ended by itself"
-        return Probe(batch_size=size, verdict=verdict, detail=f"{reason}{last_words}")
-
-    def _last_words(self) -> str:
-        if self._errors is None:
-            return ""
-        self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(self._errors.tell() - 4096, 0))
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f"; it last wrote: {lines[-1].strip()[:200]}" if lines else ""
+        return child
 
     def _stop(self) -> None:
-        """End the child that this prober started, and its own children, at once."""
-        child, self._child, self._pending = self._child, None, b""
+        child, self._child = self._child, None
         if child is not None:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-            for pipe in (child.stdin, child.stdout):
-                if pipe is not None:
-                    pipe.close()
-        if self._errors is not None:
-            self._errors.close()
-            self._errors = None
+            child.end()
 
 
-def _or_raise(answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer, or the error in it, as the kind of error it was in the child."""
-    error = answer.get("error")
-    if error is None:
-        return answer
-    if error.get("by_workload"):
-        raise WorkloadError(error["message"])
-    kinds = {kind.exit_code: kind for kind in (RequestError, DoesNotFitError, LostError)}
-    raise kinds.get(error["exit_code"], BrimError)(error["message"])
+def serve_probes(requests: Iterator[dict[str, Any]], send: Send) -> None:
+    """In the child: build the workload that the first request names, then probe every size asked for."""
+    first = next(requests)
+    module, _, function = first["factory"].partition(":")
+    with contextlib.ExitStack() as stack:
+        try:
+            workload = getattr(importlib.import_module(module), function)(first["data"])
+            prober = DeviceProber(workload, ProbeSettings(**first["settings"]), preserve_state=False)
+            stack.enter_context(prober)
+        except BrimError:
+            raise
+        except Exception as error:
+            full = load_failure(error, None, what="outside of any batch")
+            words = f"building the workload raised {type(error).__name__}: {error}"
+            raise full or RequestError(words) from error
+        send({"context": dataclasses.asdict(prober.context)})
+        for request in requests:
+            _answer(prober, request["size"], send)
+
+
+def _answer(prober: DeviceProber, size: int, send: Send) -> None:
+    try:
+        probe = prober.probe(size)
+    except LostError as error:
+        send({"fatal": first_line(error.__cause__ or error)})
+        os._exit(LostError.exit_code)  # the device is unusable: even tearing down could hang
+    except BrimError:
+        raise
+    except Exception as error:  # the workload's own, at this size; another size may run
+        send({"workload_error": f"{prober.stage} raised {type(error).__name__}: {error}"})
+    else:
+        send({"probe": probe.to_json()})

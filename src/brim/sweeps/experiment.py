@@ -1,77 +1,59 @@
-"""The process of one experiment: `python -m brim.sweeps.experiment`.
+"""The process of one experiment: a job is its only request, and what its training reports are its messages.
 
-Its job comes as the first line of standard input. The pipe stays open as long as the sweep lives: when it ends, or on
-Linux when the kernel says that the parent is gone, this process ends at once, so that no orphan goes on writing. A lock
-on the folder makes a second process of the same experiment wait for the first. News go as JSON lines to standard
-output; whatever the training prints goes to standard error, which is the experiment's log.
+A lock on the folder makes a second process of the same experiment wait for the first. Whatever the training prints
+goes to the experiment's log, and its outcome to a file of its folder, which is what counts.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import json
-import os
-import signal
-import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
+from brim.memory.failures import FailureKind, classify
+from brim.running.child_main import INTERRUPTED, Send
 from brim.storage.run_lock import locked_folder
 from brim.sweeps.job import OUTCOME_FILE, FailureWord, Job, Outcome, read_outcome, write_outcome
+from brim.training.listener import StepRecord, TrainFacts, TrainListener
 
 if TYPE_CHECKING:
     from brim.training.run import TrainResult
 
-__all__ = ["INTERRUPTED", "end_with_parent", "main", "run_job"]
+__all__ = ["run_job", "serve_experiment", "train_run"]
 
-INTERRUPTED = 130
-PARENT_GONE = 86  # nobody is there to read it
 LOCK_SECONDS = 60.0  # a killed process may take a moment to be gone
-NEWS_SECONDS = 0.5  # between two reports of a rate
+EVENT_SECONDS = 0.5  # between two reports of a rate
 
-Tell = Callable[[Mapping[str, Any]], None]
-Train = Callable[[Job, Tell], "tuple[dict[str, Any], list[dict[str, Any]], str]"]  # figures, epochs, reason of the size
-
-
-def main(train: Train | None = None) -> int:
-    """Do the job on standard input; `train` is what does the work, by default a training run."""
-    line = _first_line()
-    end_with_parent()
-    news = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return run_job(Job.from_json(json.loads(line)), _teller(news), train or train_run)
+Train = Callable[[Job, Send], "tuple[dict[str, Any], list[dict[str, Any]], str]"]  # figures, epochs, reason of the size
 
 
-def run_job(job: Job, tell: Tell, train: Train) -> int:
-    """One attempt, its outcome left in the folder; gives the exit code."""
+def serve_experiment(requests: Iterator[dict[str, Any]], send: Send) -> int:
+    """In the child: do the job that the parent sends."""
+    return run_job(Job.from_json(next(requests)), send, train_run)
+
+
+def run_job(job: Job, send: Send, train: Train) -> int:
+    """One attempt, its outcome left in the folder; gives the exit code. `train` does the work."""
     folder = Path(job.folder)
     started = time.monotonic()
-    try:
-        with locked_folder(folder, command="train", wait_seconds=LOCK_SECONDS):
-            done = read_outcome(folder, id=job.id)
-            if done is not None and done.state == "completed":
-                return 0  # a process that was given up had finished after all
-            (folder / OUTCOME_FILE).unlink(missing_ok=True)
-            outcome = _attempt(job, tell, train, started)
-            if outcome.state == "interrupted":
-                return INTERRUPTED
-            write_outcome(folder, outcome)
-            return 0 if outcome.state == "completed" else 1
-    except BrimError as error:  # the folder cannot be locked or written
-        print(f"brim: {error}", file=sys.stderr)
-        return error.exit_code
+    with locked_folder(folder, command="train", wait_seconds=LOCK_SECONDS):
+        done = read_outcome(folder, id=job.id)
+        if done is not None and done.state == "completed":
+            return 0  # a process that was given up had finished after all
+        (folder / OUTCOME_FILE).unlink(missing_ok=True)
+        outcome = _attempt(job, send, train, started)
+        if outcome.state == "interrupted":
+            return INTERRUPTED
+        write_outcome(folder, outcome)
+        return 0 if outcome.state == "completed" else 1
 
 
-def train_run(job: Job, tell: Tell) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
+def train_run(job: Job, send: Send) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
     """A training run, from its last checkpoint where there is one."""
     from brim.settings.train_settings import train_settings
-    from brim.sweeps.training_news import TrainingNews
     from brim.training.checkpoint import find_checkpoint
     from brim.training.request import TrainRequest
     from brim.training.run import run_training
@@ -85,41 +67,35 @@ def train_run(job: Job, tell: Tell) -> tuple[dict[str, Any], list[dict[str, Any]
         use_cache=job.use_cache,
         resume=find_checkpoint(Path(job.folder)) is not None,
     )
-    result = run_training(request, output=Path(job.folder), listener=TrainingNews(tell, seconds=NEWS_SECONDS))
+    result = run_training(request, output=Path(job.folder), listener=_TrainingEvents(send))
     return _figures(result), [dict(row) for row in result.epochs], _size_reason(job, result)
 
 
-def _attempt(job: Job, tell: Tell, train: Train, started: float) -> Outcome:
+def _attempt(job: Job, send: Send, train: Train, started: float) -> Outcome:
     """Train; what goes wrong becomes the outcome, and its traceback goes to the log."""
-
-    def failed(failure: FailureWord, error: str) -> Outcome:
-        traceback.print_exc()
-        seconds = time.monotonic() - started
-        return Outcome(
-            id=job.id, attempt=job.attempt, state="failed", failure=failure, error=error, seconds=seconds,
-            batch_size_reason=job.changed_because,
-        )  # fmt: skip
-
     try:
-        figures, epochs, reason = train(job, tell)
+        figures, epochs, reason = train(job, send)
     except KeyboardInterrupt:
         return Outcome(id=job.id, attempt=job.attempt, state="interrupted", seconds=time.monotonic() - started)
-    except DoesNotFitError as error:
-        return failed("out_of_memory", str(error))
-    except RequestError as error:
-        return failed("request", str(error))
-    except LostError as error:
-        return failed("lost", str(error))
     except Exception as error:
-        from brim.memory.failures import FailureKind, classify
-
-        kind = classify(error).kind
-        memory = kind in (FailureKind.OUT_OF_MEMORY, FailureKind.AMBIGUOUS, FailureKind.SIZE_LIMIT)
-        return failed("out_of_memory" if memory else "error", f"{type(error).__name__}: {error}")
+        traceback.print_exc()
+        return Outcome(
+            id=job.id, attempt=job.attempt, state="failed", failure=_failure_word(error),
+            error=str(error) if isinstance(error, BrimError) else f"{type(error).__name__}: {error}",
+            seconds=time.monotonic() - started, batch_size_reason=job.changed_because,
+        )  # fmt: skip
     return Outcome(
         id=job.id, attempt=job.attempt, state="completed", seconds=time.monotonic() - started,
         batch_size_reason=reason, figures=figures, epochs=tuple(epochs),
     )  # fmt: skip
+
+
+def _failure_word(error: Exception) -> FailureWord:
+    words: dict[type[Exception], FailureWord]
+    words = {DoesNotFitError: "out_of_memory", RequestError: "request", LostError: "lost"}
+    memory = (FailureKind.OUT_OF_MEMORY, FailureKind.AMBIGUOUS, FailureKind.SIZE_LIMIT)
+    found = next((word for kind, word in words.items() if isinstance(error, kind)), None)
+    return found or ("out_of_memory" if classify(error).kind in memory else "error")
 
 
 _KEPT = (
@@ -158,42 +134,48 @@ def _size_reason(job: Job, result: TrainResult) -> str:
     return f"{job.batch_size} asked, {used} used"
 
 
-def _teller(news: IO[str]) -> Tell:
-    def tell(event: Mapping[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the parent is gone: this process is about to end as well
-            news.write(json.dumps(event) + "\n")
-            news.flush()
+class _TrainingEvents(TrainListener):
+    """Sends what a training run reports as plain values, rates not more often than every `EVENT_SECONDS`."""
 
-    return tell
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._sent_at: float | None = None
+        self._sent_samples = 0
+        self._total = 0
 
+    def opened(self, facts: TrainFacts) -> None:
+        """The effective batch is what a retry must keep."""
+        self._send({"event": "opened", "effective_batch": facts.effective_batch, "device": facts.device})
 
-def _first_line() -> bytes:
-    """Of standard input, byte by byte: what follows is left to the thread that waits for its end."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            sys.exit(PARENT_GONE)
-        line += byte
-    return line
+    def started(self, total_samples: int, done: int) -> None:
+        """From here on samples per second are counted."""
+        self._total, self._sent_samples = total_samples, done
+        self._sent_at = time.monotonic()
 
+    def step(self, record: StepRecord) -> None:
+        """A rate, now and then."""
+        now = time.monotonic()
+        if self._sent_at is None or now - self._sent_at < EVENT_SECONDS:
+            return
+        rate = (record.samples - self._sent_samples) / (now - self._sent_at)
+        micro = max(record.micro_batches, default=0)
+        self._send(
+            {
+                "event": "rate",
+                "samples": record.samples,
+                "total": self._total,
+                "samples_per_second": rate,
+                "loss": record.loss,
+                "micro_batch": micro,
+            }
+        )
+        self._sent_at, self._sent_samples = now, record.samples
 
-def end_with_parent(*, watch_input: bool = True) -> None:
-    """End this process when its parent is gone: the kernel says so on Linux, the end of its input everywhere."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
+    def epoch(self, row: dict[str, Any]) -> None:
+        """The clock goes on after the validation, which is no training."""
+        self._send({"event": "epoch", "row": row})
+        self._sent_at = time.monotonic()
 
-    if not watch_input:
-        return
-
-    def wait() -> None:
-        while os.read(0, 4096):
-            pass
-        os._exit(PARENT_GONE)
-
-    threading.Thread(target=wait, name="parent", daemon=True).start()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    def note(self, line: str) -> None:
+        """One line."""
+        self._send({"event": "note", "line": line})

@@ -1,6 +1,6 @@
 """Forecast memory of a sweep's experiments, one forecast for each distinct workload, and what is foreseen of them.
 
-The work is done by a process of its own (`forecast_child.py`): this one stays without torch, takes no memory on a
+The work is done by a process of its own (`forecast_process.py`): this one stays without torch, takes no memory on a
 card, and survives a model that cannot be built. A workload that cannot be forecast has a reason instead of figures.
 """
 

@@ -51,6 +51,12 @@ class Job:
         asked: int | str = (self.settings.get("hp") or {}).get("batch_size", "auto")
         return asked
 
+    def limited_to(self, memory_bytes: int) -> Job:
+        """The job with a memory limit; one that the user gave stands."""
+        if (self.settings.get("training") or {}).get("memory_limit") is not None:
+            return self
+        return dataclasses.replace(self, changes={**self.changes, "training.memory_limit": str(memory_bytes)})
+
     def to_json(self) -> dict[str, Any]:
         """The job as plain JSON values."""
         return dataclasses.asdict(self)

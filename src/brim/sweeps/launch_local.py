@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import selectors
 import time
 from collections.abc import Sequence
 
 from brim.monitor.cores import CORES_VARIABLE, own_cores
-from brim.sweeps.child_process import CHILD_COMMAND, GRACE_SECONDS, ChildProcess, timed_out
+from brim.running.child_process import wait_for_messages
+from brim.sweeps.experiment_process import CHILD_COMMAND, ExperimentProcess
 from brim.sweeps.job import Job
 from brim.sweeps.listener import Recorder
 from brim.sweeps.scheduler import Device, Need, Packing, ThroughputWatch
 
 __all__ = ["LocalLauncher"]
 
-WAIT_SECONDS = 0.2  # for news, before processes are looked at again
+WAIT_SECONDS = 0.2  # for events, before processes are looked at again
+GRACE_SECONDS = 60.0  # for the step under way and a checkpoint, after Ctrl-C
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class _Running:
-    child: ChildProcess
+    child: ExperimentProcess
     device: Device
     trains: bool = False  # it has reported a rate
 
 
 class LocalLauncher:
-    """Runs jobs on devices of this machine.
+    """Runs the jobs of one sweep on devices of this machine.
 
     `shares`: experiments of unknown need share a device in equal parts, as `--jobs-per-gpu` says.
     """
+
+    _recorder: Recorder
 
     def __init__(
         self,
@@ -41,54 +43,33 @@ class LocalLauncher:
         timeout_seconds: float | None = None,
         command: Sequence[str] = CHILD_COMMAND,
     ) -> None:
-        self._devices = tuple(devices)
-        self._shares = shares
         self._timeout_seconds = timeout_seconds
         self._command = tuple(command)
+        self._waiting: list[Job] = []
+        self._running: list[_Running] = []
+        self._packing = Packing(tuple(devices), shares=shares)
+        self._watch = ThroughputWatch()
+        self._stopping = False
 
     def run(self, jobs: Sequence[Job], recorder: Recorder) -> None:
         """Every job to its end, and what is to be tried again as well. Ctrl-C: children finish their step and stop."""
-        loop = _Loop(self._devices, recorder, jobs, shares=self._shares, command=self._command)
+        self._waiting, self._recorder = list(jobs), recorder
         try:
-            loop.run(self._timeout_seconds)
+            while self._waiting or self._running:
+                self._fill()
+                self._listen()
+                for running in self._running:
+                    running.child.end_if_over(self._timeout_seconds)
+                self._collect()
         except KeyboardInterrupt:
             recorder.note("stopping: every experiment finishes its step; Ctrl-C again ends them at once")
-            loop.stop(GRACE_SECONDS)
+            self._stop(GRACE_SECONDS)
             raise
         except BaseException:
-            loop.stop(0.0)
+            self._stop(0.0)
             raise
 
-
-class _Loop:
-    def __init__(
-        self,
-        devices: Sequence[Device],
-        recorder: Recorder,
-        jobs: Sequence[Job],
-        *,
-        shares: bool,
-        command: Sequence[str],
-    ) -> None:
-        self._recorder = recorder
-        self._command = command
-        self._waiting = list(jobs)
-        self._running: list[_Running] = []
-        self._packing = Packing(devices, shares=shares)
-        self._watch = ThroughputWatch()
-        self._selector = selectors.DefaultSelector()
-        self._stopping = False
-
-    def run(self, timeout_seconds: float | None) -> None:
-        while self._waiting or self._running:
-            self._fill()
-            self._listen()
-            for running in self._running:
-                if timeout_seconds is not None and running.child.seconds > timeout_seconds and running.child.running:
-                    running.child.kill("timeout", timed_out(timeout_seconds))
-            self._collect()
-
-    def stop(self, grace_seconds: float) -> None:
+    def _stop(self, grace_seconds: float) -> None:
         """Ask every child to stop, give it that long, then end it."""
         self._waiting.clear()
         self._stopping = True
@@ -101,7 +82,7 @@ class _Loop:
         except KeyboardInterrupt:
             pass  # at once, then
         for running in self._running:
-            running.child.kill()
+            running.child.end()
         self._collect(retry=False)
 
     def _fill(self) -> None:
@@ -128,27 +109,23 @@ class _Loop:
         return min(room, len(self._waiting) + len(self._running))
 
     def _start(self, job: Job, device: Device, at_once: int) -> None:
-        child = ChildProcess(job, environment=_environment(device, job, at_once), command=self._command)
-        running = _Running(child=child, device=device)
-        self._running.append(running)
-        self._selector.register(child, selectors.EVENT_READ, running)
+        child = ExperimentProcess(job, environment=_environment(device, job, at_once), command=self._command)
+        self._running.append(_Running(child=child, device=device))
 
     def _listen(self) -> None:
-        """Wait a moment for news, and pass them on."""
-        if not self._selector.get_map():
-            time.sleep(WAIT_SECONDS / 4)
-            return
-        for key, _ in self._selector.select(WAIT_SECONDS):
-            running: _Running = key.data
-            for event in running.child.news():
-                self._heard(running, event)
-            if running.child.silent:
-                self._selector.unregister(running.child)
+        """Wait a moment for events, and pass them on."""
+        wait_for_messages([running.child for running in self._running], WAIT_SECONDS)
+        for running in self._running:
+            self._pass_on(running)
+
+    def _pass_on(self, running: _Running) -> None:
+        for event in running.child.events():
+            self._heard(running, event)
 
     def _heard(self, running: _Running, event: dict[str, object]) -> None:
         job, device = running.child.job, running.device
         if not self._stopping:  # a run's own words on how to go on with it are not the sweep's
-            self._recorder.news(job, event)
+            self._recorder.event(job, event)
         if event["event"] != "rate" or device.slots < 2:
             return
         now = time.monotonic()
@@ -171,11 +148,8 @@ class _Loop:
         """See to the processes that have ended."""
         for running in [one for one in self._running if not one.child.running or not retry]:
             self._running.remove(running)
-            for event in running.child.news():
-                self._heard(running, event)
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(running.child)
-            outcome = running.child.close()
+            self._pass_on(running)
+            outcome = running.child.outcome()
             self._packing.end(outcome.id)
             self._count(running.device, time.monotonic())
             again = self._recorder.ended(running.child.job, outcome)
@@ -188,12 +162,10 @@ def _need(job: Job) -> Need:
 
 
 def _within(job: Job, held_bytes: int | None, device: Device) -> Job:
-    """The job with the memory it has reserved as its limit; one that the user gave stands."""
-    named = (job.settings.get("training") or {}).get("memory_limit")
-    if held_bytes is None or named is not None or device.kind != "cuda":
+    """The job with the memory it has reserved on a card as its limit."""
+    if held_bytes is None or device.kind != "cuda":
         return job
-    limit = max(held_bytes - device.context_bytes, 1)
-    return dataclasses.replace(job, changes={**job.changes, "training.memory_limit": str(limit)})
+    return job.limited_to(max(held_bytes - device.context_bytes, 1))
 
 
 def _environment(device: Device, job: Job, at_once: int) -> dict[str, str]:

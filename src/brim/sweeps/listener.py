@@ -19,8 +19,8 @@ class SweepListener:
     def started(self, job: Job, device: str) -> None:
         """An attempt begins."""
 
-    def news(self, job: Job, event: Mapping[str, Any]) -> None:
-        """Something an experiment says: opened, rate, epoch, note."""
+    def event(self, job: Job, event: Mapping[str, Any]) -> None:
+        """An experiment reports something: opened, rate, epoch, note."""
 
     def ended(self, job: Job, outcome: Outcome, retried: Job | None) -> None:
         """An attempt is over; `retried` is the one that follows it."""
@@ -35,8 +35,8 @@ class Recorder(Protocol):
     def started(self, job: Job, device: str) -> None:
         """An attempt begins."""
 
-    def news(self, job: Job, event: Mapping[str, Any]) -> None:
-        """An experiment said something."""
+    def event(self, job: Job, event: Mapping[str, Any]) -> None:
+        """An experiment reports something."""
 
     def ended(self, job: Job, outcome: Outcome) -> Job | None:
         """An attempt is over; gives the attempt to make next, if there is one."""

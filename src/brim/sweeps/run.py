@@ -144,10 +144,10 @@ class _Recording:
         self._devices[job.id] = device
         self._listener.started(job, device)
 
-    def news(self, job: Job, event: Mapping[str, Any]) -> None:
+    def event(self, job: Job, event: Mapping[str, Any]) -> None:
         if event["event"] == "opened" and isinstance(event.get("effective_batch"), int):
             self._effective[job.id] = event["effective_batch"]
-        self._listener.news(job, event)
+        self._listener.event(job, event)
 
     def ended(self, job: Job, outcome: Outcome) -> Job | None:
         self._state.ended(outcome)

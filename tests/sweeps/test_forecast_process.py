@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from brim.errors import LostError, RequestError
-from brim.sweeps.scout import Scout
+from brim.sweeps.forecast_process import ForecastProcess
 
 NETS = """
 import torch
@@ -30,13 +30,13 @@ def test_a_real_one_knows_models_and_what_a_step_of_them_takes(tmp_path: Path) -
         "training": {},
         "hp": {"batch_size": 16},
     }
-    with Scout(card={"memory": "24GiB"}) as scout:
-        scout.check_model("r3d_18")
-        scout.check_model("mlp")
+    with ForecastProcess(card={"memory": "24GiB"}) as forecaster:
+        forecaster.check_model("r3d_18")
+        forecaster.check_model("mlp")
         with pytest.raises(RequestError, match="did you mean"):
-            scout.check_model("r3d_19")
-        answer = scout.forecast(settings, [16, "auto"])
-        broken = scout.forecast({"model": {"type": f"py:{nets}:missing"}, "data": settings["data"]}, [4])
+            forecaster.check_model("r3d_19")
+        answer = forecaster.forecast(settings, [16, "auto"])
+        broken = forecaster.forecast({"model": {"type": f"py:{nets}:missing"}, "data": settings["data"]}, [4])
     weights = 4 * (3072 * 512 + 512 + 512 * 4 + 4)
     assert "reason" not in answer, answer
     assert answer["16"]["batch_size"] == 16
@@ -50,10 +50,11 @@ def test_a_real_one_knows_models_and_what_a_step_of_them_takes(tmp_path: Path) -
 
 def test_a_forecast_that_hangs_or_dies_has_a_reason_and_the_next_one_starts_again() -> None:
     script = "import sys, os, time\nline = sys.stdin.readline()\n{}\n"
-    with Scout(command=[sys.executable, "-c", script.format("time.sleep(60)")], timeout_seconds=0.5) as scout:
-        assert "gave no answer within 0.5 s" in scout.forecast({}, [1])["reason"]
-    with Scout(command=[sys.executable, "-c", script.format("os._exit(7)")]) as scout:
-        assert "died (exit code 7)" in scout.forecast({}, [1])["reason"]
-        assert "died (exit code 7)" in scout.forecast({}, [1])["reason"]
+    hangs, dies = ([sys.executable, "-c", script.format(end)] for end in ("time.sleep(60)", "os._exit(7)"))
+    with ForecastProcess(command=hangs, timeout_seconds=0.5) as forecaster:
+        assert "no answer within 0.5 s" in forecaster.forecast({}, [1])["reason"]
+    with ForecastProcess(command=dies) as forecaster:
+        assert "was lost: the process ended with exit code 7" in forecaster.forecast({}, [1])["reason"]
+        assert "was lost: the process ended with exit code 7" in forecaster.forecast({}, [1])["reason"]
         with pytest.raises(LostError):
-            scout.devices()
+            forecaster.devices()

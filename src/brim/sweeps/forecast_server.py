@@ -1,54 +1,42 @@
-"""The other end of `Scout`: `python -m brim.sweeps.forecast_child`, JSON lines in and out.
+"""The child's end of `ForecastProcess`: answers what only torch knows.
 
-Answers what only torch knows: which devices there are, whether a model exists, and how much memory a training step of
-given settings takes. Standard output belongs to the answers.
+Which devices there are, whether a model exists, and how much memory a training step of given settings takes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from brim.errors import BrimError
-from brim.sweeps.experiment import end_with_parent
+from brim.running.child_main import Send
 from brim.sweeps.job import with_changes
 
 if TYPE_CHECKING:
     from brim.forecasting.forecast import Forecaster
-    from brim.forecasting.gpus import Gpu
     from brim.training.subject import Subject
 
-__all__ = ["forecast_workload", "main"]
+__all__ = ["answer", "forecast_workload", "serve_forecasts"]
 
 OWN_MODELS = ("mlp",)  # those that `model.type` names and no library has
 
 
-def main() -> None:
-    """Answer every question until the input ends."""
-    end_with_parent(watch_input=False)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        answers.write(json.dumps(_answer(json.loads(line))) + "\n")
-        answers.flush()
+def serve_forecasts(requests: Iterator[dict[str, Any]], send: Send) -> None:
+    """In the child: answer every question; what goes wrong with one is its answer."""
+    for question in requests:
+        try:
+            send(answer(question))
+        except Exception as error:
+            send(error)
 
 
-def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        if question["ask"] == "devices":
-            return {"devices": devices()}
-        if question["ask"] == "model":
-            return {"model": check_model(question["model"])}
-        return forecast_workload(question["settings"], question["sizes"], card=question.get("card") or {})
-    except BrimError as error:
-        return {"error": str(error), "exit_code": error.exit_code, "reason": str(error).splitlines()[0]}
-    except Exception as error:
-        words = f"{type(error).__name__}: {error}".splitlines()[0]
-        return {"error": words, "exit_code": 2, "reason": words}
+def answer(question: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to one question of `ForecastProcess`."""
+    if question["ask"] == "devices":
+        return {"devices": devices()}
+    if question["ask"] == "model":
+        return {"model": check_model(question["model"])}
+    return forecast_workload(question["settings"], question["sizes"], card=question.get("card") or {})
 
 
 def devices() -> list[dict[str, Any]]:
@@ -97,7 +85,7 @@ def forecast_workload(
     limit = None if named is None else parse_bytes(named)
     on_cpu = not card or str(flat.get("training.device", "auto")) == "cpu"
     shapes_only = with_changes(settings, {"training.device": "cpu", "model.weights": "none"})
-    gpu = choose_gpu(None, None) if on_cpu else _gpu(card)
+    gpu = choose_gpu(None, None) if on_cpu else choose_gpu(card.get("gpu"), card.get("memory"))
     with without_initialisation():
         subject = open_subject(train_settings(shapes_only))
     workload = training_workload(subject)
@@ -181,13 +169,6 @@ class _HostMemory:
         return self._forecaster.at(size).peak_allocated_bytes <= self._limit
 
 
-def _gpu(card: Mapping[str, Any]) -> Gpu:
-    """The card that the experiments are meant for: a named one, one by its memory, or this machine's first."""
-    from brim.forecasting.forecast import choose_gpu
-
-    return choose_gpu(card.get("gpu"), card.get("memory"))
-
-
 def _context_bytes(name: str, memory_bytes: int) -> int:
     from brim.forecasting.gpus import find_gpu, gpu_of_memory
 
@@ -203,8 +184,3 @@ def _used_bytes(uuid: str | None, index: int) -> int:
 
     memory = device_memory(uuid, index)
     return 0 if memory is None else memory.used_by_others_bytes
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        main()
