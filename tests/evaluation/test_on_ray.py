@@ -324,7 +324,7 @@ def test_a_worker_sends_every_batch_as_it_is_done_and_each_batch_size_once(remot
 
 
 def test_what_a_worker_raises_ends_its_share(remote: RemoteWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(items: Any, record: Any) -> Any:
+    def lost(items: Any) -> Any:
         raise LostError("the device is gone")
 
     monkeypatch.setattr(remote._worker, "run", lost)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import queue
 import socket
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -61,6 +59,7 @@ class RemoteWorker:
         self._resources = resources
         self._trace = TraceText()
         self._relay = _Relay()
+        self._sent = 0  # batch sizes
 
     def place(self) -> str:
         """Where this worker has been placed."""
@@ -85,16 +84,20 @@ class RemoteWorker:
 
     def evaluate(self, items: list[int]) -> Iterator[WorkerEvent]:
         """Do a share; an event for every batch as it is done, the outcome last."""
-        events: queue.SimpleQueue[WorkerEvent | Exception] = queue.SimpleQueue()
-        self._relay.events = events
-        threading.Thread(target=self._evaluate, args=(items, events), daemon=True).start()
-        while True:
-            event = events.get()
-            if isinstance(event, Exception):
-                raise event
-            yield event
-            if event.outcome is not None:
-                return
+        with contextlib.closing(self._worker.run(items)) as finished:
+            for lines in finished:
+                yield from self._notes()
+                counted = self._worker.counted
+                new = counted.batch_counts[self._sent :]  # all of them with every batch would be the bulk
+                self._sent += len(new)
+                yield WorkerEvent(lines=lines, figures=dataclasses.replace(counted, batch_counts=new))
+        yield from self._notes()
+        yield WorkerEvent(outcome=self._worker.figures())
+
+    def _notes(self) -> Iterator[WorkerEvent]:
+        notes, self._relay.notes = self._relay.notes, []
+        for note in notes:
+            yield WorkerEvent(note=note)
 
     def summarise(self, lines: Lines, outcomes: Sequence[RankFigures]) -> tuple[Lines, dict[str, Any]]:
         """All lines in the data's order, and the summary of the run."""
@@ -111,36 +114,13 @@ class RemoteWorker:
         self._worker.__exit__(None, None, None)
         return self._trace.text()
 
-    def _evaluate(self, items: list[int], events: queue.SimpleQueue[WorkerEvent | Exception]) -> None:
-        try:
-            for lines in self._worker.run(items):
-                self._relay.record(lines)
-            outcome = self._worker.figures()
-        except Exception as error:
-            events.put(error)
-        else:
-            events.put(WorkerEvent(outcome=outcome))
-
 
 class _Relay(EvalListener):
-    """Turns what a worker reports to its listener into events."""
+    """Keeps what a worker notes, until it is sent."""
 
     def __init__(self) -> None:
-        self.events: queue.SimpleQueue[WorkerEvent | Exception] = queue.SimpleQueue()
-        self._lines: Lines = []
-        self._sent = 0  # how many batch sizes have been sent: all of them with every batch would be the bulk
-
-    def record(self, lines: Lines) -> None:
-        """Lines are sent with the figures that count them."""
-        self._lines = lines
-
-    def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
-        """A batch was recorded."""
-        del cap, reserved_bytes
-        new = figures.batch_counts[self._sent :]
-        self._sent += len(new)
-        self.events.put(WorkerEvent(lines=self._lines, figures=dataclasses.replace(figures, batch_counts=new)))
+        self.notes: list[str] = []
 
     def note(self, line: str) -> None:
-        """Pass it on."""
-        self.events.put(WorkerEvent(note=line))
+        """Keep it."""
+        self.notes.append(line)

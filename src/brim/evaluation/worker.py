@@ -30,6 +30,7 @@ from brim.monitor.sampler import Sampler
 from brim.monitor.trace_file import TraceText
 from brim.running.answers import one_for_each
 from brim.running.executor import Executor, ItemFailure, Pending
+from brim.running.figures import ExecutionFigures
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
 from brim.sizing.live import LiveSizer
 from brim.sizing.priors import Prior
@@ -127,6 +128,12 @@ class Worker:
         """File the size found, for the next run to start from."""
         if self._start is not None and (plan := self.figures().plan) is not None:
             self.starting.remember(plan, self._start.sizer)
+
+    @property
+    def counted(self) -> ExecutionFigures:
+        """What the batches so far have counted, of all calls."""
+        assert self._executor is not None
+        return self._executor.figures
 
     def figures(self) -> RankFigures:
         """What this process has counted, once a run has ended."""
