@@ -40,6 +40,7 @@ HELD_OUT = "held out"
 LAST = 65_536
 LARGEST_BOUND = 4096
 LIVE_BATCHES = 48  # of the largest size that fits
+MOST_BATCHES = 2000
 FIRST = 2  # samples of a first batch
 COLD = 1.6  # times as long: the first micro-batch at its size, while the allocator asks the driver for more
 BUSY_SECONDS = 2.5  # at first, while the host has other work: up to 15 % longer, or by the length of a pause
@@ -199,6 +200,9 @@ def live_run(curve: Curve, sizes: Sizes, items: int, ideal: float) -> Row:
         sizes.ran(size, taken, curve.bytes_at(cached))
         left -= size
         ran.append(size)
+        if len(ran) == MOST_BATCHES:  # it stays where it is: the rest takes as long as this one did
+            seconds += left / size * taken
+            break
     return row(ran[-2] if len(ran) > 1 else ran[-1], None, ooms, ideal / seconds)
 
 
