@@ -1,14 +1,15 @@
 """Two checkouts of brim on the same card, in turns: no worse beyond noise?
 
-    python -m benchmarks.before_after --before before --seconds 560      # as often as it takes: what is done is skipped
-    python -m benchmarks.before_after --table                            # Markdown of what is there so far
-    python -m benchmarks.before_after --before ../old --tiny             # to try it out, on a CPU
+    python -m benchmarks.before_after --before runs/before --seconds 560   # again and again: what is done is skipped
+    python -m benchmarks.before_after --table                              # Markdown of what is there so far
+    python -m benchmarks.before_after --before ../old --tiny               # to try it out, on a CPU
 
-`--before PATH` is the old commit unpacked, with its own src/ and benchmarks/: `git archive COMMIT | tar -x -C before`
-in a folder that git ignores. Both checkouts are called brim, so each has a process of its own that is kept and asked in
-turns (old, new, new, old), through what both have: the command line, run inside of that process, and the class behind
-`benchmarks.eval --part repeat`. A third process of the new checkout times the sizes that both have chosen, in turns,
-which is the rate that counts: a search is not judged by its own stopwatch.
+`--before PATH` is the old commit unpacked, with its own src/ and benchmarks/, for instance below runs/, which git
+ignores: `mkdir -p runs/before; git archive c7a9703 src benchmarks | tar -x -C runs/before`. Both checkouts are called
+brim, so each has a process of its own that is kept and asked in turns (old, new, new, old), through what both have: the
+command line, run inside of that process, and the class behind `benchmarks.eval --part repeat`. A third process of the
+new checkout times the sizes that both have chosen, in turns, which is the rate that counts: a search is not judged by
+its own stopwatch.
 
 Parts: `find` (twelve workloads at 24 GiB, searched twice), `video` (three video models in a sweep at `auto`, 24 GiB),
 `eval` (65,536 prompts, `auto` and a fixed cap), `profile` (four values of max_crops at 24 GiB). All of it takes about
@@ -39,7 +40,7 @@ CHILD = ROOT / "benchmarks" / "before_after_child.py"
 SIDES = ("before", "after")
 STARTUP_SECONDS = 40  # of three processes at once
 STARTUP_PATIENCE = 180
-MOST_LEFT_BYTES = 64 * 2**20  # on the card after a case; with more the process is begun anew
+MOST_LEFT_BYTES = 256 * 2**20  # on the card after a case; with more the process is begun anew
 VIDEO = {"r2plus1d_18": 112, "mvit_v2_s": 224, "swin3d_s": 224}
 VIDEO_STEPS = {"r2plus1d_18": 30, "mvit_v2_s": 10, "swin3d_s": 10}
 CROPS = (2, 6, 9, 12)
@@ -310,6 +311,7 @@ class Child:
 
     def end(self) -> None:
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
@@ -317,6 +319,7 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
 
 
 # --- the answers as tables -------------------------------------------------------------------------------------------

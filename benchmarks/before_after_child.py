@@ -70,6 +70,7 @@ def released() -> int:
     gc.collect()
     if not torch.cuda.is_available():
         return 0
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     return int(torch.cuda.memory_reserved())
 

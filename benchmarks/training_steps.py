@@ -174,7 +174,7 @@ def mixture(*, tiny: bool = False, device: torch.device, dtype: torch.dtype | No
         vocab_size=words, max_position_embeddings=tokens,
     )  # fmt: skip
     with torch.device(device):
-        model = MixtralForCausalLM(config)
+        model = MixtralForCausalLM(config).to(dtype or torch.float32)  # grouped products are not part of autocast
     return _step(model, _tokens(words, tokens, device), lambda ids: model(input_ids=ids, labels=ids).loss, dtype)
 
 
