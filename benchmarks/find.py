@@ -1,8 +1,8 @@
-"""brim, accelerate and Lightning look for a batch size on the same five workloads, each in a fresh process.
+"""brim, accelerate and Lightning look for a batch size on the same workloads, each in a fresh process.
 
     python -m benchmarks.find --limit 24GiB --json results.json       # the table
     python -m benchmarks.find --limit 24GiB --curves                  # fill the exhaustive curves first
-    python -m benchmarks.find --contenders brim --workloads vit       # a part of it
+    python -m benchmarks.find --contenders brim --workloads vit       # a part of it, also of those without a curve
 
 The curves (every size worth knowing, measured over several steps) live in benchmarks/data/curves-<gpu>.json; a size
 that is there is not measured again. brim's rate is judged in the same process: in turns with further steps at its
@@ -25,17 +25,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.workloads import FIRST_FIVE, WORKLOADS
+
 CONTENDERS = ("brim", "accelerate-1024", "accelerate-128", "lightning-power")
 DATA = Path(__file__).parent / "data"
 SECONDS_BESIDE, STEPS_BESIDE = 0.7, (3, 12)  # a turn takes so long, in so many steps
 BESIDE, ROUNDS_BESIDE = 3, 2  # of the fastest sizes on a curve, timed in turns with brim's, so many times
-WORKLOAD_NAMES = (
-    "r3d_18 train 16x112",
-    "swin3d_t train 16x224",
-    "mvit_v2_s train 16x224",
-    "vit_b_16 forward",
-    "qwen2 0.3B generate 512+32",
-)
 
 
 def main() -> None:
@@ -58,7 +53,7 @@ def main() -> None:
 
 
 def _jobs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    workloads = [name for name in WORKLOAD_NAMES if arguments.workloads in name]
+    workloads = [name for name in (WORKLOADS if arguments.workloads else FIRST_FIVE) if arguments.workloads in name]
     contenders = [name for name in arguments.contenders.split(",") if name]
     jobs: list[dict[str, Any]] = [
         {"task": "find", "workload": workload, "limit": arguments.limit, "contender": contender,
@@ -127,7 +122,7 @@ class Curves:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", help="memory limit such as 24GiB; none: the whole card")
-    parser.add_argument("--workloads", default="", help="only workloads whose name contains this")
+    parser.add_argument("--workloads", default="", help="workloads whose name contains this; else the five with curves")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--curves", action="store_true", help="measure the exhaustive curves first")
     parser.add_argument("--further-steps", type=int, default=50, help="steps at brim's size after the search")
@@ -180,7 +175,7 @@ def _worker(job: dict[str, Any]) -> None:
     from brim.settings.sizes import parse_bytes
 
     limit = parse_bytes(job["limit"]) if job.get("limit") else None
-    workload = build(job["workload"])
+    workload = build(WORKLOADS[job["workload"]])
     torch.cuda.synchronize()
     sys.stdin.readline()  # wait for the job before this one to end
     if job["task"] == "curve":

@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.prompts import QWEN2_SHAPE
 from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import build as build_spec
 
 from brim.models.build import WorkloadRequest, build_workload
 from brim.workloads.base import Workload
@@ -101,17 +102,8 @@ def _from_request(request: WorkloadRequest, device: str) -> Workload:
 
 
 def _of_search(name: str, size: int) -> Case:
-    """One of the five workloads of benchmarks/find.py."""
-
-    def make(device: str) -> Workload:
-        request = WORKLOADS[name]
-        if request.model != "hf:QWEN2_SHAPED":
-            return _from_request(request, device)
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(_CONFIGS["qwen2"]))
-            return _from_request(dataclasses.replace(request, model=f"hf:{folder}"), device)
-
-    return Case(name=name, part="search", batch_size=size, build=make)
+    """One of the workloads of benchmarks/find.py."""
+    return Case(name=name, part="search", batch_size=size, build=lambda device: build_spec(WORKLOADS[name], device))
 
 
 def _pairwise_head(device: str) -> Workload:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import bisect
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from brim.sizing.sizer import Evidence, Trial
+from benchmarks.replay_engines import Look, search
 
 GIB = 2**30
 NEAR = 0.85  # of the limit
@@ -34,6 +35,16 @@ class Curve:
         self.fails = min(int(size) for size, point in points.items() if point["verdict"] != "fits")
         self.best_rate = max(point["rate"] for _, point in fitting)
 
+    def look(self, size: int) -> Look:
+        """What a probe of this size would see."""
+        if size >= self.fails:
+            return Look(None)
+        allocated, reserved = (round(self.at(values, size)) for values in (self.allocated, self.reserved))
+        return Look(reserved, self.at(self.seconds, size), allocated)
+
+    def rate(self, size: int) -> float:
+        return size / self.at(self.seconds, size)
+
     def at(self, values: list[float], size: int) -> float:
         place = min(max(bisect.bisect_left(self.sizes, size), 1), len(self.sizes) - 1)
         (low, high), (before, after) = self.sizes[place - 1 : place + 1], values[place - 1 : place + 1]
@@ -45,30 +56,28 @@ def main() -> None:
     ((limit, curves),) = stored["curves"].items()
     from benchmarks.forecast_cases import build, case_named
 
-    from brim.forecasting.overheads import version_pair
-    from brim.forecasting.skeleton import without_initialisation
     from brim.settings.sizes import parse_bytes
 
     environment = stored["environments"][limit]
-    version = version_pair(environment["packages"]["torch"])
     results: dict[float | None, list[tuple[int, int, float]]] = {factor: [] for factor in FACTORS}
     under_limit: list[str] = []
     for name, points in curves.items():
         case = case_named(name)
         assert case is not None
-        with without_initialisation():
-            workload = build(case, "cpu")
-        base, model = _forecast(workload, environment["gpu"], version)
+        base, model = forecast_of(lambda case=case: build(case, "cpu"), environment)  # type: ignore[misc]
         under_limit.append(_under_limit(name, points, model, parse_bytes(limit)))
+        curve = Curve(points)
         for factor in FACTORS:
-            results[factor].append(_searched(Curve(points), parse_bytes(limit), base, _off_by(model, base, factor)))
+            forecast = off_by(model, base, factor)
+            size, probes, ooms = search("fastest", curve.look, limit=parse_bytes(limit), base=base, forecast=forecast)
+            results[factor].append((probes, ooms, curve.rate(size) / curve.best_rate))
     print("| forecast | probes of each workload | mean | out of memory | rate at the choice over the best, lowest |")
     print("|---|---|---|---|---|")
     for factor, rows in results.items():
-        probes = [probes for probes, _, _ in rows]
+        made = [probes for probes, _, _ in rows]
         label = "none" if factor is None else "as it is" if factor == 1 else f"what grows × {factor:g}"
         print(
-            f"| {label} | {', '.join(map(str, probes))} | {sum(probes) / len(probes):.1f} "
+            f"| {label} | {', '.join(map(str, made))} | {sum(made) / len(made):.1f} "
             f"| {sum(ooms for _, ooms, _ in rows)} | {min(rate for *_, rate in rows):.3f} |"
         )
     print("\n| workload | sizes near the limit | told right | said to run, did not | said not to run, did |")
@@ -85,17 +94,22 @@ def _under_limit(name: str, points: dict[str, Any], model: Any, limit: int) -> s
     return f"| {name} | {len(near)} | {len(near) - len(said ^ ran)} | {wrong[0]} | {wrong[1]} |"
 
 
-def _forecast(workload: Any, gpu: str, version: tuple[int, int]) -> tuple[int, Any]:
-    """What is resident before a step, and the forecast of any size."""
+def forecast_of(build: Callable[[], Any], environment: dict[str, Any]) -> tuple[int, Any]:
+    """What is resident before a step of a workload, and the forecast of any size, on the card of a measurement."""
     from brim.forecasting.forecast import Forecaster, TracedWorkload
     from brim.forecasting.gpus import find_gpu
+    from brim.forecasting.overheads import version_pair
+    from brim.forecasting.skeleton import without_initialisation
 
-    model = Forecaster(TracedWorkload(workload), find_gpu(gpu), torch_version=version).model()
+    with without_initialisation():
+        workload = build()
+    version = version_pair(environment["packages"]["torch"])
+    model = Forecaster(TracedWorkload(workload), find_gpu(environment["gpu"]), torch_version=version).model()
     tensors = [t for module in workload.modules() for t in (*module.parameters(), *module.buffers())]
     return sum(t.numel() * t.element_size() for t in tensors), model
 
 
-def _off_by(model: Any, base: int, factor: float | None) -> Any:
+def off_by(model: Any, base: int, factor: float | None) -> Any:
     """The forecast with what grows off by a factor, and every limit with it."""
     from brim.sizing.priors import ForecastCurve
 
@@ -106,42 +120,6 @@ def _off_by(model: Any, base: int, factor: float | None) -> Any:
         allocated_at=lambda size: round(base + factor * (model.replayed(size).allocated_bytes - base)),
         runs_within=lambda size, limit: model.runs_within(size, round(base + (limit - base) / factor)),
     )
-
-
-def _searched(curve: Curve, limit: int, base: int, forecast: Any) -> tuple[int, int, float]:
-    """Probes, those out of memory, and the chosen rate over the best one."""
-    from brim.records import Probe
-    from brim.sizing.byte_model import ByteModel
-    from brim.sizing.fastest import FastestSizer
-    from brim.sizing.grid import SizeGrid
-
-    model = ByteModel(base_bytes=base, noise=0.01, prior=None if forecast is None else forecast.reserved_at)
-    grid = SizeGrid(last=65_536)
-    search = FastestSizer(Evidence(model, limit_bytes=limit), grid=grid, usable=1 - 0.03, forecast=forecast)
-    probes = ooms = 0
-    while not search.settled:
-        size = search.next_size()
-        probes += 1
-        if size >= curve.fails:
-            ooms += 1
-            search.record(Trial.of_probe(Probe(batch_size=size, verdict="oom")))
-            continue
-        seconds = curve.at(curve.seconds, size)
-        search.record(
-            Trial.of_probe(
-                Probe(
-                    batch_size=size,
-                    verdict="fits",
-                    peak_allocated_bytes=round(curve.at(curve.allocated, size)),
-                    peak_reserved_bytes=round(curve.at(curve.reserved, size)),
-                    step_seconds=seconds,
-                    samples_per_second=size / seconds,
-                )
-            )
-        )
-    chosen = search.chosen()
-    assert chosen is not None
-    return probes, ooms, (chosen.rate or 0.0) / curve.best_rate
 
 
 if __name__ == "__main__":

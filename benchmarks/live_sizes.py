@@ -9,7 +9,10 @@ behind the device once batches overlap. The real runs are in benchmarks/eval.py.
 
 from __future__ import annotations
 
+import functools
 import random
+
+from benchmarks.replay_engines import Sizes, live_sizes
 
 NEW_TOKENS = 16
 CAPS = (64, 128, 192, 256, 384, 512, 768, 1024)
@@ -17,31 +20,43 @@ HOST_BATCH, HOST_TOKEN, HOST_SAMPLE = 0.08, 1.2e-7, 6e-5  # seconds
 
 
 def main() -> None:
-    from benchmarks.prompts import prompts
-
-    from brim.sizing.live import LiveSizer
-
-    lengths = [len(prompt) + NEW_TOKENS for prompt in prompts()]
     print("| prompts | best fixed cap | seconds | auto, seconds | auto over best |")
     print("|---|---|---|---|---|")
     for repeats in (1, 2, 16):
-        costs = lengths * repeats
-        fixed = {cap: replay(costs, LiveSizer(first=cap * 1024, ceiling=cap * 1024, grows=False)) for cap in CAPS}
-        best = min(fixed, key=fixed.__getitem__)
-        first = 2 * max(costs)
-        runs = [replay(costs, LiveSizer(first=first, ceiling=max(sum(costs) // 4, first)), seed=s) for s in range(5)]
-        worst = max(runs)
-        print(f"| 4,096 × {repeats} | {best} Ki | {fixed[best]:.2f} | {min(runs):.2f} to {worst:.2f} "
-              f"| {min(runs) / fixed[best]:.3f} to {worst / fixed[best]:.3f} |")  # fmt: skip
+        cap, seconds = best_fixed(repeats)
+        runs = sorted(automatic(repeats, seed)[0] for seed in range(5))
+        print(f"| 4,096 × {repeats} | {cap} Ki | {seconds:.2f} | {runs[0]:.2f} to {runs[-1]:.2f} "
+              f"| {runs[0] / seconds:.3f} to {runs[-1] / seconds:.3f} |")  # fmt: skip
 
 
-def replay(costs: list[int], sizer: object, *, seed: int = 0) -> float:
-    """Seconds for all items under a sizer, host and device on a timeline each."""
+@functools.cache
+def lengths() -> tuple[int, ...]:
+    from benchmarks.prompts import prompts
+
+    return tuple(len(prompt) + NEW_TOKENS for prompt in prompts())
+
+
+@functools.cache
+def best_fixed(repeats: int) -> tuple[int, float]:
+    """The fastest of the fixed caps, in Ki tokens, and its seconds."""
+    costs = [*lengths()] * repeats
+    fixed = {cap: replay(costs, live_sizes(first=cap * 1024, ceiling=cap * 1024, fixed=True)) for cap in CAPS}
+    best = min(fixed, key=fixed.__getitem__)
+    return best, fixed[best]
+
+
+def automatic(repeats: int, seed: int) -> tuple[float, float, int]:
+    """Seconds with the cap found on the way, those of the best fixed one, and the cap at the end."""
+    costs = [*lengths()] * repeats
+    first = 2 * max(costs)
+    sizes = live_sizes(first=first, ceiling=max(sum(costs) // 4, first))
+    return replay(costs, sizes, seed=seed), best_fixed(repeats)[1], sizes.cap
+
+
+def replay(costs: list[int], sizes: Sizes, *, seed: int = 0) -> float:
+    """Seconds for all items, host and device on a timeline each."""
     from brim.running.queue import WorkQueue, padded_cost
-    from brim.sizing.live import LiveSizer
-    from brim.sizing.sizer import Trial
 
-    assert isinstance(sizer, LiveSizer)
     noise = random.Random(seed)
     queue = WorkQueue(costs, range(len(costs)))
     host = device = landed = 0.0
@@ -50,16 +65,15 @@ def replay(costs: list[int], sizer: object, *, seed: int = 0) -> float:
     def land(batch: list[int], started: float, ended: float) -> None:
         nonlocal host, landed
         host = max(host, ended)
-        dearest = max(costs[item] for item in batch)
-        cost, seconds = padded_cost(costs[i] for i in batch), host - max(started, landed)
-        sizer.record(Trial(size=cost, seconds=seconds, costliest_item=dearest))
+        costliest = max(costs[item] for item in batch)
+        sizes.ran(padded_cost(costs[i] for i in batch), host - max(started, landed), None, costliest)
         landed = host
         host += len(batch) * HOST_SAMPLE
 
     while queue or flight is not None:
         following = None
         if queue:
-            batch = queue.take(sizer.size)
+            batch = queue.take(sizes.cap)
             length = costs[batch[0]] - NEW_TOKENS
             started = host
             host += HOST_BATCH + len(batch) * length * HOST_TOKEN
@@ -70,7 +84,7 @@ def replay(costs: list[int], sizer: object, *, seed: int = 0) -> float:
         if flight is not None:
             land(*flight)
         flight = following
-        if flight is not None and not sizer.overlaps:
+        if flight is not None and not sizes.overlaps:
             land(*flight)
             flight = None
     return max(host, device)

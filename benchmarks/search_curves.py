@@ -12,11 +12,7 @@ import math
 import random
 from collections.abc import Callable
 
-from brim.records import Probe
-from brim.sizing.byte_model import ByteModel
-from brim.sizing.grid import SizeGrid
-from brim.sizing.largest import LargestSizer
-from brim.sizing.sizer import Evidence, Trial
+from benchmarks.replay_engines import Look, search
 
 BOUND = 4096
 Bytes = Callable[[int], int]
@@ -79,7 +75,10 @@ def row(shape: Callable[[random.Random], Bytes], count: int) -> str:
         truth = largest_by_bisection(bytes_at, limit)
         if truth >= BOUND:
             continue
-        found, asked, failed = search(bytes_at, limit, base=draw.choice([0, bytes_at(0), bytes_at(0) // 2]))
+        base = draw.choice([0, bytes_at(0), bytes_at(0) // 2])
+        found, asked, failed = search(
+            "largest", look_at(bytes_at, limit), limit=limit, base=base, last=BOUND, exact=True
+        )
         wrong += found != truth
         probes.append(asked)
         ooms.append(failed)
@@ -92,24 +91,8 @@ def row(shape: Callable[[random.Random], Bytes], count: int) -> str:
     )
 
 
-def search(bytes_at: Bytes, limit: int, *, base: int) -> tuple[int, int, int]:
-    """The largest size found, the probes asked for, and how many of them failed."""
-    searching = LargestSizer(Evidence(ByteModel(base_bytes=base), limit_bytes=limit), grid=SizeGrid(last=BOUND))
-    asked = failed = 0
-    while not searching.settled:
-        size = searching.next_size()
-        fits = bytes_at(size) <= limit
-        asked, failed = asked + 1, failed + (not fits)
-        searching.record(
-            Trial.of_probe(
-                Probe(
-                    batch_size=size,
-                    verdict="fits" if fits else "oom",
-                    peak_reserved_bytes=bytes_at(size) if fits else None,
-                )
-            )
-        )
-    return searching.largest, asked, failed
+def look_at(bytes_at: Bytes, limit: int) -> Callable[[int], Look]:
+    return lambda size: Look(bytes_at(size) if bytes_at(size) <= limit else None)
 
 
 def largest_by_bisection(bytes_at: Bytes, limit: int) -> int:
