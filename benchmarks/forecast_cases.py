@@ -15,7 +15,8 @@ from typing import Any
 from benchmarks.prompts import QWEN2_SHAPE
 from benchmarks.workloads import WORKLOADS
 
-from brim.models.build import WorkloadRequest, build_workload
+from brim.models.build import build_workload
+from brim.settings.find_settings import WorkloadRequest
 from brim.workloads.base import Workload
 
 __all__ = ["CASES", "Case", "build", "case_named"]

@@ -10,7 +10,8 @@ from typing import Any
 
 from benchmarks.prompts import QWEN2_SHAPE
 
-from brim.models.build import WorkloadRequest, build_workload
+from brim.models.build import build_workload
+from brim.settings.find_settings import WorkloadRequest
 from brim.workloads.base import Workload
 
 __all__ = ["WORKLOADS", "build"]

@@ -18,7 +18,6 @@ from brim.evaluation import forecast_start as module
 from brim.evaluation.forecast_start import ForecastStart, StartForecaster, forecast_start, is_worth_a_trace
 from brim.evaluation.hint import ForecastBytes, Hint
 from brim.evaluation.listener import EvalListener
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult, evaluate_together
 from brim.evaluation.sizing import Sizing, Start
 from brim.evaluation.subject import Subject, open_subject
@@ -29,6 +28,7 @@ from brim.forecasting.gpus import find_gpu
 from brim.ranks.agreement import Agreement
 from brim.records import Probe
 from brim.running.governor import Governor
+from brim.settings.eval_settings import EvalRequest
 
 TOKENS = 6
 MIB = 2**20

@@ -105,9 +105,7 @@ def test_the_loop_stops_when_all_answers_have_ended(
     ends = (unended[0][7], unended[1][5])
     expected = [answer[: min(answer.index(end) for end in ends if end in answer)] for answer in unended]
     assert max(map(len, expected)) == 7, "the last answer ends with its eighth token, at the seventh step"
-    monkeypatch.setattr(
-        "brim.generation.loop.CHECK_STEPS", 4
-    )  # ended before token 8, seen at 12
+    monkeypatch.setattr("brim.generation.loop.CHECK_STEPS", 4)  # ended before token 8, seen at 12
     if late:
         monkeypatch.setattr("brim.generation.loop._EndWatch", LateWatch)
     loop = make_decoder(model, settings(TOKENS), TokenIds(ends=ends, pad=PAD))

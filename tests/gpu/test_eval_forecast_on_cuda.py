@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from brim.evaluation.forecast_start import forecast_start, is_worth_a_trace
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import evaluate
 from brim.evaluation.sizing import MOST_OFF
 from brim.evaluation.subject import Subject, open_subject
 from brim.forecasting.forecast import gpu_of_device
+from brim.settings.eval_settings import EvalRequest
 
 pytestmark = pytest.mark.gpu
 transformers = pytest.importorskip("transformers")

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from brim.settings.sweep_file import read_sweep
+from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.devices import local_devices
 from brim.sweeps.forecasts import bytes_needed, forecast_experiments
 from brim.sweeps.launch_local import LocalLauncher
-from brim.sweeps.request import SweepRequest
 from brim.sweeps.run import SweepPlan, SweepResult, run_sweep
 from brim.sweeps.scout import Scout
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from sweep_runs import CHILD, GIB, Watcher, journal_of, sweep_of, write_child
 
+from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.job import Job, Outcome
 from brim.sweeps.launch_ray import ClusterCard, RayLauncher, task_resources
 from brim.sweeps.remote_job import Delivery, do_remotely, receive
-from brim.sweeps.request import SweepRequest
 from brim.sweeps.run import SweepPlan, run_sweep
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (brim[ray])")

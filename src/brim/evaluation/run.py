@@ -16,7 +16,6 @@ from brim.errors import BrimError, DoesNotFitError, RankError, RequestError
 from brim.evaluation.deal import deal
 from brim.evaluation.journals import Journals, check_contents
 from brim.evaluation.listener import EvalListener
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject, SubjectFacts, evaluation_savings, open_subject
 from brim.evaluation.summary import RankFigures, merge_plans, plans_to_keep, summarise
 from brim.evaluation.worker import Lines, Worker
@@ -25,6 +24,8 @@ from brim.ranks.agreement import Agreement
 from brim.ranks.shared_folder import shared_folder
 from brim.ranks.stopping import stop_signal_as_error
 from brim.records import Plan
+from brim.settings.caller import named, resume_with
+from brim.settings.eval_settings import EvalRequest
 from brim.storage.fingerprint import differing_parts
 from brim.storage.run_folder import write_run
 
@@ -71,11 +72,11 @@ def evaluate(request: EvalRequest, *, output: Path | None = None, listener: Eval
                 return evaluate_together(agreement, request, folder, watcher, open_worker)
         except RankError as error:
             if error.exit_code == RankError.exit_code and (folder / "samples.jsonl").exists():
-                error.args = (f"{error}\nWhat is finished is kept: go on with --resume -o {folder}",)
+                error.args = (f"{error}\nWhat is finished is kept: go on with {resume_with(folder)}",)
             raise
         except KeyboardInterrupt:
             if agreement.world.rank == 0 and (folder / "samples.jsonl").exists():
-                watcher.note(f"what is finished is kept: go on with --resume -o {folder}")
+                watcher.note(f"what is finished is kept: go on with {resume_with(folder)}")
             raise
 
 
@@ -140,7 +141,9 @@ class _Ranks:
                 except Exception as error:
                     if self.world.size == 1 or not self.request.fail_fast or isinstance(error, BrimError):
                         raise
-                    raise RequestError(f"--fail-fast: a sample failed with {type(error).__name__}: {error}") from error
+                    raise RequestError(
+                        f"{named('fail_fast')}: a sample failed with {type(error).__name__}: {error}"
+                    ) from error
 
         # After this no rank writes any more: each has closed its journal.
         outcomes = [RankFigures.from_json(outcome) for outcome in self.agreement.run_on_all(work)]

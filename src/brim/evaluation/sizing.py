@@ -9,7 +9,6 @@ from torch import nn
 
 from brim.evaluation.forecast_start import ForecastStart, StartForecaster, forecast_start
 from brim.evaluation.hint import Hint
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject
 from brim.memory.devices import DeviceMemory
 from brim.records import MemoryFigures, Plan, Probe
@@ -17,6 +16,7 @@ from brim.running.governor import Governor
 from brim.searching.environment import environment_facts
 from brim.searching.plan_cache import PlanCache, beyond_evidence
 from brim.searching.probe import device_name
+from brim.settings.eval_settings import EvalRequest
 from brim.storage.fingerprint import fingerprint
 
 __all__ = ["Sizing", "Start"]

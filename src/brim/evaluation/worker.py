@@ -20,7 +20,6 @@ from brim.evaluation.hint import Hint
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.model_memory import ModelMemory
 from brim.evaluation.offload import Offload
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.scoring import Scorer
 from brim.evaluation.sizing import Sizing, Start
 from brim.evaluation.stage_clock import StageClock
@@ -34,6 +33,8 @@ from brim.running.answers import one_for_each
 from brim.running.executor import Done, Executor, ItemFailure, Pending
 from brim.running.governor import Governor
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
+from brim.settings.caller import named
+from brim.settings.eval_settings import EvalRequest
 
 __all__ = ["Lines", "Worker"]
 
@@ -198,7 +199,9 @@ class Worker:
         good = [place for place, one in enumerate(prepared) if not isinstance(one, NotPrepared)]
         if self.request.fail_fast and len(good) < len(items):
             place, bad = next((place, one) for place, one in enumerate(prepared) if isinstance(one, NotPrepared))
-            raise RequestError(f"--fail-fast: sample {self.subject.task.samples[items[place]].id}: {bad.message}")
+            raise RequestError(
+                f"{named('fail_fast')}: sample {self.subject.task.samples[items[place]].id}: {bad.message}"
+            )
         self._clock.begin()
         pending: Pending | None = None
         if good:

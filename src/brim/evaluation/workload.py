@@ -13,11 +13,11 @@ from torch import nn
 
 from brim.errors import RequestError, plural
 from brim.evaluation.forecast_start import workload_to_trace
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject, evaluation_savings, open_subject
 from brim.evaluation.tasks.base import Task
 from brim.evaluation.tasks.generate import GenerateTask
 from brim.running.executor import Pending
+from brim.settings.eval_settings import EvalRequest
 from brim.workloads.base import Mode, Workload
 
 __all__ = ["DataWorkload", "build_from_json"]

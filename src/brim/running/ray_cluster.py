@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError, first_line
+from brim.settings.caller import written
 
 __all__ = ["connected_ray", "exit_detail", "stay_on_node"]
 
@@ -126,7 +127,7 @@ def _import_ray() -> Any:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise RequestError("--on ray needs Ray: pip install 'brim[ray]'") from error
+        raise RequestError(f"{written('on', 'ray')} needs Ray: pip install 'brim[ray]'") from error
     return ray
 
 

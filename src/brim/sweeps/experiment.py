@@ -70,10 +70,10 @@ def run_job(job: Job, tell: Tell, train: Train) -> int:
 
 def train_run(job: Job, tell: Tell) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
     """A training run, from its last checkpoint where there is one."""
+    from brim.settings.train_request import TrainRequest
     from brim.settings.train_settings import train_settings
     from brim.sweeps.training_news import TrainingNews
     from brim.training.checkpoint import find_checkpoint
-    from brim.training.request import TrainRequest
     from brim.training.run import run_training
 
     settings = train_settings(job.run_settings)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
+from brim.settings.caller import named, pair, written
 from brim.sweeps.job import Job, Outcome
 from brim.sweeps.listener import Recorder
 from brim.sweeps.remote_job import Delivery, do_remotely, mark_of, receive
@@ -56,7 +57,7 @@ class SlurmLauncher:
         self._timeout_seconds = timeout_seconds
         self._command = None if command is None else tuple(command)
         if self._cluster not in ("slurm", "local"):
-            raise RequestError(f"--slurm cluster={self._cluster}: it must be slurm or local")
+            raise RequestError(f"{pair('slurm', 'cluster', self._cluster)}: it must be slurm or local")
 
     def run(self, jobs: Sequence[Job], recorder: Recorder) -> None:
         """Every job to its end. Ctrl-C cancels what waits or runs; what is finished is kept."""
@@ -84,17 +85,18 @@ class SlurmLauncher:
         try:
             import submitit
         except ImportError as error:
-            raise RequestError("--on slurm needs submitit: pip install 'brim[slurm]'") from error
+            raise RequestError(f"{written('on', 'slurm')} needs submitit: pip install 'brim[slurm]'") from error
         if self._cluster == "slurm" and shutil.which("sbatch") is None:
             raise RequestError(
-                "--on slurm: there is no sbatch here; run it on a machine of the cluster, or try it with "
-                "--slurm cluster=local"
+                f"{written('on', 'slurm')}: there is no sbatch here; run it on a machine of the cluster, or try it "
+                "with "
+                f"{written('slurm', 'cluster=local')}"
             )
         executor = submitit.AutoExecutor(folder=folder, cluster=self._cluster)
         try:
             executor.update_parameters(**self._parameters())
         except (ValueError, TypeError, NameError) as error:
-            raise RequestError(f"--slurm: {error}") from error
+            raise RequestError(f"{named('slurm')}: {error}") from error
         return executor
 
     def _parameters(self) -> dict[str, Any]:

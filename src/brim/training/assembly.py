@@ -17,6 +17,7 @@ from brim.ranks.gradients import RankGroup
 from brim.records import Plan
 from brim.running.loader import LoaderSettings
 from brim.searching.probe import device_name
+from brim.settings.train_request import TrainRequest
 from brim.training.absent_bytes import absent_bytes, state_bytes_when_made, tensors_of_state
 from brim.training.adaptive import Adaptive, make_adaptive
 from brim.training.checkpoint import load_checkpoint, restore_generators
@@ -29,7 +30,6 @@ from brim.training.objective import choose_monitor
 from brim.training.optimizer_step import OptimizerStep
 from brim.training.optimizers import make_training_optimizer, optimizer_options
 from brim.training.progress import Progress
-from brim.training.request import TrainRequest
 from brim.training.run_files import RunFiles
 from brim.training.sizing import EarlierSizes, PlanFile, choose_effective_batch
 from brim.training.subject import Subject
