@@ -249,8 +249,8 @@ def profile_rates(*, common: Row, sizes: Mapping[str, list[int]]) -> Row:
     """Samples per second of the device at each size of each value, pictures prepared, in turns."""
     from benchmarks.knob_profile import prepared, rate_at
 
-    from brim.evaluation.request import EvalRequest
     from brim.models.load import KeptModel
+    from brim.settings.eval_settings import EvalRequest
 
     load = KeptModel()
     found: Row = {}

@@ -137,8 +137,8 @@ class Generation:
         from benchmarks.prompt_subject import prompt_subject
 
         from brim.evaluation.listener import EvalListener
-        from brim.evaluation.request import EvalRequest
         from brim.evaluation.run import run_subject
+        from brim.settings.eval_settings import EvalRequest
 
         subject = prompt_subject(self.model, prompts, self.new_tokens)
         request = EvalRequest(model="benchmark", data="prompts", cost_cap=cost_cap, use_cache=False)

@@ -16,7 +16,8 @@ from benchmarks.prompts import QWEN2_SHAPE
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads import build as build_spec
 
-from brim.models.build import WorkloadRequest, build_workload
+from brim.models.build import build_workload
+from brim.settings.find_settings import WorkloadRequest
 from brim.workloads.base import Workload
 
 __all__ = ["CASES", "Case", "build", "case_named"]

@@ -68,11 +68,11 @@ def parse() -> argparse.Namespace:
 
 
 def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
-    from brim.evaluation.request import EvalRequest
     from brim.models.load import KeptModel
     from brim.profiling.listener import ProfileListener
-    from brim.profiling.request import ProfileRequest
     from brim.profiling.run import profile
+    from brim.settings.eval_settings import EvalRequest
+    from brim.settings.profile_settings import ProfileRequest
 
     device_rates: list[float | None] = []
 

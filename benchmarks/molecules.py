@@ -21,8 +21,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from brim.training.preference.baselines.registry import BASELINES
-from brim.training.preference.request import DpoRequest
+from brim.settings.ood_settings import BASELINES, DpoRequest
 from brim.training.preference.run import train_dpo
 
 FILES = {"in": "moses/dataset/data/test.csv.gz", "out": "moses/dataset/data/test_scaffolds.csv.gz"}

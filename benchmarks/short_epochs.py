@@ -27,9 +27,9 @@ from benchmarks.environment import environment
 from PIL import Image
 
 from brim.models import python_factory
+from brim.settings.train_request import TrainRequest
 from brim.settings.train_settings import train_settings
 from brim.training.listener import TrainListener
-from brim.training.request import TrainRequest
 from brim.training.run import run_training
 
 CLASSES = 4

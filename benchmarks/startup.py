@@ -15,6 +15,8 @@ COMMANDS = {
     "import brim": ["-c", "import brim"],
     "brim --help": ["-m", "brim", "--help"],
     "brim find --help": ["-m", "brim", "find", "--help"],
+    "brim profile --help": ["-m", "brim", "profile", "--help"],
+    "brim train --help": ["-m", "brim", "train", "--help"],
     "import torch": ["-c", "import torch"],
 }
 

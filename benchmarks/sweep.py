@@ -30,13 +30,13 @@ from benchmarks.environment import environment
 from brim.memory.devices import memory_of
 from brim.settings.sizes import format_bytes, parse_bytes
 from brim.settings.sweep_file import read_sweep
+from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.devices import local_devices, mps_is_running
 from brim.sweeps.forecast_process import ForecastProcess
 from brim.sweeps.forecasts import SizeForecast, forecast_experiments
 from brim.sweeps.job import Job, Outcome
 from brim.sweeps.launch_local import LocalLauncher
 from brim.sweeps.listener import SweepListener
-from brim.sweeps.request import SweepRequest
 from brim.sweeps.run import SweepPlan, SweepResult, run_sweep
 from brim.training.run_files import read_steps
 
@@ -161,7 +161,8 @@ def ladder_rates(model: str, sizes: Sequence[int], used: set[int]) -> dict[int, 
     """Samples per second of forward and backward; past those used, until the rate has stopped rising."""
     import torch
 
-    from brim.models.build import WorkloadRequest, build_workload
+    from brim.models.build import build_workload
+    from brim.settings.find_settings import WorkloadRequest
 
     knobs = {"frames": 16, "size": 112 if model.endswith("_18") else 224}
     request = WorkloadRequest(model=f"torchvision:{model}", mode="train", knobs=knobs, dtype="bfloat16")

@@ -30,13 +30,13 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader, TensorDataset
 
 import brim
+from brim.settings.ood_settings import DpoRequest
 from brim.training.fast_path.epoch import EpochRunner
 from brim.training.fast_path.problem import Batch, Problem, RowData, RunSpec, Settings
 from brim.training.fast_path.row_feed import RowFeed
 from brim.training.fast_path.stacked_runs import StackedRuns
 from brim.training.preference.head import EnergyHead, make_heads
 from brim.training.preference.losses import PreferenceLoss
-from brim.training.preference.request import DpoRequest
 from brim.training.preference.run import train_dpo
 
 WIDTH = 512

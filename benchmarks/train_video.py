@@ -27,8 +27,8 @@ from torch import nn
 
 from brim.errors import DoesNotFitError
 from brim.memory.devices import memory_of
+from brim.settings.train_request import TrainRequest
 from brim.settings.train_settings import train_settings
-from brim.training.request import TrainRequest
 from brim.training.run import run_training
 from brim.training.run_files import read_steps
 

@@ -82,7 +82,8 @@ def find_flags(spec: Spec, folder: Path) -> list[str]:
 
 def build(spec: Spec, device: str = "auto") -> Any:
     """The workload, on the default device unless another is named."""
-    from brim.models.build import WorkloadRequest, build_workload
+    from brim.models.build import build_workload
+    from brim.settings.find_settings import WorkloadRequest
 
     mode: Any = spec.mode
     with tempfile.TemporaryDirectory() as folder:

@@ -26,7 +26,7 @@ def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
 
 if __name__ == "__main__":
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    plan = brim.find_batch_size(step, make_batch, model=model, optimizer=optimizer, memory_limit="256MiB")
+    plan = brim.find(step=step, make_batch=make_batch, model=model, optimizer=optimizer, memory_limit="256MiB")
     print(f"batch size {plan.batch_size}, largest seen to fit {plan.batch_size_max}: {plan.reason}")
     for probe in plan.probes:
         print(f"  {probe.batch_size:>6}  {probe.verdict:<8}  {probe.samples_per_second or 0:>10,.0f} samples/s")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
+
+from brim.settings.caller import called_by_flags
 
 # The same examples in every run, so that a gate is red for a reason; `--hypothesis-profile=roam` looks further.
 settings.register_profile("steady", derandomize=True, deadline=None, database=None)
@@ -55,3 +58,10 @@ def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     short = functools.partial(ProbeSettings, steady_seconds=0.001, max_steps=3)
     monkeypatch.setattr("brim.searching.find.ProbeSettings", short)
+
+
+@pytest.fixture
+def words_of_the_command_line() -> Iterator[None]:
+    """Messages name settings as flags, as where `brim` itself runs; without it they name Python's parameters."""
+    with called_by_flags():
+        yield

@@ -95,7 +95,7 @@ BASES: dict[str, list[list[str]]] = {
     "report": [["run"], ["run", "run2", "-o both.html"]],
     "demo": [["--questions 8", "--memory-limit 80MiB", "-o out"]],
     "train": [["config.yaml", "hp.epochs=1", "-o out"], ["config.yaml", "--seeds 2", "--fast-path off", "-o out"]],
-    "train dpo": [
+    "ood": [
         ["--id in.safetensors", "--ood out.safetensors", "--hidden 4", "--epochs 2", "--seeds 2", "--device cpu",
          "-o out"],
     ],
@@ -189,9 +189,10 @@ class Option(NamedTuple):
 def commands() -> dict[str, tuple[Option, ...]]:
     """Every command that can be typed, by its words, with its options."""
     found = {}
-    for words, command in _leaves(typer.main.get_command(app), ()):
-        name = " ".join(words).removesuffix(" config")  # `brim train FILE` has a command's name that no one types
-        found[name] = tuple(
+    root: Any = typer.main.get_command(app)
+    root.build_all()
+    for words, command in _leaves(root, ()):
+        found[" ".join(words)] = tuple(
             Option((*one.opts, *one.secondary_opts), not getattr(one, "is_flag", False))
             for one in command.params
             if one.opts[0].startswith("-")

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+import brim
+
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "brim"
 
 # Top first: a file may import from its own layer and from those before it, never from those after it.
 LAYERS = (
     "errors", "records", "settings", "storage", "ranks", "monitor", "memory", "generation", "workloads", "sizing",
-    "forecasting", "running", "searching", "models", "data", "metrics", "advice", "evaluation", "profiling", "training",
+    "forecasting", "running", "searching", "models", "data", "metrics", "advice", "evaluation", "planning",
+    "profiling", "training",
     "sweeps", "demo", "reporting", "cli",
 )  # fmt: skip
 
-# Not layers: the package's front, which names what is public, and `python -m brim`, which calls the command line.
-FRONT = ("__init__.py", "__main__.py")
+# Not layers: the package's front, which names what is public and calls it, and `python -m brim`.
+FRONT = ("__init__.py", "__main__.py", "api.py", "calls.py")
 
 # A vendor library and where it may be imported: under one folder, in one file, or in any single file.
 QUARANTINE = {
@@ -38,7 +42,20 @@ WITHOUT_TORCH = (
     "settings/", "storage/", "running/", "metrics/", "data/", "records.py", "errors.py",
     "sizing/", "forecasting/attention_rules.py",
     "forecasting/allocator.py", "forecasting/events.py", "forecasting/extrapolate.py", "forecasting/gpus.py",
-    "forecasting/overheads.py", "__init__.py", "memory/failures.py", "reporting/",
+    "forecasting/overheads.py", "__init__.py", "api.py", "calls.py", "cli/", "memory/failures.py", "reporting/",
+)  # fmt: skip
+
+# What a command may ask the library for when it runs: its one function, and what shows the answer.
+ENTRIES = (
+    "brim.cli.", "brim.settings.", "brim.errors", "brim.reporting.", "brim.storage.files", "brim.storage.run_lock",
+    "brim.ranks.world", "brim.planning.", "brim.evaluation.api", "brim.evaluation.compare", "brim.profiling.api",
+    "brim.profiling.explain_speed", "brim.training.api", "brim.training.compare", "brim.training.preference.run",
+    "brim.training.preference.encode_file", "brim.sweeps.prepare", "brim.sweeps.preview", "brim.sweeps.summary",
+    "brim.models.build", "brim.forecasting.gpus", "brim.sizing.plans", "brim.demo.shipped_profile",
+)  # fmt: skip
+MOST_STATEMENTS = 40  # of a function of the command line
+COMMAND_FILES = (
+    "find", "evaluate", "profile", "forecast", "train", "sweep", "ood", "encode", "knobs", "report", "demo", "cache",
 )  # fmt: skip
 
 
@@ -144,3 +161,67 @@ def test_no_import_is_relative() -> None:
         if isinstance(node, ast.ImportFrom) and node.level > 0
     ]
     assert relative == []
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+def calls_in(tree: ast.AST) -> Iterator[str]:
+    """What is called in a tree, as it is written: `Setting`, `typer.Option`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func)
+
+
+@pytest.mark.parametrize("file", [file for file in source_files() if not file.startswith("settings/")])
+def test_a_setting_is_declared_in_settings_only(file: str) -> None:
+    assert imports_of(file).isdisjoint({"brim.settings.declare.Setting", "brim.settings.declare.Key"})
+    made = set(calls_in(parsed(file)))
+    if file not in ("cli/adapter.py", "cli/main.py"):  # the last has --version
+        assert made.isdisjoint({"typer.Option", "typer.Argument"})
+
+
+@pytest.mark.parametrize("file", [file for file in source_files() if not file.startswith("settings/")])
+def test_what_a_command_takes_is_a_class_of_settings(file: str) -> None:
+    """A dataclass whose fields a caller fills in, for a command or for the function of the same name."""
+    taken = ("EvalRequest", "ProfileRequest", "TrainRequest", "SweepRequest", "DpoRequest", "EncodeRequest")
+    classes = [node.name for node in ast.walk(parsed(file)) if isinstance(node, ast.ClassDef)]
+    assert not set(classes).intersection(taken)
+
+
+def test_the_check_sees_a_setting_that_is_declared_elsewhere() -> None:
+    assert "typer.Option" in calls_in(ast.parse("x = Annotated[int, typer.Option('--x')]"))
+
+
+@pytest.mark.parametrize("name", COMMAND_FILES)
+def test_a_command_only_parses_and_prints(name: str) -> None:
+    tree = parsed(f"cli/{name}.py")
+    typing_only = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in imported_modules(node)
+    }
+    used = {module for module in imported_modules(tree) if module.startswith("brim.")} - typing_only
+    assert [module for module in used if not module.startswith(ENTRIES)] == []
+    assert not [node for node in ast.walk(tree) if isinstance(node, (ast.ClassDef, ast.While))]
+
+
+@pytest.mark.parametrize("file", [file for file in source_files() if file.startswith("cli/")])
+def test_functions_of_the_command_line_are_short(file: str) -> None:
+    functions = [node for node in ast.walk(parsed(file)) if isinstance(node, ast.FunctionDef)]
+    statements = {one.name: sum(isinstance(inner, ast.stmt) for inner in ast.walk(one)) for one in functions}
+    long = {name: count for name, count in statements.items() if count > MOST_STATEMENTS}
+    assert long == {}
+
+
+def test_no_public_signature_takes_anything() -> None:
+    """No `**settings: Any`, which neither an editor nor mypy can check."""
+    loose = []
+    for name in brim.__all__:
+        value = getattr(brim, name)
+        for owner, function in [(name, value), *vars(value).items()] if inspect.isclass(value) else [(name, value)]:
+            if inspect.isfunction(function) and not str(owner).startswith("_"):
+                kinds = inspect.signature(function).parameters.values()
+                loose += [f"{name}.{owner}" for one in kinds if one.kind is one.VAR_KEYWORD]
+    assert loose == []

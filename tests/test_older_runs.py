@@ -240,7 +240,7 @@ class NoForecast(ForecastsHere):
 
 def test_a_sweep_runs_what_is_not_completed(brim: Brim, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brim.sweeps.forecast_process.ForecastProcess", NoForecast)
-    monkeypatch.setattr("brim.cli.sweep._launcher", lambda *_: LauncherHere())
+    monkeypatch.setattr("brim.sweeps.prepare.choose_launcher", lambda *_: LauncherHere())
     root = Path("sweep-interrupted/experiments")
     (done,) = (path.parent for path in root.glob("*/run.json"))
     (begun,) = (path for path in root.iterdir() if path != done)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_public_names_are_sorted_and_named_once() -> None:
 def test_every_public_name_can_be_imported(name: str) -> None:
     value = getattr(brim, name)
     if name != "__version__":
-        assert value.__name__ == name
+        assert value.__name__ == {"fit": "train", "profile_knob": "profile"}.get(name, name)
     assert name in dir(brim)
 
 
@@ -71,6 +72,9 @@ def test_a_grid_is_expanded_without_torch() -> None:
         ["report", "--help"],
         ["train", "--help"],
         ["train", "dpo", "--help"],
+        ["ood", "--help"],
+        ["sweep", "--help"],
+        ["profile", "--help"],
         ["encode", "--help"],
     ],
 )
@@ -79,3 +83,41 @@ def test_asking_for_help_loads_no_torch(arguments: list[str]) -> None:
     loaded = modules_after(code)
     assert "typer" in loaded
     assert loaded.isdisjoint({"torch", "numpy", "torchvision", "timm", "transformers", "pynvml"})
+
+
+def test_importing_every_submodule_leaves_the_public_names_alone() -> None:
+    """A submodule of the same name would take a function's place."""
+    code = """
+import importlib, pkgutil
+import brim
+for module in pkgutil.walk_packages(brim.__path__, "brim."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+for name in brim.__all__:
+    value = getattr(brim, name)
+    assert name == "__version__" or callable(value), name
+for name in ("find", "forecast", "evaluate", "profile", "train", "sweep", "report"):
+    try:
+        getattr(brim, name)(no_such_setting=1)
+    except brim.RequestError as error:
+        assert f"{name}() has no setting 'no_such_setting'" in str(error), error
+    else:
+        raise AssertionError(name)
+assert list(brim.map(lambda items: [item + 1 for item in items], [1, 2])) == [2, 3]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+
+
+@pytest.mark.parametrize(
+    ("call", "old"),
+    [
+        (brim.evaluate, ("use_cache", "fixed", "mapping", "knobs", "plugins", "max_new_tokens", "graphs")),
+        (brim.profile_knob, ("use_cache", "fixed", "mapping", "knobs", "max_new_tokens")),
+        (brim.fit, ("fixed", "use_cache", "validate")),
+    ],
+)  # fmt: skip
+def test_parameters_of_before_are_understood(call: Any, old: tuple[str, ...]) -> None:
+    for name in old:
+        with pytest.raises(brim.RequestError) as caught:
+            call(**{name: 1})  # the model, or the file, is missing
+        assert "has no setting" not in str(caught.value)

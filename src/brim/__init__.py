@@ -1,7 +1,8 @@
 """brim: fill the GPU to the brim, never spill.
 
-Finds the fastest batch size that fits, and evaluates at it. Names are loaded on first use, so that `import brim` stays
-free of torch.
+Finds the fastest batch size that fits, and evaluates, profiles and trains at it: `brim.find`, `brim.forecast`,
+`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.report`, each with the settings of its
+command. Names are loaded on first use, so that `import brim` stays free of torch.
 """
 
 from __future__ import annotations
@@ -10,19 +11,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from brim.api import evaluate, find, forecast, profile, report, sweep, train
+    from brim.api import profile as profile_knob
+    from brim.api import train as fit
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
-    from brim.evaluation.api import evaluate
     from brim.evaluation.run import EvalResult
     from brim.forecasting.forecast import forecast_batch_size, forecast_memory
-    from brim.profiling.api import profile_knob
+    from brim.planning.find import find_batch_size
+    from brim.planning.forecast import ForecastResult
     from brim.profiling.run import ProfileResult
     from brim.records import Forecast, MemoryFigures, Plan, Probe
+    from brim.reporting.write import ReportResult
     from brim.running.executor import ItemFailure
     from brim.running.mapping import MapResult, map
-    from brim.searching.find import SearchListener, find_batch_size, find_plan
+    from brim.searching.find import SearchListener, find_plan
     from brim.settings.search_settings import SearchSettings
     from brim.settings.sweep_file import expand_grid, validate_grid
-    from brim.training.api import fit
+    from brim.sweeps.run import SweepResult
     from brim.training.run import TrainResult
     from brim.workloads.base import Workload
 
@@ -33,6 +38,7 @@ _HOMES = {
     "DoesNotFitError": "brim.errors",
     "EvalResult": "brim.evaluation.run",
     "Forecast": "brim.records",
+    "ForecastResult": "brim.planning.forecast",
     "ItemFailure": "brim.running.executor",
     "LostError": "brim.errors",
     "MapResult": "brim.running.mapping",
@@ -41,28 +47,38 @@ _HOMES = {
     "Probe": "brim.records",
     "ProfileResult": "brim.profiling.run",
     "RankError": "brim.errors",
+    "ReportResult": "brim.reporting.write",
     "RequestError": "brim.errors",
     "SearchListener": "brim.searching.find",
     "SearchSettings": "brim.settings.search_settings",
+    "SweepResult": "brim.sweeps.run",
     "TrainResult": "brim.training.run",
     "Workload": "brim.workloads.base",
-    "evaluate": "brim.evaluation.api",
+    "evaluate": "brim.api",
     "expand_grid": "brim.settings.sweep_file",
-    "find_batch_size": "brim.searching.find",
+    "find": "brim.api",
+    "find_batch_size": "brim.planning.find",
     "find_plan": "brim.searching.find",
-    "fit": "brim.training.api",
+    "fit": "brim.api",
+    "forecast": "brim.api",
     "forecast_batch_size": "brim.forecasting.forecast",
     "forecast_memory": "brim.forecasting.forecast",
     "map": "brim.running.mapping",
-    "profile_knob": "brim.profiling.api",
+    "profile": "brim.api",
+    "profile_knob": "brim.api",
+    "report": "brim.api",
+    "sweep": "brim.api",
+    "train": "brim.api",
     "validate_grid": "brim.settings.sweep_file",
 }
+_OLDER = {"fit": "train", "profile_knob": "profile"}  # names of before
 
 __all__ = [
     "BrimError",
     "DoesNotFitError",
     "EvalResult",
     "Forecast",
+    "ForecastResult",
     "ItemFailure",
     "LostError",
     "MapResult",
@@ -71,21 +87,29 @@ __all__ = [
     "Probe",
     "ProfileResult",
     "RankError",
+    "ReportResult",
     "RequestError",
     "SearchListener",
     "SearchSettings",
+    "SweepResult",
     "TrainResult",
     "Workload",
     "__version__",
     "evaluate",
     "expand_grid",
+    "find",
     "find_batch_size",
     "find_plan",
     "fit",
+    "forecast",
     "forecast_batch_size",
     "forecast_memory",
     "map",
+    "profile",
     "profile_knob",
+    "report",
+    "sweep",
+    "train",
     "validate_grid",
 ]
 
@@ -94,7 +118,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'brim' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    return getattr(importlib.import_module(home), _OLDER.get(name, name))
 
 
 def __dir__() -> list[str]:

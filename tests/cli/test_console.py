@@ -69,7 +69,7 @@ def test_a_failed_experiment_is_shown_with_its_escapes(
     brim: Brim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, colour: bool
 ) -> None:
     launcher = FakeLauncher(lambda job: failed(job, error=f"ValueError: {HOSTILE}"))
-    monkeypatch.setattr("brim.cli.sweep._launcher", lambda *arguments: launcher)
+    monkeypatch.setattr("brim.sweeps.prepare.choose_launcher", lambda *arguments: launcher)
     monkeypatch.setenv("COLUMNS", "300")
     if colour:
         monkeypatch.setenv("FORCE_COLOR", "1")

@@ -70,7 +70,7 @@ def test_ctrl_c_keeps_what_is_encoded_and_resume_goes_on(brim: Brim, monkeypatch
         (["-d", "absent.csv", "-o", "f.safetensors"], "cannot read absent.csv"),
         (["-d", "good.csv", "-o", "f.safetensors", "-m", "morgn"], "did you mean morgan"),
         (["-d", "good.csv", "-o", "f.safetensors", "--map", "smiles=x"], "has the columns smiles"),
-        (["-d", "good.csv", "-o", "f.safetensors", "--map", "x"], "write smiles=COLUMN"),
+        (["-d", "good.csv", "-o", "f.safetensors", "--map", "x"], "write it as smiles=COLUMN"),
         (["-d", "good.csv", "-o", "f.safetensors", "--resume"], "nothing to go on from"),
         (["-d", "good.csv", "-o", "f.safetensors", "-b", "0"], "--batch-size 0"),
         (["-d", "good.csv", "-o", "cache.safetensors/"], "cache.safetensors"),

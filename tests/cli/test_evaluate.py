@@ -302,8 +302,8 @@ def test_a_run_has_a_folder_of_its_own_by_default(brim: Brim, case: Case) -> Non
 
 
 WRONG: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
-    ("no data", ("MODEL",), ("-d/--data is missing", "questions.jsonl")),
-    ("no model", ("-d", "DATA"), ("-m/--model is missing",)),
+    ("no data", ("MODEL",), ("--data is missing", "questions.jsonl")),
+    ("no model", ("-d", "DATA"), ("--model is missing",)),
     ("two models", ("MODEL", "-m", "MODEL", "-d", "DATA"), ("both name a model",)),
     ("no such model", ("-m", "resnet51", "-d", "DATA"), ("resnet51", "resnet50")),
     ("no such data", ("-m", "MODEL", "-d", "absent.jsonl"), ("absent.jsonl",)),
@@ -312,10 +312,10 @@ WRONG: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("no such field", ("-m", "MODEL", "-d", "DATA", "--map", "promt=question"), ("--map promt=question", "prompt")),
     ("no such column", ("-m", "MODEL", "-d", "DATA", "--map", "prompt=query"), ("prompt=query", "question, answer")),
     ("bad batch size", ("-m", "MODEL", "-d", "DATA", "-b", "many"), ("--batch-size many",)),
-    ("fixed without size", ("-m", "MODEL", "-d", "DATA", "--no-auto-batch-size"), ("--no-auto-batch-size", "-b N")),
+    ("fixed without size", ("-m", "MODEL", "-d", "DATA", "--no-auto-batch-size"), ("size: add --batch-size N",)),
     ("oom flag alone", ("-m", "MODEL", "-d", "DATA", "--fail-on-oom"), ("--fail-on-oom goes with",)),
     ("tokens twice", ("-m", "MODEL", "-d", "DATA", "--max-tokens=4", "--knob", "max_new_tokens=5"), ("keep one",)),
-    ("resume what", ("-m", "MODEL", "-d", "DATA", "--resume"), ("--resume: say which run with -o",)),
+    ("resume what", ("-m", "MODEL", "-d", "DATA", "--resume"), ("--resume: say which run with --output",)),
     ("launcher", ("-m", "MODEL", "-d", "DATA", "--on", "slurm"), ("--on slurm", "torchrun")),
     ("zero limit", ("-m", "MODEL", "-d", "DATA", "--limit", "0"), ("--limit 0",)),
     ("no such plugin", ("-m", "MODEL", "-d", "DATA", "--plugin", "absent.py"), ("--plugin absent.py",)),

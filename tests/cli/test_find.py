@@ -225,7 +225,7 @@ WRONG: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("make_batch raises", ("py:FILE:faulty_batch",), ("make_batch raised KeyError", "pixels")),
     ("even sizes only", ("py:FILE:pairs", "-b", "7"), ("--multiple-of 2", "cannot split into pairs")),
     ("bad batch size", ("py:FILE:rows", "-b", "many"), ("--batch-size many", "auto or a whole number")),
-    ("bad objective", ("py:FILE:rows", "--objective", "best"), ("--objective best", "fastest or largest")),
+    ("bad objective", ("py:FILE:rows", "--objective", "best"), ("--objective best", "fastest, largest")),
     ("bad mode", ("py:FILE:rows", "--mode", "training"), ("--mode training", "train")),
     ("bad device", ("py:FILE:rows", "--device", "tpu"), ("--device tpu", "cpu")),
     ("bad dtype", ("py:FILE:rows", "--dtype", "float64"), ("--dtype float64", "bfloat16")),

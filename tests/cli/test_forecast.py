@@ -184,7 +184,7 @@ def test_a_card_that_is_too_small_beside_one_that_is_not_is_shown(brim: Brim) ->
         (("resnet18", "--gpu", "t4", "--margin", "1.5"), "--margin 1.5"),
         (("resnet18", "--gpu", "t4", "--mode", "generate"), "--mode generate"),
         (("resnet18", "--table"), "leave resnet18 out"),
-        (("resnet18", "--gpu", "t4", "--limit", "3"), "go with -d DATA"),
+        (("resnet18", "--gpu", "t4", "--limit", "3"), "goes with --data DATA"),
         (("resnet18", "--gpu", "t4", "-d", "/nowhere/at/all"), "there is no such file"),
         (("resnet18", "--gpu", "t4", "--plot", "/nowhere/at/all.html"), "no folder"),
     ],
@@ -227,7 +227,7 @@ def test_the_batch_table_shows_computed_sizes_beside_the_hand_made_ones(
         for card in (4, 80)
     )  # fmt: skip
     made = BatchTable(entries=entries, models=MODELS, seconds=1.0)
-    monkeypatch.setattr("brim.forecasting.table.batch_size_table", lambda *_, **__: made)
+    monkeypatch.setattr("brim.planning.forecast.batch_size_table", lambda *_, **__: made)
     text = brim("forecast", "--table")
     assert text.code == 0
     for words in ("generation", "training", "80 GB", "by hand", "8-16", "Qwen2.5-14B"):

@@ -27,10 +27,10 @@ def parsed(line: str) -> Any:
     """The values of the options and arguments of a line; a line that is refused raises."""
     words = rewritten(line.split())
     command: Any = typer.main.get_command(app)
+    command.build_all()
     while hasattr(command, "commands"):
-        name = words[0] if words[0] in command.commands else "config"
-        words = words[1:] if words[0] in command.commands else words
-        command = command.commands[name]
+        command = command.commands[words[0]]
+        words = words[1:]
     return command.make_context("brim", words).params
 
 

@@ -123,7 +123,7 @@ def test_flags_may_have_underscores_and_start_from_drops_values(profile: Brim, t
         (("--knob", "reach=2", "--pairing", "sideways"), "--pairing"),
         (("--knob", "reach=2", "--sample", "lhs"), "--num-points"),
         (("--knob", "reach=2", "--batch-size-for", "3=8"), "no point"),
-        (("--knob", "reach=2", "--resume"), "-o DIR"),
+        (("--knob", "reach=2", "--resume"), "--output DIR"),
         (("--knob", "reach=2", "--order", "odd"), "--order"),
         (("--explain-speed", "--knob", "reach=2,3"), "one value"),
     ],

@@ -216,7 +216,7 @@ def test_strict_turns_a_pair_that_does_not_fit_into_an_error(brim: Brim, seed: s
         ((), "FILE is missing"),
         (("hp.epochs=3",), "that is a setting; name the file first"),
         (("nowhere.yaml",), "nowhere.yaml"),
-        (("{seed}", "--resume"), "say which sweep with -o DIR"),
+        (("{seed}", "--resume"), "say which sweep with --output DIR"),
         (("{seed}", "--on", "moon"), "--on moon"),
         (("{seed}", "--gpu", "h100", "--memory", "24GiB"), "both name a card"),
         (("{seed}", "--config", "{seed}"), "both name a file"),
@@ -247,7 +247,7 @@ class Played:
 def test_seconds_and_counts_are_the_same_on_the_console_in_the_table_and_in_the_report(
     brim: Brim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brim.cli.sweep._launcher", lambda *_: Played())
+    monkeypatch.setattr("brim.sweeps.prepare.choose_launcher", lambda *_: Played())
     file = tmp_path / "grid.yaml"
     file.write_text("grid_search: {grid: {model.type: [r3d_18, mc3_18, s3d], hp.batch_size: [8, 8, 8]}}\n")
     out = tmp_path / "out"
@@ -293,7 +293,7 @@ def test_a_batch_that_is_forecast_not_to_fit_starts_in_balanced_parts_that_do(
 ) -> None:
     """27 where 21 fit: 14 and 13 from the first step on, and no step runs out of memory."""
     monkeypatch.setattr("brim.sweeps.forecast_process.ForecastProcess", ForecastsHere)
-    monkeypatch.setattr("brim.cli.sweep._launcher", lambda *_: LauncherHere())
+    monkeypatch.setattr("brim.sweeps.prepare.choose_launcher", lambda *_: LauncherHere())
     (tmp_path / "nets.py").write_text(WIDE)
     settings = {
         "model": {"type": f"py:{tmp_path}/nets.py:wide"},

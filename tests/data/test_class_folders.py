@@ -7,6 +7,8 @@ from media_files import opened, write_image
 
 from brim.errors import RequestError
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 
 def touch(root: Path, *names: str) -> Path:
     for name in names:

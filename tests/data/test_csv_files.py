@@ -8,6 +8,8 @@ from media_files import opened
 
 from brim.errors import RequestError
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,16 @@ import pytest
 from media_files import opened, write_image, write_lines
 
 from brim.data.base import Sample, SampleSet
-from brim.data.open import parse_mapping
 from brim.data.samples import with_unique_ids
 from brim.errors import RequestError
+from brim.settings.declare import read_settings
+from brim.settings.find_settings import DataSelection
+
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
+
+def parse_mapping(entries: list[str]) -> Mapping[str, str]:
+    return read_settings(DataSelection, {"data": "d", **({"map": entries} if entries else {})}).mapping
 
 
 @pytest.fixture
@@ -266,11 +274,9 @@ class TestMapping:
             parse_mapping([entry])
 
     def test_an_unknown_field_or_one_that_comes_twice_is_named(self) -> None:
-        with pytest.raises(
-            RequestError, match=r"--map refrence=a: there is no field 'refrence'; did you mean reference"
-        ):
+        with pytest.raises(RequestError, match=r"--map refrence=a: there is no 'refrence'; did you mean reference"):
             parse_mapping(["refrence=a"])
-        with pytest.raises(RequestError, match=r"--map prompt=b: prompt is mapped to a already"):
+        with pytest.raises(RequestError, match=r"--map prompt=b: prompt is given twice \(a and b\)"):
             parse_mapping(["prompt=a", "prompt=b"])
 
 

@@ -14,6 +14,8 @@ from media_files import encoded, opened, write_image, write_lines
 from brim.data.images import load_image
 from brim.errors import RequestError
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 ANIMALS = ["zebra", "ant"]
 CARD = """---
 homepage: https://host/page

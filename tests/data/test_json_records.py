@@ -9,6 +9,8 @@ from media_files import opened, write_lines
 
 from brim.errors import RequestError
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 QA = [{"question": "Is it red?", "answer": "yes"}, {"question": "How many?", "answer": "2"}]
 
 

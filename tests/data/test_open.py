@@ -14,6 +14,8 @@ from brim.data.splits import choose_split
 from brim.errors import RequestError
 from brim.storage.fingerprint import fingerprint
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 QA = [{"question": "Is it red?", "answer": "yes"}, {"question": "How many?", "answer": "2"}]
 
 

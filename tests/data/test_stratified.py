@@ -11,6 +11,8 @@ from brim.data.base import Sample
 from brim.data.limit import stratified
 from brim.errors import RequestError
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 groups = st.lists(st.sampled_from(["red", "green", "blue", None]), min_size=1, max_size=120)
 
 

@@ -12,6 +12,8 @@ from brim.errors import RequestError
 from brim.evaluation.tasks import registry as tasks_registry
 from brim.metrics import registry as metrics_registry
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "question.jsonl").touch()

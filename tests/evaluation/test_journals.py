@@ -12,6 +12,8 @@ import pytest
 from brim.errors import LostError, RequestError
 from brim.evaluation.journals import Journals, check_contents
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 
 def lines(*names: str) -> list[dict[str, Any]]:
     """Lines as the scorer makes them."""

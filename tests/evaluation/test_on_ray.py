@@ -23,10 +23,13 @@ from brim.evaluation import on_ray
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.on_ray import evaluate_on_ray
 from brim.evaluation.remote_worker import RemoteWorker, WorkerResources
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult
 from brim.running.figures import ExecutionFigures
 from brim.running.ray_cluster import RayCluster, WorkerLostError
+from brim.settings.declare import read_settings
+from brim.settings.eval_settings import EvalRequest, EvaluateSettings
+
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (brim[ray])")
 
@@ -422,10 +425,8 @@ def test_a_workers_own_error_is_the_runs_and_a_lost_device_is_a_lost_worker(remo
     ],
 )
 def test_flags_of_a_cluster_go_with_a_cluster(flags: dict[str, Any], words: str) -> None:
-    from brim.cli.evaluate import evaluate as command
-
     with pytest.raises(RequestError, match=words):
-        command(model="py:x:y", data="z", **flags)
+        read_settings(EvaluateSettings, {"model": "py:x:y", "data": "z", **flags})
 
 
 def test_workers_that_see_other_files_are_refused(remote: RemoteWorker) -> None:

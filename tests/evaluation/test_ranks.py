@@ -22,13 +22,16 @@ from evaluation_runs import lines_of, record_of, run, shout, without_sizes, writ
 
 import brim
 from brim.errors import BrimError, RequestError
-from brim.evaluation.request import EvalRequest
+from brim.evaluation.compare import compare_batch_sizes
 from brim.evaluation.run import evaluate
 from brim.evaluation.summary import RankFigures, merge_plans, plans_to_keep
 from brim.monitor.sampler import MonitorSummary
 from brim.records import MemoryFigures, Plan
 from brim.running.figures import ExecutionFigures
+from brim.settings.eval_settings import EvalRequest
 from brim.storage.run_lock import locked_folder
+
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 SAMPLES = 40
 ENOUGH_SECONDS = 90.0  # ten times what it takes; a rank that waits for ever takes longer
@@ -281,7 +284,7 @@ def test_a_rank_that_dies_without_a_launcher_is_named_and_nobody_waits_for_it(
     assert "killed" not in found[1], "rank 1 is dead"
     error = found[0]["killed"]
     assert re.match(r"rank 1: its process \d+ has ended without a word \(see its own output\)", error["error"])
-    assert error["error"].endswith(f"What is finished is kept: go on with --resume -o {folder / 'killed'}")
+    assert error["error"].endswith(f"What is finished is kept: go on with resume=True, output='{folder / 'killed'}'")
     assert error["exit_code"] == 4
     assert error["seconds"] < 10
     assert len((folder / "killed" / "samples.rank-1.jsonl").read_text(encoding="utf-8").splitlines()) == 8
@@ -376,12 +379,10 @@ def test_every_rank_has_its_size_in_the_plan_and_one_of_each_kind_of_card_keeps_
 
 
 def test_sizes_are_not_compared_on_several_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from brim.cli.evaluate import evaluate as command
-
     for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(brim.RequestError, match="without torchrun"):
-        command(model="py:x:y", data="z", compare_batch="1,2")
+        compare_batch_sizes(EvalRequest(model="py:x:y", data="z"), [1, 2])
 
 
 if __name__ == "__main__":

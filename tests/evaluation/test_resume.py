@@ -15,10 +15,12 @@ from evaluation_runs import lines_of, predictions, run, shout, without_sizes, wr
 
 from brim.errors import LostError, RequestError
 from brim.evaluation.listener import EvalListener
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult, evaluate
 from brim.evaluation.tasks.function import FunctionTask
 from brim.evaluation.tasks.generate import GenerateTask
+from brim.settings.eval_settings import EvalRequest
+
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 TOKENS = 6
 

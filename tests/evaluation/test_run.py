@@ -13,10 +13,10 @@ from evaluation_runs import lines_of, predictions, record_of, run, shout, withou
 
 from brim.errors import RequestError
 from brim.evaluation.compare import compare_batch_sizes
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult
 from brim.evaluation.tasks.base import LaterAnswers
 from brim.evaluation.tasks.function import FunctionTask
+from brim.settings.eval_settings import EvalRequest
 
 TOKENS = 6
 SUMMARY = {
@@ -158,25 +158,26 @@ def test_the_package_and_the_function_have_one_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"max_tokens": 4}, "no setting 'max_tokens'; did you mean .*max_new_tokens"),
+        ({"max_token": 4}, "no setting 'max_token'; did you mean max_tokens"),
         ({"batch_size": "many"}, "batch_size='many'"),
-        ({"batch_size": 0}, "--batch-size 0"),
-        ({"fixed": True}, "--no-auto-batch-size needs a size"),
-        ({"fail_on_oom": True}, "--fail-on-oom goes with"),
-        ({"margin": 1.5}, "--margin 1.5"),
-        ({"num_workers": -1}, "--num-workers -1"),
-        ({"prefetch_factor": 0}, "--prefetch-factor 0"),
-        ({"max_new_tokens": 0}, "--max-tokens 0"),
-        ({"knobs": {"max_new_tokens": "few"}}, "max_new_tokens=few"),
-        ({"offload": "disk"}, "--offload disk"),
-        ({"temperature": -1.0}, "--temperature -1"),
-        ({"top_p": 0.0}, "--top-p 0"),
+        ({"batch_size": 0}, "batch_size=0: it must be auto or a whole number from 1"),
+        ({"fixed": True}, "no_auto_batch_size= needs a size"),
+        ({"fail_on_oom": True}, "fail_on_oom= goes with"),
+        ({"margin": 1.5}, "margin=1.5"),
+        ({"num_workers": -1}, "num_workers=-1"),
+        ({"prefetch_factor": 0}, "prefetch_factor=0"),
+        ({"max_new_tokens": 0}, "max_tokens=0"),
+        ({"max_tokens": 4, "knob": {"max_new_tokens": 5}}, "say the same thing"),
+        ({"knobs": {"max_new_tokens": "few"}}, "knob={'max_new_tokens': 'few'}"),
+        ({"offload": "disk"}, "offload='disk'"),
+        ({"temperature": -1.0}, "temperature=-1"),
+        ({"top_p": 0.0}, "top_p=0"),
         ({"stop": ("",)}, "a stop string must not be empty"),
-        ({"task": "generat"}, "--task generat: .* generate"),
+        ({"task": "generat"}, "task='generat': .* generate"),
         ({"metrics": "exact"}, "metric 'exact'"),
-        ({"knobs": {"sufix": "!"}}, "--knob sufix: .*did you mean suffix"),
-        ({"weights": "file.pt"}, "--weights file.pt"),
-        ({"memory_limit": "lots"}, "--memory-limit lots"),
+        ({"knobs": {"sufix": "!"}}, "knob='sufix': .*did you mean suffix"),
+        ({"weights": "file.pt"}, "weights='file.pt'"),
+        ({"memory_limit": "lots"}, "memory_limit='lots'"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
@@ -225,5 +226,5 @@ def test_batch_sizes_are_compared_on_the_same_samples(tmp_path: Path) -> None:
 def test_fail_fast_stops_at_the_first_sample_that_fails(image_classifier: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"no picture")
     data = write_lines(tmp_path / "data.jsonl", [{"id": "first", "image": "bad.png", "label": "cat"}])
-    with pytest.raises(RequestError, match=r"--fail-fast: sample first: DataError: image .*bad.png cannot be read"):
+    with pytest.raises(RequestError, match=r"fail_fast=: sample first: DataError: image .*bad.png cannot be read"):
         run(image_classifier, data, tmp_path / "run", fail_fast=True)

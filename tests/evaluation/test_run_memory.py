@@ -12,9 +12,11 @@ from evaluation_runs import lines_of, predictions, record_of, run, write_lines
 from brim.errors import DoesNotFitError
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.model_memory import ModelMemory
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult, evaluate
 from brim.memory.devices import memory_of
+from brim.settings.eval_settings import EvalRequest
+
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 TOKENS = 6
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import evaluate
+from brim.settings.eval_settings import EvalRequest
 
 pytestmark = [
     pytest.mark.slow,

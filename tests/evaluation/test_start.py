@@ -16,7 +16,6 @@ from PIL import Image
 
 from brim.evaluation import start as module
 from brim.evaluation.listener import EvalListener
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult, evaluate_together
 from brim.evaluation.start import (
     FirstForecast,
@@ -33,6 +32,7 @@ from brim.forecasting.forecast import Forecaster, TracedWorkload
 from brim.forecasting.gpus import find_gpu
 from brim.ranks.agreement import Agreement
 from brim.records import Probe
+from brim.settings.eval_settings import EvalRequest
 from brim.sizing.live import LiveSizer
 from brim.sizing.priors import ForecastBytes, Prior
 from trials import ran

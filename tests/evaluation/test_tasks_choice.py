@@ -12,6 +12,8 @@ from evaluation_runs import predictions, run, write_lines
 
 from brim.errors import RequestError
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 QUESTIONS = [
     ("what is 1 plus 1 ?", ["2", "11", "3 plus 4 w7"], 0),
     ("w1", ["w2 w3 w4 w5 w6", "w7"], 1),

@@ -24,6 +24,8 @@ from brim.models.load import load_model
 from brim.models.loaded import LoadedModel, LoadRequest
 from saved_models import VOCABULARY
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 TOKENS = 10
 
 

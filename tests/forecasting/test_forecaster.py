@@ -14,6 +14,8 @@ from brim.forecasting.forecast import Forecaster, TracedWorkload, choose_gpu
 from brim.forecasting.gpus import find_gpu, gpu_of_memory
 from brim.forecasting.overheads import Environment, make_timeline
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 GIB = 2**30
 CARD = "rtx-3060-12gb"
 

@@ -14,7 +14,8 @@ from brim.forecasting.events import Event
 from brim.forecasting.ghost import Ghost, make_ghost
 from brim.forecasting.skeleton import without_initialisation
 from brim.forecasting.trace import UntraceableError, trace_workload
-from brim.models.build import WorkloadRequest, build_workload
+from brim.models.build import build_workload
+from brim.settings.find_settings import WorkloadRequest
 from brim.workloads.forward import ForwardWorkload
 
 

@@ -7,6 +7,8 @@ import pytest
 from brim.errors import RequestError
 from brim.forecasting.gpus import catalogue, find_gpu, gpu_of_memory
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 GIB = 2**30
 
 

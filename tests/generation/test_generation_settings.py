@@ -8,6 +8,8 @@ import pytest
 from brim.errors import RequestError
 from brim.generation.settings import GenerationSettings, TokenIds
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 
 @pytest.mark.parametrize(
     ("options", "message"),

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import evaluate
 from brim.evaluation.start import forecast_first_batch, is_worth_a_trace
 from brim.evaluation.subject import Subject, open_subject
 from brim.forecasting.forecast import gpu_of_device
+from brim.settings.eval_settings import EvalRequest
 from brim.sizing.constants import MAX_FORECAST_ERROR
 
 pytestmark = pytest.mark.gpu

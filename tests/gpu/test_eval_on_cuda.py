@@ -139,8 +139,8 @@ def test_half_precision_differs_from_single_samples_only_at_near_ties() -> None:
 
 
 def test_an_evaluation_survives_a_limit_that_its_first_sizes_break(tmp_path: Path) -> None:
-    from brim.evaluation.request import EvalRequest
     from brim.evaluation.run import evaluate
+    from brim.settings.eval_settings import EvalRequest
 
     folder = tmp_path / "model"
     model = language_model()

@@ -13,11 +13,12 @@ from training_runs import largest_difference, losses, record_of, run, settings_o
 from training_runs import weights as saved_weights
 
 import brim
+from brim.settings.ood_settings import LOSSES
 from brim.training.fast_path.problem import Batch, Problem, RowData, RunSpec, Settings
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from brim.training.preference.head import make_heads
 from brim.training.preference.heads import HeadSettings, train_heads
-from brim.training.preference.losses import LOSSES, PreferenceLoss
+from brim.training.preference.losses import PreferenceLoss
 from brim.training.preference.pair_sums import LogSigmoid, mean_over_pairs
 from brim.training.preference.parts import PARTS, FeatureSet
 

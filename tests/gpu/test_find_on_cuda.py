@@ -11,10 +11,11 @@ from torch.nn.functional import cross_entropy
 
 import brim
 from brim.memory.devices import CudaMemory
-from brim.models.build import WorkloadRequest, build_workload
+from brim.models.build import build_workload
 from brim.searching.find import find_plan, find_with
 from brim.searching.isolate import IsolatedProber
 from brim.searching.probe import DeviceProber, ProbeSettings
+from brim.settings.find_settings import WorkloadRequest
 from brim.settings.search_settings import SearchSettings
 
 pytestmark = pytest.mark.gpu

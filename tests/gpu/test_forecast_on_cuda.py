@@ -8,8 +8,9 @@ import torch
 from brim.forecasting.forecast import Forecaster, TracedWorkload, gpu_of_device
 from brim.memory.devices import CudaMemory
 from brim.memory.limit import DEFAULT_MARGIN
-from brim.models.build import WorkloadRequest, build_workload
+from brim.models.build import build_workload
 from brim.searching.find import find_plan
+from brim.settings.find_settings import WorkloadRequest
 from brim.settings.search_settings import SearchSettings
 from brim.workloads.base import Workload
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.stage_clock import StageClock
 from brim.profiling.explain_speed import SWITCHES, explain_speed
-from brim.profiling.request import ProfileRequest
 from brim.profiling.run import profile
+from brim.settings.eval_settings import EvalRequest
+from brim.settings.profile_settings import ProfileRequest
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("sklearn")

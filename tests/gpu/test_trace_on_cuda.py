@@ -13,7 +13,8 @@ from torch import nn
 
 from brim.forecasting.events import Target, Trace
 from brim.forecasting.trace import trace_workload
-from brim.models.build import WorkloadRequest, build_workload
+from brim.models.build import build_workload
+from brim.settings.find_settings import WorkloadRequest
 from brim.workloads.base import Workload
 from brim.workloads.train_step import TrainStepWorkload
 

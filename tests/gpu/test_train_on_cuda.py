@@ -10,9 +10,9 @@ import numpy
 import pytest
 import torch
 
+from brim.settings.train_request import TrainRequest
 from brim.settings.train_settings import train_settings
 from brim.training.listener import StepRecord, TrainListener
-from brim.training.request import TrainRequest
 from brim.training.run import TrainResult, run_training
 
 pytestmark = pytest.mark.gpu

@@ -13,6 +13,8 @@ from brim.errors import RequestError
 from brim.memory.devices import DeviceMemory
 from brim.memory.limit import DEFAULT_MARGIN, resolve_limit
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 GIB = 2**30
 
 

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from brim.errors import RequestError
-from brim.models.build import WorkloadRequest, build_from_json, build_workload, model_knobs
+from brim.models.build import build_from_json, build_workload, model_knobs
+from brim.settings.find_settings import WorkloadRequest
+
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 CONVNET = "py:brim.models.small:convnet"
 

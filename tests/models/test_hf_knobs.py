@@ -14,11 +14,14 @@ from PIL import Image
 from vision_language_folders import FAMILIES, SIDE
 
 from brim.errors import RequestError
-from brim.models.build import WorkloadRequest, build_workload, model_knobs
+from brim.models.build import build_workload, model_knobs
 from brim.models.hf_image_tokens import count_image_tokens
 from brim.models.hf_knobs import TABLE
 from brim.models.load import load_model
 from brim.models.loaded import LoadedModel, LoadRequest
+from brim.settings.find_settings import WorkloadRequest
+
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 Folders = Callable[[str], Path]
 SQUARE, LONG = (160, 150), (800, 260)  # Gemma3 cuts pictures only where they are long

@@ -12,8 +12,11 @@ import torch
 import transformers
 
 from brim.errors import RequestError
-from brim.models.build import WorkloadRequest, build_workload, model_knobs
+from brim.models.build import build_workload, model_knobs
+from brim.settings.find_settings import WorkloadRequest
 from brim.workloads.base import Workload
+
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 TINY = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 99}
 LLAMA: dict[str, Any] = {

@@ -18,6 +18,8 @@ from brim.errors import RequestError
 from brim.models.load import load_model
 from brim.models.loaded import LoadedModel, LoadRequest
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 
 def load(model: Path | str, **options: Any) -> LoadedModel:
     return load_model(LoadRequest(model=str(model), **{"device": torch.device("cpu"), **options}))

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from brim.errors import RequestError
-from brim.models.molecules import ENCODERS, MorganEncoder, load_encoder, smiles_problem
+from brim.models.molecules import MorganEncoder, load_encoder, smiles_problem
+from brim.settings.ood_settings import ENCODERS
+
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 ETHANOL, BENZENE, ASPIRIN = "CCO", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O"
 

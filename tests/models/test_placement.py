@@ -6,6 +6,8 @@ import torch
 from brim.errors import RequestError
 from brim.models.placement import Precision, resolve_device, resolve_precision
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 
 @pytest.fixture
 def two_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:

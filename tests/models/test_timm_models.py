@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from brim.errors import RequestError
-from brim.models.build import WorkloadRequest, build_workload, model_knobs
+from brim.models.build import build_workload, model_knobs
+from brim.settings.find_settings import WorkloadRequest
+
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 
 @pytest.mark.parametrize("mode", ["forward", "train"])

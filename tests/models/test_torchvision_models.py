@@ -8,8 +8,11 @@ import torch
 import torchvision
 
 from brim.errors import RequestError
-from brim.models.build import WorkloadRequest, build_workload, model_knobs
+from brim.models.build import build_workload, model_knobs
+from brim.settings.find_settings import WorkloadRequest
 from brim.workloads.base import Workload
+
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 
 def build(model: str, mode: str = "forward", **options: Any) -> tuple[Workload, tuple[str, ...]]:

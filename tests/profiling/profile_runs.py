@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from brim.evaluation.request import EvalRequest
-from brim.profiling.request import ProfileRequest
 from brim.profiling.run import ProfileResult, profile
+from brim.settings.eval_settings import EvalRequest
+from brim.settings.profile_settings import ProfileRequest
 
 # Answers the first `reach` questions rightly: accuracy rises with the knob, without a tensor.
 FUNCTIONS = """

@@ -7,18 +7,23 @@ from pathlib import Path
 import pytest
 from profile_runs import request
 
-from brim.cli.profile import parse_size_for
 from brim.errors import RequestError
-from brim.profiling.request import SEED_SCALE, parse_axes, parse_scale, scale_for
+from brim.settings.declare import read_settings
+from brim.settings.profile_settings import SEED_SCALE, ProfileRequest, ProfileSettings, scale_for
+
+
+def asked(**values: object) -> ProfileRequest:
+    return read_settings(ProfileSettings, {"model": "m", "data": "d", "knob": "reach", **values}).request
 
 
 def test_a_knob_has_its_range_a_list_or_the_list_of_values() -> None:
-    assert parse_axes(["max_crops"], None) == {"max_crops": None}
-    assert parse_axes(["max_crops=2-4", "max_new_tokens=8,16"], None) == {
+    assert asked(knob=["max_crops"]).axes == {"max_crops": None}
+    assert asked(knob=["max_crops=2-4", "max_new_tokens=8,16"]).axes == {
         "max_crops": ("2", "3", "4"),
         "max_new_tokens": ("8", "16"),
     }
-    assert parse_axes(["max_crops"], "2-13:5") == {"max_crops": ("2", "7", "12")}
+    assert asked(knob=["max_crops"], values="2-13:5").axes == {"max_crops": ("2", "7", "12")}
+    assert asked(knob={"max_crops": range(2, 4), "tokens": None}).axes == {"max_crops": (2, 3), "tokens": None}
 
 
 @pytest.mark.parametrize(
@@ -29,13 +34,13 @@ def test_a_knob_has_its_range_a_list_or_the_list_of_values() -> None:
         (["a=1", "a=2"], None, "twice"),
         (["max_crops=,"], None, "names no value"),
         (["max_crops=5-2"], None, "empty"),
-        (["a", "b"], "2-3", "one --knob"),
-        (["a=4"], "2-3", "one --knob"),
+        (["a", "b"], "2-3", "goes with one knob"),
+        (["a=4"], "2-3", "goes with one knob"),
     ],
 )
 def test_a_list_that_says_nothing_is_refused(flags: list[str], values: str | None, says: str) -> None:
     with pytest.raises(RequestError, match=says):
-        parse_axes(flags, values)
+        asked(knob=flags, **({} if values is None else {"values": values}))
 
 
 def test_the_first_guess_follows_the_rule_of_thumb() -> None:
@@ -43,33 +48,34 @@ def test_the_first_guess_follows_the_rule_of_thumb() -> None:
         1.0, 1.0, 0.75, 0.75, 0.5, 0.5, 0.4, 0.4,
     ]  # fmt: skip
     assert scale_for(SEED_SCALE, None) == scale_for(SEED_SCALE, "bfloat16") == 1.0
-    assert parse_scale("4=1,8=0.75,12=0.5,0.4") == SEED_SCALE
-    assert scale_for(parse_scale("6=0.9"), 100) == 0.9
+    assert asked(initial_scale="4=1,8=0.75,12=0.5,0.4").initial_scale == SEED_SCALE
+    assert scale_for(asked(initial_scale="6=0.9").initial_scale, 100) == 0.9
 
 
 @pytest.mark.parametrize("text", ["", "8=0.5,4=1", "4=2", "0.4,8=1", "4=x"])
 def test_a_rule_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match="--initial-scale"):
-        parse_scale(text)
+    with pytest.raises(RequestError, match="initial_scale="):
+        asked(initial_scale=text)
 
 
 def test_sizes_by_hand_name_a_point() -> None:
-    assert parse_size_for("13=24") == ({"": "13"}, 24)
-    assert parse_size_for("max_crops=13,max_new_tokens=8=24") == ({"max_crops": "13", "max_new_tokens": "8"}, 24)
+    sizes = asked(batch_size_for=["13=24", "max_crops=13,max_new_tokens=8=24"]).batch_size_for
+    assert sizes == (({"": "13"}, 24), ({"max_crops": "13", "max_new_tokens": "8"}, 24))
+    assert asked(batch_size_for={13: 24}).batch_size_for == (({"": "13"}, 24),)
     for text in ("13", "13=0", "=24", "13=many"):
-        with pytest.raises(RequestError, match="--batch-size-for"):
-            parse_size_for(text)
+        with pytest.raises(RequestError, match="batch_size_for="):
+            asked(batch_size_for=[text])
 
 
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"axes": {}}, "--knob is missing"),
-        ({"order": "sideways"}, "--order"),
-        ({"sample": "lhs"}, "--num-points"),
-        ({"within": 1.5}, "--within"),
-        ({"latency_samples": -1}, "--latency-samples"),
-        ({"target_latency_ms": 0.0}, "--target-latency-ms"),
+        ({"axes": {}}, "knob= is missing"),
+        ({"order": "sideways"}, "order="),
+        ({"sample": "lhs"}, "num_points="),
+        ({"within": 1.5}, "within="),
+        ({"latency_samples": -1}, "latency_samples="),
+        ({"target_latency_ms": 0.0}, "target_latency_ms="),
         ({"batch_size_for": (({"": "2"}, 0),)}, "from 1"),
     ],
 )

@@ -16,6 +16,8 @@ from brim.errors import DoesNotFitError, RequestError
 from brim.profiling.listener import ProfileListener
 from brim.profiling.run import profile
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 
 def test_every_point_is_evaluated_and_recorded_under_the_knobs_own_name(tmp_path: Path) -> None:
     result = run(tmp_path)

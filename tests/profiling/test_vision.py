@@ -13,11 +13,11 @@ import pytest
 
 from brim.demo.digitboard import write_digitboard
 from brim.demo.model import weights_folder
-from brim.evaluation.request import EvalRequest
 from brim.models.load import load_model
 from brim.profiling.explain_speed import SWITCHES, explain_speed
-from brim.profiling.request import ProfileRequest
 from brim.profiling.run import ProfileResult, profile
+from brim.settings.eval_settings import EvalRequest
+from brim.settings.profile_settings import ProfileRequest
 
 pytest.importorskip("sklearn")
 transformers = pytest.importorskip("transformers")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import shlex
 
-from brim.evaluation.request import EvalRequest
-from brim.profiling.request import ProfileRequest
 from brim.reporting.sections.settings import command_of, flat_rows
+from brim.settings.eval_settings import EvalRequest
+from brim.settings.profile_settings import ProfileRequest
 
 
 def test_a_command_that_was_kept_is_shown_as_it_was_typed() -> None:

@@ -15,9 +15,9 @@ from brim.reporting.read import open_run
 from brim.reporting.rows.sweep import against_rows
 from brim.reporting.write import write_report
 from brim.settings.sweep_file import read_sweep
+from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.forecasts import SizeForecast
 from brim.sweeps.job import Job, Outcome
-from brim.sweeps.request import SweepRequest
 from brim.sweeps.run import SweepPlan, run_sweep
 
 GRID = {

@@ -175,7 +175,7 @@ def test_a_batch_size_that_is_none_is_refused(size: Any) -> None:
         ({"device": 1.5}, "device=1.5: give a device such as"),
         ({"device": "meta"}, "device meta: brim measures memory on"),
         ({"memory_limit": "1GiB"}, "memory_limit needs device="),
-        ({"device": "cpu", "memory_limit": "lots"}, "memory_limit lots"),
+        ({"device": "cpu", "memory_limit": "lots"}, "memory_limit='lots'"),
         ({"device": "cpu", "memory_limit": "900TiB"}, "memory_limit=900"),
     ],
 )

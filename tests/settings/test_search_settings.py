@@ -1,4 +1,4 @@
-"""Settings of a search are checked once, and what is wrong is said with its flag, its value and a fix."""
+"""Settings of a search are checked once, and what is wrong is said with its name, its value and a fix."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def test_the_defaults_are_those_of_the_interface() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"objective": "biggest"}, "--objective biggest: choose fastest or largest"),
-        ({"batch_size": 0}, "--batch-size 0: give auto or a whole number from 1 to 2147483647"),
-        ({"batch_size": 2**31}, "--batch-size 2147483648: give auto or a whole number from 1 to"),
-        ({"max_size": 10**30}, "--max-batch-size 1000000000000000000000000000000: give a whole number from 1 to"),
-        ({"batch_size": -4}, "--batch-size -4"),
-        ({"batch_size": 2.5}, "--batch-size 2.5"),
-        ({"batch_size": True}, "--batch-size True"),
-        ({"fixed": True}, "--no-auto-batch-size needs --batch-size N"),
-        ({"memory_limit_bytes": 0}, "--memory-limit 0"),
-        ({"margin": 1.0}, "--margin 1.0: give a fraction"),
-        ({"margin": -0.1}, "--margin -0.1"),
-        ({"tolerance": 1.5}, "--tolerance 1.5"),
-        ({"tolerance": -1}, "--tolerance -1"),
-        ({"max_probes": 0}, "--max-probes 0"),
-        ({"probe_timeout_seconds": 0}, "--probe-timeout 0"),
-        ({"multiple_of": 0}, "--multiple-of 0"),
-        ({"max_size": 0}, "--max-batch-size 0"),
-        ({"power_of_two": True, "multiple_of": 6}, "--multiple-of 6: with --power-of-two"),
+        ({"objective": "biggest"}, "objective='biggest': it must be one of fastest, largest"),
+        ({"batch_size": 0}, "batch_size=0: it must be auto or a whole number from 1 to 2147483647"),
+        ({"batch_size": 2**31}, "batch_size=2147483648: it must be auto or a whole number from 1 to"),
+        ({"max_size": 10**30}, "max_batch_size=1000000000000000000000000000000: it must be a whole number from 1 to"),
+        ({"batch_size": -4}, "batch_size=-4"),
+        ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"fixed": True}, "no_auto_batch_size= needs batch_size=N"),
+        ({"memory_limit_bytes": 0}, "memory_limit=0"),
+        ({"margin": 1.0}, "margin=1.0: it must be a fraction"),
+        ({"margin": -0.1}, "margin=-0.1"),
+        ({"tolerance": 1.5}, "tolerance=1.5"),
+        ({"tolerance": -1}, "tolerance=-1"),
+        ({"max_probes": 0}, "max_probes=0"),
+        ({"probe_timeout_seconds": 0}, "probe_timeout=0"),
+        ({"multiple_of": 0}, "multiple_of=0"),
+        ({"max_size": 0}, "max_batch_size=0"),
+        ({"power_of_two": True, "multiple_of": 6}, "multiple_of=6: with power_of_two="),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value_and_a_fix(wrong: dict[str, Any], message: str) -> None:

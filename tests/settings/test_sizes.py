@@ -24,7 +24,7 @@ def test_a_size_is_read(text: str | int, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "24 apples", "24GiBs", "1,5GiB", "nan", "inf", "0x10", "--", "8GiB8"])
 def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(RequestError, match=r"--memory-limit.*24GiB"):
+    with pytest.raises(RequestError, match=r"memory_limit=.*24GiB"):
         parse_bytes(text)
 
 
@@ -35,13 +35,13 @@ def test_nothing_or_less_is_refused(text: str | int) -> None:
 
 
 def test_a_number_too_large_to_hold_is_refused() -> None:
-    with pytest.raises(RequestError, match="--memory-limit"):
+    with pytest.raises(RequestError, match="memory_limit="):
         parse_bytes("1e999")
 
 
 def test_the_argument_is_named() -> None:
-    with pytest.raises(RequestError, match=r"^memory_limit much"):
-        parse_bytes("much", argument="memory_limit")
+    with pytest.raises(RequestError, match=r"^target_memory='much'"):
+        parse_bytes("much", name="target_memory")
 
 
 @pytest.mark.parametrize(

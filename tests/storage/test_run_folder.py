@@ -12,6 +12,8 @@ import pytest
 from brim.errors import RequestError
 from brim.storage.run_folder import check_folder, check_no_other_run, keep_command_line, write_run
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 
 def write(folder: Path) -> dict[str, Any]:
     path = write_run(

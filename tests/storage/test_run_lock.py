@@ -20,6 +20,8 @@ from brim.errors import LostError, RequestError
 from brim.storage.run_folder import keep_command_line
 from brim.storage.run_lock import LOCK_SCHEMA, locked_file, locked_folder, read_lock
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 # Takes a folder, forks a child that keeps all it inherits, and waits to be killed.
 HOLDER = """
 import os, sys, time

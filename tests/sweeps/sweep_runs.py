@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from brim.settings.sweep_file import SweepFile, read_sweep
+from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.experiment import run_job, train_run
 from brim.sweeps.forecast_process import ForecastProcess
 from brim.sweeps.forecasts import SizeForecast
 from brim.sweeps.job import Job, Outcome, read_outcome
 from brim.sweeps.listener import Recorder, SweepListener
-from brim.sweeps.request import SweepRequest
 from brim.sweeps.run import SweepPlan, SweepResult, run_sweep
 
 GIB = 2**30

@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 from brim.settings.sweep_file import read_sweep
 from brim.sweeps.launch_local import LocalLauncher
-from brim.sweeps.request import SweepRequest
+from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.run import SweepPlan, run_sweep
 from brim.sweeps.scheduler import Device
 

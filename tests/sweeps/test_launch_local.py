@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from sweep_runs import GIB, Watcher, sweep_of, write_child
 
+from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.experiment_process import ExperimentProcess
 from brim.sweeps.forecasts import SizeForecast
 from brim.sweeps.job import Job
 from brim.sweeps.launch_local import LocalLauncher, _environment, _within
-from brim.sweeps.request import SweepRequest
 from brim.sweeps.run import SweepPlan, SweepResult, run_sweep
 from brim.sweeps.scheduler import Device
 

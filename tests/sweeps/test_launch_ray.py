@@ -12,9 +12,9 @@ import pytest
 from sweep_runs import CHILD, GIB, Watcher, journal_of, sweep_of
 
 from brim.running.ray_cluster import RayCluster
+from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.job import Job
 from brim.sweeps.launch_ray import ClusterCard, RayLauncher, task_resources
-from brim.sweeps.request import SweepRequest
 from brim.sweeps.run import SweepPlan, run_sweep
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (brim[ray])")

@@ -10,9 +10,9 @@ import pytest
 from sweep_runs import Watcher, sweep_of, write_child
 
 from brim.errors import RequestError
+from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.job import Job
 from brim.sweeps.launch_slurm import SlurmLauncher
-from brim.sweeps.request import SweepRequest
 from brim.sweeps.run import SweepPlan, run_sweep
 
 needs_submitit = pytest.mark.skipif(
@@ -60,5 +60,5 @@ def test_options_of_sbatch_are_told_apart_from_those_of_submitit() -> None:
         "slurm_partition": "gpu",
         "mem_gb": 32,
     }
-    with pytest.raises(RequestError, match="cluster=moon"):
+    with pytest.raises(RequestError, match="'cluster': 'moon'"):
         SlurmLauncher(settings={"cluster": "moon"})

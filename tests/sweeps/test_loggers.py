@@ -15,6 +15,8 @@ from brim.errors import RequestError
 from brim.sweeps.job import Job
 from brim.sweeps.loggers import open_loggers
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 JOB = Job(id="r3d_18-b8", settings={"model": {"type": "r3d_18"}, "hp": {"batch_size": 8}}, folder="f")
 
 

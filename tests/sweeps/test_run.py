@@ -14,6 +14,8 @@ from brim.errors import RequestError
 from brim.sweeps.forecasts import SizeForecast
 from brim.sweeps.job import Job, Outcome, write_outcome
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 PAIRED = {"model.type": ["r3d_18", "mc3_18", "s3d"], "hp.batch_size": [128, 64, 32]}
 
 
@@ -173,7 +175,7 @@ def test_what_a_child_finished_after_the_sweep_was_killed_is_taken_over(tmp_path
     ],
 )
 def test_a_request_that_cannot_be_is_refused(settings: dict[str, Any], words: str) -> None:
-    from brim.sweeps.request import SweepRequest
+    from brim.settings.sweep_request import SweepRequest
 
     with pytest.raises(RequestError, match=words):
         SweepRequest(**settings)

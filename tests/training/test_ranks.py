@@ -399,7 +399,7 @@ def test_a_rank_that_dies_ends_the_run_with_its_checkpoint_kept(ranks: Ranks) ->
     folder, (first, _) = ranks
     assert first["killed"]["exit_code"] == 4
     assert first["killed"]["seconds"] < 60
-    assert f"--resume -o {folder / 'killed'}" in first["killed"]["error"]
+    assert f"resume=True, output='{folder / 'killed'}'" in first["killed"]["error"]
     assert json.loads((folder / "killed" / "checkpoint.json").read_text(encoding="utf-8"))["step"] > 0
 
 

@@ -63,7 +63,7 @@ def test_a_run_that_was_interrupted_has_the_losses_of_one_that_was_not(
     watcher = StopsAt(stop)
     with pytest.raises(KeyboardInterrupt):
         run(nested, tmp_path / "parts", listener=watcher)
-    assert f"--resume -o {tmp_path / 'parts'}" in watcher.notes[-1]
+    assert f"resume=True, output='{tmp_path / 'parts'}'" in watcher.notes[-1]
     assert stop <= len(losses(tmp_path / "parts")) < len(losses(tmp_path / "whole"))
     run(nested, tmp_path / "parts", resume=True)
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
@@ -201,7 +201,7 @@ def test_a_folder_with_a_run_in_it_is_not_written_over(features: Path, tmp_path:
     nested = settings_of(features)
     run(nested, tmp_path / "run")
     before = (tmp_path / "run" / "run.json").read_text()
-    with pytest.raises(RequestError, match="it holds a run; continue it with --resume"):
+    with pytest.raises(RequestError, match="it holds a run; continue it with resume="):
         run(nested, tmp_path / "run")
     assert (tmp_path / "run" / "run.json").read_text() == before
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy
 import torch
 
+from brim.settings.train_request import TrainRequest
 from brim.settings.train_settings import train_settings
 from brim.training.listener import StepRecord, TrainFacts, TrainListener
-from brim.training.request import TrainRequest
 from brim.training.run import TrainResult, run_training
 
 

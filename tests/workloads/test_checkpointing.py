@@ -10,6 +10,8 @@ from torch import nn
 from brim.errors import RequestError
 from brim.workloads.checkpointing import can_checkpoint, enable_gradient_checkpointing
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 
 def gradients(model: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
     model.train()

@@ -7,6 +7,8 @@ from torch import nn
 from brim.errors import RequestError
 from brim.workloads.optimizers import make_optimizer
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 
 @pytest.mark.parametrize(
     ("name", "kind"),

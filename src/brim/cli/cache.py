@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-
-import typer
+from typing import TYPE_CHECKING
 
 from brim.cli.console import output_console, print_document
-from brim.cli.pasted import SuggestingCommand
 from brim.errors import plural
 
-__all__ = ["app"]
+if TYPE_CHECKING:
+    from brim.settings.other_settings import ClearSettings, ListSettings
 
-app = typer.Typer(help="Plans kept on disk, so that the same search is not made twice.", no_args_is_help=True)
+__all__ = ["clear", "list_plans"]
 
 
-@app.command("list", cls=SuggestingCommand, epilog="Example: brim cache list --json")
-def list_plans(json_output: bool = typer.Option(False, "--json", help="One JSON document on standard output.")) -> None:
+def list_plans(settings: ListSettings) -> None:
     """List the cached plans, newest first."""
     from rich.table import Table
 
@@ -24,7 +22,7 @@ def list_plans(json_output: bool = typer.Option(False, "--json", help="One JSON 
 
     cache = PlanCache()
     entries = list(cache.entries())
-    if json_output:
+    if settings.json_output:
         document = [
             {
                 "saved_at": entry.saved_at,
@@ -53,9 +51,9 @@ def list_plans(json_output: bool = typer.Option(False, "--json", help="One JSON 
         console.print(text, markup=False, highlight=False)
 
 
-@app.command("clear", cls=SuggestingCommand, epilog="Example: brim cache clear")
-def clear_plans() -> None:
+def clear(settings: ClearSettings) -> None:
     """Remove every cached plan."""
+    del settings
     from brim.sizing.plans import PlanCache
 
     cache = PlanCache()

@@ -23,9 +23,11 @@ from rich.segment import Segment
 from rich.text import Text
 
 __all__ = [
-    "error_console", "output_console", "print_document", "print_traceback", "stdout_for_document", "visible_text",
+    "SOME_FAILED", "error_console", "output_console", "print_document", "print_traceback", "stdout_for_document",
+    "visible_text",
 ]  # fmt: skip
 
+SOME_FAILED = 1  # the exit code of what finished, with something on the way that failed
 _STDOUT, _STDERR = 1, 2  # file descriptors
 _documents: list[TextIO] = []  # where documents go, while standard output is kept for them
 

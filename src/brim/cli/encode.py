@@ -3,91 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from brim.cli import options
-from brim.cli.console import error_console, output_console, print_document
-from brim.errors import RequestError
+from brim.cli.console import SOME_FAILED, error_console, output_console, print_document
 
 if TYPE_CHECKING:
+    from brim.settings.encode_settings import EncodeRequest, EncodeSettings
     from brim.training.preference.encode_file import EncodedFile
 
 __all__ = ["encode"]
 
-SOME_FAILED = 1
 SHOWN = 5
 
-EncoderName = Annotated[
-    str, typer.Option("-m", "--model", help="morgan, minimol or unimol.", metavar="ENCODER", show_default=True)
-]
-SmilesFile = Annotated[
-    str, typer.Option("-d", "--data", help="SMILES: .csv or .tsv with a header, .smi or .txt.", metavar="FILE")
-]
-FeatureFile = Annotated[
-    Path, typer.Option("-o", "--output", help="Where the features go: FILE.safetensors.", metavar="FILE")
-]
-ResumeFlag = Annotated[bool, typer.Option("--resume", help="Go on where a run of the same file stopped.")]
-Most = Annotated[int | None, typer.Option("--limit", help="Only the first N molecules.", metavar="N", min=1)]
-Column = Annotated[
-    list[str] | None,
-    typer.Option("--map", help="The column of SMILES, where it is called otherwise.", metavar="smiles=COLUMN"),
-]
 
-EncoderKnobs = Annotated[
-    list[str] | None,
-    typer.Option("--knob", help="A setting of the encoder, repeatable: --knob bits=1024.", metavar="NAME=VALUE"),
-]
-NoFeatureCache = Annotated[bool, typer.Option("--no-cache", help="Neither use cached features nor keep any.")]
-
-
-def encode(
-    data: SmilesFile,
-    output: FeatureFile,
-    model: EncoderName = "morgan",
-    column: Column = None,
-    limit: Most = None,
-    knob: EncoderKnobs = None,
-    batch_size: options.BatchSize = "auto",
-    memory_limit: options.MemoryLimit = None,
-    no_cache: NoFeatureCache = False,
-    device: options.Device = "auto",
-    resume: ResumeFlag = False,
-    json_output: options.JsonOutput = False,
-) -> None:
-    """Encode a file of SMILES: one row of features for every molecule that can be read.
-
-    Example: brim encode -m morgan -d smiles.csv -o features.safetensors --knob bits=1024
-    """
-    from brim.training.preference.encode_file import EncodeRequest
-
-    mapping = {}
-    for flag in column or []:
-        name, equals, value = flag.partition("=")
-        if name != "smiles" or not equals or not value:
-            raise RequestError(f"--map {flag}: write smiles=COLUMN")
-        mapping[name] = value
-    request = EncodeRequest(
-        model=model,
-        data=data,
-        output=str(output),
-        mapping=mapping,
-        knobs=options.collect_knobs(knob, None),
-        limit=limit,
-        batch_size=options.parse_batch_size(batch_size),
-        memory_limit=memory_limit,
-        device=device,
-        use_cache=not no_cache,
-        resume=resume,
-    )
-    result = _run(request)
-    _show(result, json_output=json_output)
+def encode(settings: EncodeSettings) -> None:
+    """Encode with a progress bar, and say what was left out; some molecules failed: exit code 1."""
+    result = _run(settings.request)
+    _show(result, json_output=settings.json_output)
     if result.failures:
         raise typer.Exit(SOME_FAILED)
 
 
-def _run(request: Any) -> EncodedFile:
+def _run(request: EncodeRequest) -> EncodedFile:
     from rich.progress import Progress
 
     from brim.training.preference.encode_file import encode_file

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from brim.cli import options
 from brim.cli.console import output_console, print_document
 
 if TYPE_CHECKING:
+    from brim.settings.find_settings import KnobsSettings
     from brim.workloads.knobs import Knob
 
 __all__ = ["knobs"]
@@ -16,22 +16,13 @@ __all__ = ["knobs"]
 ANY_MODEL = {"dtype": "float32, float16, bfloat16"}  # what a profile can vary of every model
 
 
-def knobs(
-    model: options.ModelName,
-    trust_remote_code: options.TrustRemoteCode = False,
-    json_output: options.JsonOutput = False,
-) -> None:
-    """List a model's knobs: what --knob NAME=VALUE can set, with default and range.
-
-    Nothing is built, no weights are read.
-
-    Example: brim knobs torchvision:swin3d_t
-    """
+def knobs(settings: KnobsSettings) -> None:
+    """Print a model's knobs: nothing is built, no weights are read."""
     from brim.models.build import model_knobs, resolve_model
 
-    name = str(resolve_model(model))
-    found = model_knobs(name, trust_remote_code=trust_remote_code)
-    if json_output:
+    name = str(resolve_model(settings.model))
+    found = model_knobs(name, trust_remote_code=settings.trust_remote_code)
+    if settings.json_output:
         listed = [dataclasses.asdict(knob) for knob in found]
         document = {"schema": "brim.knobs/1", "model": name, "knobs": listed, "any_model": list(ANY_MODEL)}
         print_document(document, default=str)

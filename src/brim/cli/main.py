@@ -1,11 +1,12 @@
-"""The `brim` command: where errors become exit codes and every command is registered.
+"""The `brim` command: where errors become exit codes and every command is found.
 
-Imports no torch: a command loads what it needs when it runs, so that `--help` answers at once.
+Imports no torch and no command: a command is built from its declaration when it runs, so `--help` answers at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import itertools
 import os
@@ -16,18 +17,51 @@ from typing import Any, NoReturn
 import typer
 
 from brim import __version__
-from brim.cli import cache, demo, encode, evaluate, find, forecast, knobs, profile, report, sweep, train, train_dpo
 from brim.cli.console import error_console, print_traceback, stdout_for_document, visible_text
-from brim.cli.pasted import SuggestingCommand, SuggestingGroup, rewritten
+from brim.cli.pasted import SuggestingGroup, rewritten
 from brim.errors import BrimError, RankError, RequestError
+from brim.settings.caller import called_by_flags
+from brim.settings.commands import COMMANDS
 from brim.storage.run_folder import keep_command_line
 
 __all__ = ["app", "run"]
 
 INTERRUPTED = 130  # what typer, too, leaves with after Ctrl-C
+_SHOWN = ("find", "eval", "profile", "sweep", "forecast", "ood", "encode", "knobs", "report", "demo", "train")
+_FUNCTIONS = {"eval": "evaluate:evaluate", "cache list": "cache:list_plans", "cache clear": "cache:clear"}
 
 
-class _Commands(SuggestingGroup):
+class LazyGroup(SuggestingGroup):
+    """Commands that are known by their names and summaries, and built when one of them runs."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that was named, with its flags."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, (self.built(name) if name is not None else command), rest
+
+    def built(self, name: str) -> Any:
+        """A command with its flags; a group is one already."""
+        if not hasattr(self.commands[name], "commands") and not getattr(self.commands[name], "is_built", False):
+            self.commands[name] = _build(f"{self.name} {name}" if self.name in _GROUPS else name)
+            self.commands[name].is_built = True  # type: ignore[attr-defined]
+        return self.commands[name]
+
+    def build_all(self) -> None:
+        """Build every command, also those of the groups: for those who ask which has a flag."""
+        for name in list(self.commands):
+            command = self.built(name)
+            if hasattr(command, "build_all"):
+                command.build_all()
+
+
+def _build(name: str) -> Any:
+    from brim.cli.adapter import build_command
+
+    module, _, function = _FUNCTIONS.get(name, f"{name}:{name}").partition(":")
+    return build_command(COMMANDS[name], getattr(importlib.import_module(f"brim.cli.{module}"), function))
+
+
+class _Commands(LazyGroup):
     """The commands; typer, which prints what is wrong with a command line by itself, gets it with visible escapes."""
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
@@ -61,18 +95,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("find", cls=SuggestingCommand)(find.find)
-app.command("eval", cls=SuggestingCommand)(evaluate.evaluate)
-app.command("profile", cls=SuggestingCommand)(profile.profile)
-app.command("sweep", cls=SuggestingCommand)(sweep.sweep)
-app.command("forecast", cls=SuggestingCommand)(forecast.forecast)
-app.command("encode", cls=SuggestingCommand)(encode.encode)
-app.command("knobs", cls=SuggestingCommand)(knobs.knobs)
-app.command("report", cls=SuggestingCommand)(report.report)
-app.command("demo", cls=SuggestingCommand)(demo.demo)
-train.app.command("dpo", cls=SuggestingCommand)(train_dpo.dpo)
-app.add_typer(train.app, name="train")
-app.add_typer(cache.app, name="cache")
+_GROUPS = {"cache": "Plans kept on disk, so that the same search is not made twice."}
+
+
+def _stand_in() -> None:
+    """What is registered for a command until it is built."""
+
+
+for _name in _SHOWN:
+    if _name in COMMANDS:
+        app.command(_name, help=COMMANDS[_name].summary)(_stand_in)
+for _group, _help in _GROUPS.items():
+    _inner = typer.Typer(help=_help, no_args_is_help=True, cls=LazyGroup)
+    for _name, _command in COMMANDS.items():
+        if _name.startswith(f"{_group} "):
+            _inner.command(_name.removeprefix(f"{_group} "), help=_command.summary)(_stand_in)
+    app.add_typer(_inner, name=_group)
 
 
 def _show_version(asked: bool) -> None:
@@ -99,7 +137,10 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         words = rewritten([word for word in given if word != "--debug"])
         keep_command_line(["brim", *words])
-        with stdout_for_document() if _asks_for_document(words) else contextlib.nullcontext():
+        with (
+            called_by_flags(),
+            stdout_for_document() if _asks_for_document(words) else contextlib.nullcontext(),
+        ):
             code = app(args=words, prog_name="brim", standalone_mode=True)
     except SystemExit as stop:
         code = stop.code

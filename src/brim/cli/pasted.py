@@ -52,7 +52,7 @@ class ListFlag:
 
 _SIZED = ("profile", "eval", "find", "train")
 _OWN_ELSEWHERE = ("--config", "--gradient-checkpointing")  # old on one command, brim's own on others
-_ANY = ("find", "eval", "profile", "sweep", "forecast", "encode", "knobs", "report", "demo", "train", "train dpo")
+_ANY = ("find", "eval", "profile", "sweep", "forecast", "encode", "knobs", "report", "demo", "train", "ood")
 
 OLD_FLAGS: tuple[OldFlag, ...] = (
     # 000 and 001: exp1_accuracy.py
@@ -66,7 +66,7 @@ OLD_FLAGS: tuple[OldFlag, ...] = (
     OldFlag(name="--auto-adjust-batch-size", commands=_SIZED),
     OldFlag(name="--no-auto-adjust-batch-size", commands=_SIZED, becomes=("--no-auto-batch-size",)),
     OldFlag(name="--max-new-tokens", commands=("profile", "eval", "find", "forecast"), becomes=("--max-tokens", VALUE)),
-    OldFlag(name="--output-dir", commands=("profile", "eval", "train", "train dpo", "sweep"), becomes=("-o", VALUE)),
+    OldFlag(name="--output-dir", commands=("profile", "eval", "train", "ood", "sweep"), becomes=("-o", VALUE)),
     OldFlag(name="--dataset-name", commands=("profile", "eval"), answer="name the file or folder: -d PATH"),
     OldFlag(
         name="--max-attempts", commands=("profile", "eval"),
@@ -78,7 +78,7 @@ OLD_FLAGS: tuple[OldFlag, ...] = (
     ),
     # 002: run_experiments.sh
     OldFlag(
-        name="--gradient-checkpointing", commands=("train dpo",),
+        name="--gradient-checkpointing", commands=("ood",),
         answer="leave it out: the head is small, and a batch that does not fit is split; brim train has the flag",
     ),
     # 004: grid_search.py; brim sweep has --config itself
@@ -91,11 +91,11 @@ LISTS: tuple[ListFlag, ...] = (
     ListFlag(names=("--compare-batch",), commands=("eval", "train"), item=NUMBERS),
     ListFlag(names=("--seeds", "--learning-rates"), commands=("train",), item=NUMBERS),
     ListFlag(
-        names=("--seeds", "--lr", "--hidden", "--encoder", "--loss", "--baselines"), commands=("train dpo",), item=NAMES
+        names=("--seeds", "--lr", "--hidden", "--encoder", "--loss", "--baselines"), commands=("ood",), item=NAMES
     ),
-    ListFlag(names=("-d", "--data"), commands=("train dpo",), item=NAMES, repeated=True),
+    ListFlag(names=("-d", "--data"), commands=("ood",), item=NAMES, repeated=True),
     ListFlag(
-        names=("--knob", "--map"), commands=("find", "eval", "profile", "forecast", "encode", "train dpo"), item=PAIR,
+        names=("--knob", "--map"), commands=("find", "eval", "profile", "forecast", "encode", "ood"), item=PAIR,
         repeated=True,
     ),
 )  # fmt: skip
@@ -103,7 +103,7 @@ LISTS: tuple[ListFlag, ...] = (
 
 def rewritten(arguments: Sequence[str]) -> list[str]:
     """The line in brim's own flags; an old flag that none replaces is a `RequestError` that says what to do."""
-    words = dashed(arguments)
+    words = _renamed(dashed(arguments))
     end = words.index("--") if "--" in words else len(words)
     command = _command(words[:end])
     return [*_joined_lists(_modern_flags(words[:end], command), command), *words[end:]]
@@ -122,12 +122,15 @@ def dashed(arguments: Sequence[str]) -> list[str]:
     return result
 
 
+def _renamed(words: list[str]) -> list[str]:
+    """`train dpo` is what `ood` was called."""
+    place = next((place for place, word in enumerate(words) if not word.startswith("-")), len(words))
+    return [*words[:place], "ood", *words[place + 2 :]] if words[place : place + 2] == ["train", "dpo"] else words
+
+
 def _command(words: Sequence[str]) -> str:
-    """`train dpo`, or the one word of another command."""
-    named = [word for word in words if not word.startswith("-")]
-    if named[:1] == ["train"] and words[words.index("train") + 1 :][:1] == ["dpo"]:
-        return "train dpo"
-    return named[0] if named else ""
+    """The word that names the command."""
+    return next((word for word in words if not word.startswith("-")), "")
 
 
 def _modern_flags(words: Sequence[str], command: str) -> list[str]:
@@ -223,6 +226,8 @@ class SuggestingCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As typer does, with more to say about what it refuses."""
+        if not args and self.no_args_is_help:
+            args = ["--help"]
         try:
             return super().parse_args(ctx, args)
         except Exception as error:  # typer's own, or click's: which one depends on typer's version
@@ -256,7 +261,10 @@ def _unknown_option(error: Exception) -> str | None:
 
 def _suggest(error: Any, unknown: str, own: Sequence[str], ctx: Any) -> None:
     """Name a setting of the file, the commands that have the option, and at last the nearest option."""
-    others = _commands_with(ctx.find_root().command, unknown)
+    root = ctx.find_root().command
+    if hasattr(root, "build_all"):
+        root.build_all()
+    others = _commands_with(root, unknown)
     settings = _settings_named(unknown) if any(param.name == "overrides" for param in ctx.command.params) else []
     if settings:
         error.message += f"; it is a setting of the file: {settings[0]}=VALUE."
@@ -279,4 +287,4 @@ def _commands_with(command: Any, option: str, words: str = "") -> list[str]:
     if not hasattr(command, "commands"):
         return [words] if any(option in param.opts for param in command.params) else []
     found = [_commands_with(inner, option, f"{words} {name}".strip()) for name, inner in command.commands.items()]
-    return [name.removesuffix(" config") for names in found for name in names]
+    return [name for names in found for name in names]

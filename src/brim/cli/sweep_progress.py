@@ -17,9 +17,35 @@ from brim.sweeps.listener import SweepListener
 from brim.sweeps.results import Result, first_line
 from brim.sweeps.run import SweepResult
 
-__all__ = ["SweepProgress", "print_sweep"]
+__all__ = ["ForecastStatus", "SweepProgress", "print_sweep"]
 
 _NAME = 34  # characters of an experiment's name in a bar
+
+
+class ForecastStatus(SweepListener):
+    """Of a sweep that is only looked at: what is being forecast, on a terminal, and notes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = console.status("forecasting memory") if console.is_terminal else None
+
+    def __enter__(self) -> ForecastStatus:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def forecasting(self, what: str) -> None:
+        """On the line that moves."""
+        if self._status is not None:
+            self._status.update(f"forecasting memory {what}")
+
+    def note(self, line: str) -> None:
+        """A line above it."""
+        self._console.print(line, markup=False, highlight=False)
 
 
 class SweepProgress(LiveBars, SweepListener):
@@ -39,8 +65,16 @@ class SweepProgress(LiveBars, SweepListener):
         self._total = self._done = 0
         self._told: set[str] = set()
 
+    def forecasting(self, what: str) -> None:
+        """A bar of its own, until the experiments are known."""
+        if self._whole is None:
+            self._whole = self._progress.add_task("forecasting memory", total=None, state=what)
+        self._progress.update(self._whole, state=what)
+
     def planned(self, experiments: int, done: int) -> None:
         """Say how much there is to do."""
+        if self._whole is not None:
+            self._progress.remove_task(self._whole)
         self._total, self._done = experiments, done
         before = f", of which {done} were done already" if done else ""
         self._say(f"{experiments} experiment{'s' if experiments != 1 else ''}{before}")

@@ -13,6 +13,7 @@ from brim.data.text_files import inner_suffix
 from brim.data.ucf101 import is_video_folder
 from brim.data.vqav2 import is_questions_file, question_files
 from brim.errors import RequestError, nearest_names
+from brim.settings.caller import given
 
 __all__ = ["Found", "find_format"]
 
@@ -118,6 +119,6 @@ def _files(folder: Path) -> list[Path]:
 def _no_such(path: Path) -> RequestError:
     if not path.parent.is_dir():
         hint = "brim downloads nothing: save the data set first and give its path"
-        return RequestError(f"--data {path}: there is no such file or folder; {hint}")
+        return RequestError(f"{given('data', path)}: there is no such file or folder; {hint}")
     near = nearest_names(path.name, (other.name for other in path.parent.iterdir()))
-    return RequestError(f"--data {path}: there is no such file or folder{near}")
+    return RequestError(f"{given('data', path)}: there is no such file or folder{near}")

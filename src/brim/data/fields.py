@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from brim.data.base import Task
 from brim.data.table import Table, is_empty
 from brim.errors import RequestError, nearest_names
+from brim.settings.caller import pair, written
+from brim.settings.shared import FIELDS
 
-__all__ = ["FIELDS", "Fields", "check_field", "find_fields"]
-
-FIELDS = ("prompt", "input", "context", "reference", "image", "video", "choices", "id", "label", "group")
+__all__ = ["Fields", "find_fields"]
 
 _PROMPTS = ("instruction", "question", "prompt", "text", "input")
 _ANSWERS = {  # by the prompt's column: what its answer is called first of all
@@ -75,12 +75,14 @@ class Fields:
         return {field: column for field, column in found.items() if column}
 
 
-def check_field(name: str, *, entry: str) -> str:
+def _check_field(name: str, *, entry: str) -> str:
     """The field of that name, in any case; `entry` is what the user wrote."""
     field = name.strip().lower()
     if field not in FIELDS:
         near = nearest_names(field, FIELDS)
-        raise RequestError(f"--map {entry}: there is no field {name!r}{near}; the fields are {', '.join(FIELDS)}")
+        raise RequestError(
+            f"{written('map', entry)}: there is no field {name!r}{near}; the fields are {', '.join(FIELDS)}"
+        )
     return field
 
 
@@ -127,18 +129,21 @@ def _check_complete(table: Table, fields: Fields) -> None:
         near = next(filter(None, (nearest_names(name, table.columns) for name in _PROMPTS)), "")
         raise RequestError(
             f"{table.name}: no column for the prompt (brim looks for {', '.join(_PROMPTS)}); {shown}{near or '.'} "
-            "Say which it is with --map prompt=COLUMN"
+            f"Say which it is with {written('map', 'prompt=COLUMN')}"
         )
     if fields.task == "choice" and not fields.choices:
         raise RequestError(
-            f"{table.name}: no choices (choices, options, or A, B, …); {shown}; use --map choices=COLUMN"
+            f"{table.name}: no choices (choices, options, or A, B, …); {shown}; use {written('map', 'choices=COLUMN')}"
         )
     if fields.task == "vqa" and not fields.image:
-        raise RequestError(f"{table.name}: no image, which the task vqa needs; {shown}; use --map image=COLUMN")
+        raise RequestError(
+            f"{table.name}: no image, which the task vqa needs; {shown}; use {written('map', 'image=COLUMN')}"
+        )
     if fields.task in ("choice", "classify") and fields.target is None:
         field = "label" if fields.task == "classify" else "reference"
         raise RequestError(
-            f"{table.name}: no answers, which the task {fields.task} needs; {shown}; use --map {field}=COLUMN"
+            f"{table.name}: no answers, which the task {fields.task} needs; {shown}; use "
+            f"{written('map', f'{field}=COLUMN')}"
         )
 
 
@@ -151,7 +156,7 @@ class _Columns:
         for column in table.columns:
             self._by_name.setdefault(column.lower(), column)
         self.mapped = {
-            check_field(field, entry=f"{field}={column}"): self._mapped(field, column)
+            _check_field(field, entry=f"{field}={column}"): self._mapped(field, column)
             for field, column in mapping.items()
         }
 
@@ -205,7 +210,7 @@ class _Columns:
         columns: Sequence[str] = self._table.columns
         near = nearest_names(column.strip(), columns)
         raise RequestError(
-            f"--map {field}={column}: {self._table.name} has no column {column!r}; its columns are "
+            f"{pair('map', field, column)}: {self._table.name} has no column {column!r}; its columns are "
             f"{', '.join(columns)}{near}"
         )
 

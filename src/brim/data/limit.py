@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from brim.data.base import Sample
 from brim.errors import RequestError
+from brim.settings.caller import given
 
 __all__ = ["held_out", "stratified"]
 
@@ -16,7 +17,7 @@ def stratified(samples: Sequence[Sample], count: int) -> tuple[Sample, ...]:
     Without groups they are evenly spaced over all. All samples where there are no more than `count`.
     """
     if count < 1:
-        raise RequestError(f"--limit {count}: it must be at least 1")
+        raise RequestError(f"{given('limit', count)}: it must be at least 1")
     if count >= len(samples):
         return tuple(samples)
     groups: dict[str | None, list[int]] = {}

@@ -11,6 +11,7 @@ from brim.data.answers import unpacked
 from brim.data.base import ImageFile, Sample
 from brim.data.table import BadRowError, is_empty
 from brim.errors import RequestError
+from brim.settings.caller import written
 
 __all__ = ["LOOKED_AT", "base_folder", "check_media", "media_paths", "names_in", "read_images", "read_video"]
 
@@ -83,7 +84,8 @@ def check_media(samples: Sequence[Sample], name: str) -> None:
 def _none_there(example: str, count: int, folders: Sequence[Path]) -> RequestError:
     return RequestError(
         f"of the first {count} images or videos none exists, {example}; brim looked in "
-        f"{', '.join(map(str, folders))}; give the folder that their names start from with --images FOLDER"
+        f"{', '.join(map(str, folders))}; give the folder that their names start from with "
+        f"{written('images', 'FOLDER')}"
     )
 
 

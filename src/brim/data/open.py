@@ -9,7 +9,7 @@ from pathlib import Path
 from brim.data.base import TASKS, BadRecord, SampleSet, Task
 from brim.data.csv_files import read_csv
 from brim.data.detect import Found, find_format
-from brim.data.fields import check_field, find_fields
+from brim.data.fields import find_fields
 from brim.data.hf_folder import read_hf_folder
 from brim.data.identity import files_digest, samples_digest
 from brim.data.image_folder import read_image_folder
@@ -24,8 +24,9 @@ from brim.data.ucf101 import read_ucf101
 from brim.data.vqav2 import read_vqav2
 from brim.errors import RequestError, nearest_names
 from brim.memory.collector import without_collector
+from brim.settings.caller import given, named
 
-__all__ = ["DataRequest", "open_data", "parse_mapping"]
+__all__ = ["DataRequest", "open_data"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class DataRequest:
     limit: int | None = None
     mapping: Mapping[str, str] = field(default_factory=dict)  # field to column
     skip_bad: bool = False
+    may_skip: bool = True  # False: no records are left out, as in training
     images: str | None = None  # the folder that relative names of images and videos start from
     task: str | None = None
 
@@ -47,7 +49,7 @@ class DataRequest:
 def open_data(request: DataRequest) -> SampleSet:
     """Read the data set. Records that cannot be read are a `RequestError`, or with `skip_bad` are counted in `bad`."""
     if request.limit is not None and request.limit < 1:
-        raise RequestError(f"--limit {request.limit}: it must be at least 1")
+        raise RequestError(f"{given('limit', request.limit)}: it must be at least 1")
     with without_collector():
         whole = _read_whole(request)
         check_media(whole.samples, whole.name)
@@ -62,32 +64,18 @@ def open_data(request: DataRequest) -> SampleSet:
     return replace(whole, samples=chosen, facts=facts)
 
 
-def parse_mapping(entries: Sequence[str]) -> dict[str, str]:
-    """`--map FIELD=COLUMN` entries by field."""
-    mapping: dict[str, str] = {}
-    for entry in entries:
-        name, equals, column = entry.partition("=")
-        if not equals or not name.strip() or not column.strip():
-            raise RequestError(f"--map {entry}: write it as FIELD=COLUMN, such as prompt=question")
-        name = check_field(name, entry=entry)
-        if name in mapping:
-            raise RequestError(f"--map {entry}: {name} is mapped to {mapping[name]} already; map it once")
-        mapping[name] = column.strip()
-    return mapping
-
-
 def _read_whole(request: DataRequest) -> SampleSet:
     """Every sample, before the limit."""
     task, images = _checked_task(request.task), _images_folder(request.images)
     found = find_format(Path(request.path).expanduser())
     table = _read_table(found, request.split)
     if table is not None:
-        _refuse_bad(table.bad, table.name, skip=request.skip_bad)
+        _refuse_bad(table.bad, table.name, skip=request.skip_bad, may_skip=request.may_skip)
         _refuse_nothing(len(table.rows), table.bad, table.name)
         whole = samples_of(table, find_fields(table, request.mapping, task), images=images, task=task)
     else:
         whole = _read_samples(found, request, images, task)
-    _refuse_bad(whole.bad, whole.name, skip=request.skip_bad)
+    _refuse_bad(whole.bad, whole.name, skip=request.skip_bad, may_skip=request.may_skip)
     _refuse_nothing(len(whole.samples), whole.bad, whole.name)
     return whole
 
@@ -111,7 +99,9 @@ def _read_table(found: Found, split: str | None) -> Table | None:
 def _read_samples(found: Found, request: DataRequest, images: Path | None, task: Task | None) -> SampleSet:
     """The samples of a format that needs no columns to be found."""
     if request.mapping:
-        raise RequestError(f"--map: {found.path} is of the format {found.format}, which has no columns; leave it out")
+        raise RequestError(
+            f"{named('map')}: {found.path} is of the format {found.format}, which has no columns; leave it out"
+        )
     possible: tuple[Task, ...] = ("classify",)
     if found.format == "vqav2":
         read, possible = read_vqav2(found.path, split=request.split, images=images), ("vqa", "generate")
@@ -120,7 +110,7 @@ def _read_samples(found: Found, request: DataRequest, images: Path | None, task:
     else:
         read = read_ucf101(found.path, split=request.split)
     if task is not None and task not in possible:
-        raise RequestError(f"--task {task}: {read.name} ({read.format}) is for {' or '.join(possible)}")
+        raise RequestError(f"{given('task', task)}: {read.name} ({read.format}) is for {' or '.join(possible)}")
     return replace(read, samples=with_unique_ids(read.samples), suggested_task=task or read.suggested_task)
 
 
@@ -129,7 +119,7 @@ def _checked_task(task: str | None) -> Task | None:
         if task == known:
             return known
     if task is not None:
-        raise RequestError(f"--task {task}: there are {', '.join(TASKS)}{nearest_names(task, TASKS)}")
+        raise RequestError(f"{given('task', task)}: there are {', '.join(TASKS)}{nearest_names(task, TASKS)}")
     return None
 
 
@@ -138,15 +128,16 @@ def _images_folder(images: str | None) -> Path | None:
         return None
     folder = Path(images).expanduser()
     if not folder.is_dir():
-        raise RequestError(f"--images {images}: there is no such folder")
+        raise RequestError(f"{given('images', images)}: there is no such folder")
     return folder
 
 
-def _refuse_bad(bad: Sequence[BadRecord], name: str, *, skip: bool) -> None:
+def _refuse_bad(bad: Sequence[BadRecord], name: str, *, skip: bool, may_skip: bool) -> None:
     if bad and not skip:
         more = f"; {len(bad)} records of {name} cannot be read" if len(bad) > 1 else ""
         raise RequestError(
-            f"{bad[0].place}: {bad[0].reason}{more}; correct the data, or add --skip-bad to leave such records out"
+            f"{bad[0].place}: {bad[0].reason}{more}; correct the data"
+            + (f", or add {named('skip_bad')} to leave such records out" if may_skip else "")
         )
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from brim.errors import RequestError, nearest_names
+from brim.settings.caller import given, named, written
 
 __all__ = ["choose_split", "refuse_split"]
 
@@ -26,18 +27,20 @@ def choose_split(available: Sequence[str], asked: str | None, *, where: str) -> 
             found = _meant(names, available)
             if found is not None:
                 return found
-        raise RequestError(f"{present}; say which with --split NAME")
+        raise RequestError(f"{present}; say which with {written('split', 'NAME')}")
     names = next((names for names in _EVALUATED if asked.lower() in names), (asked.lower(),))
     found = asked if asked in available else _meant((asked.lower(), *names), available)
     if found is None:
-        raise RequestError(f"--split {asked}: {present}{nearest_names(asked, available)}")
+        raise RequestError(f"{given('split', asked)}: {present}{nearest_names(asked, available)}")
     return found
 
 
 def refuse_split(asked: str | None, *, where: str) -> None:
     """Say that a data set without splits has none."""
     if asked is not None:
-        raise RequestError(f"--split {asked}: {where} has no splits; leave --split out, or give that split's own path")
+        raise RequestError(
+            f"{given('split', asked)}: {where} has no splits; leave {named('split')} out, or give that split's own path"
+        )
 
 
 def _meant(names: Sequence[str], available: Sequence[str]) -> str | None:

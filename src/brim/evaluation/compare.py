@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
 from brim.evaluation.listener import EvalListener
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import run_subject
 from brim.evaluation.subject import open_subject
 from brim.memory.devices import memory_of
+from brim.ranks.world import current_world
+from brim.settings.caller import named
+from brim.settings.eval_settings import EvalRequest
 
-__all__ = ["compare_batch_sizes", "parse_sizes"]
+__all__ = ["compare_batch_sizes"]
 
 SAMPLES = 256  # enough for several batches of the largest size people compare, little enough to wait for
 BATCHES = 4  # of the largest size, where that is more
 
 
-def parse_sizes(text: str) -> list[int]:
-    """`1,2,4,8` as numbers."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or any(not part.isdecimal() or int(part) < 1 for part in parts):
-        raise RequestError(f"--compare-batch {text}: give whole numbers from 1, such as 1,2,4,8,16")
-    return [int(part) for part in parts]
-
-
 def compare_batch_sizes(
-    request: EvalRequest, sizes: list[int], *, listener: EvalListener | None = None
+    request: EvalRequest, sizes: Sequence[int], *, listener: EvalListener | None = None
 ) -> list[dict[str, Any]]:
     """One row per size, in the order given; the speed-up is over the first. The samples are the same for all."""
+    if current_world().size > 1:
+        raise RequestError(f"{named('compare_batch')}: sizes are compared on one device; start it without torchrun")
     limit = request.limit or max(SAMPLES, BATCHES * max(sizes))
     subject = open_subject(dataclasses.replace(request, limit=limit))
     rows: list[dict[str, Any]] = []

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from brim.errors import LostError, RequestError
+from brim.settings.caller import given, named
 from brim.storage.files import read_json, write_atomic
 from brim.storage.journal import JOURNAL_SCHEMA, Journal, journal_lines, read_lines
 from brim.storage.run_folder import check_no_other_run
@@ -28,16 +29,19 @@ def check_contents(folder: Path, *, resume: bool) -> None:
     check_no_other_run(folder, "eval")
     found = _leftovers(folder)
     if resume and not found:
-        raise RequestError(f"--resume: {folder} holds no {NAME} to go on from; leave --resume out")
+        raise RequestError(f"{named('resume')}: {folder} holds no {NAME} to go on from; leave {named('resume')} out")
     if resume or not any(path.stat().st_size > 0 for path in found):
         return
     labels = (read_json(path) for path in folder.glob("journal*.json"))
     if any(isinstance(label, dict) and label.get("schema") == JOURNAL_SCHEMA for label in labels):
         raise RequestError(
-            f"--output {folder}: it holds the results of an evaluation; continue it with --resume, or choose another "
+            f"{given('output', folder)}: it holds the results of an evaluation; continue it with {named('resume')}, "
+            "or choose another "
             "folder"
         )
-    raise RequestError(f"--output {folder}: it holds a {NAME} that brim eval did not write; choose another folder")
+    raise RequestError(
+        f"{given('output', folder)}: it holds a {NAME} that brim eval did not write; choose another folder"
+    )
 
 
 class Journals:
@@ -98,13 +102,14 @@ class Journals:
         except FileNotFoundError as error:
             raise LostError(
                 f"rank 0 does not see {path}, which rank {rank} has written: -o must be a folder that all machines "
-                "share. Copy the file there and start again with --resume"
+                f"share. Copy the file there and start again with {named('resume')}"
             ) from error
         entries, damaged = read_lines(content, _problem)
         if damaged:
             one = damaged[0]
             raise LostError(
-                f"{path}, line {one.line} was damaged during the run ({one.reason}): start again with --resume, which "
+                f"{path}, line {one.line} was damaged during the run ({one.reason}): start again with "
+                f"{named('resume')}, which "
                 "computes it again"
             )
         return entries

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from brim.errors import RequestError
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject
+from brim.settings.caller import written
+from brim.settings.eval_settings import EvalRequest
 
 __all__ = ["Offload"]
 
@@ -27,12 +28,12 @@ class Offload:
         self._applied = True
         device = self._subject.device
         if device.type == "cpu":
-            self._tell("--offload cpu: the model is on the CPU already; there is nothing to move")
+            self._tell(f"{written('offload', 'cpu')}: the model is on the CPU already; there is nothing to move")
             return False
         try:
             from accelerate import cpu_offload
         except ImportError as error:
-            raise RequestError("--offload cpu needs accelerate: pip install accelerate") from error
+            raise RequestError(f"{written('offload', 'cpu')} needs accelerate: pip install accelerate") from error
         self._subject.task.release()
         module = self._subject.model.module.to("cpu")
         cpu_offload(module, execution_device=device)

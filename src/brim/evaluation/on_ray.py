@@ -22,7 +22,6 @@ from brim.evaluation.deal import deal, deal_in_rounds
 from brim.evaluation.journals import Journals, check_contents
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.remote_worker import RemoteWorker, WorkerEvent, WorkerResources
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult, write_record
 from brim.evaluation.subject import SubjectFacts
 from brim.evaluation.summary import RankFigures, plans_to_keep
@@ -30,6 +29,8 @@ from brim.evaluation.worker import Lines
 from brim.ranks.world import current_world
 from brim.running.figures import ExecutionFigures
 from brim.running.ray_cluster import RayCluster, WorkerLostError, connected_ray, forwarded_variables
+from brim.settings.caller import given, named, written
+from brim.settings.eval_settings import EvalRequest
 from brim.storage.fingerprint import differing_parts
 from brim.storage.run_lock import locked_folder
 
@@ -58,11 +59,11 @@ def evaluate_on_ray(
     """
     started_at = datetime.datetime.now(datetime.UTC)
     if current_world().size > 1:
-        raise RequestError("--on ray: Ray starts the workers itself; leave torchrun out")
+        raise RequestError(f"{written('on', 'ray')}: Ray starts the workers itself; leave torchrun out")
     if workers is not None and workers < 1:
-        raise RequestError(f"--workers {workers}: the smallest is 1")
+        raise RequestError(f"{given('workers', workers)}: the smallest is 1")
     if gpus_per_worker is not None and not 0 < gpus_per_worker <= 1:
-        raise RequestError(f"--gpus-per-worker {gpus_per_worker:g}: give a part of one GPU, above 0 and up to 1")
+        raise RequestError(f"{given('gpus_per_worker', gpus_per_worker)}: give a part of one GPU, above 0 and up to 1")
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(locked_folder(output, command="eval", note=listener.note))
         check_contents(folder, resume=request.resume)
@@ -287,7 +288,7 @@ class _WorkerPool:
         if self._losses >= MOST_LOSSES:
             raise LostError(
                 f"{self._losses} workers in a row were lost, the last of them worker {worker.number} "
-                f"({worker.where}): {error}. What is finished is kept: start again with --resume"
+                f"({worker.where}): {error}. What is finished is kept: start again with {named('resume')}"
             )
         others = sum(one.state == "open" for one in self._workers)
         self._shares.extendleft(share for share in deal(left, self._costs, others + 1) if share)
@@ -322,11 +323,13 @@ def _worker_resources(
     if request.device == "cpu" or (gpus == 0 and gpus_per_worker is None):
         count = workers or 1
         if count > cpus:
-            raise RequestError(f"--workers {count}: the Ray cluster has {cpus} CPUs and no GPU for them; ask for fewer")
+            raise RequestError(
+                f"{given('workers', count)}: the Ray cluster has {cpus} CPUs and no GPU for them; ask for fewer"
+            )
         return WorkerResources(workers=count, gpus=0, cpus=max(cpus // count, 1))
     each = 1.0 if gpus_per_worker is None else gpus_per_worker
     most = int(gpus) * int(1 / each + 1e-9)  # a worker's part lies on one GPU
     if (workers or 1) > most:
-        asked = f"--workers {workers}" if workers else f"--gpus-per-worker {each:g}"
+        asked = given("workers", workers) if workers else f"{given('gpus_per_worker', each)}"
         raise RequestError(f"{asked}: the Ray cluster has {gpus:g} GPUs, enough for {most} workers with {each:g} each")
     return WorkerResources(workers=workers or most, gpus=each, cpus=1)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from brim.errors import RequestError
 from brim.evaluation.tasks.registry import add_tasks
 from brim.metrics.registry import add_metrics, import_file
+from brim.settings.caller import given
 
 __all__ = ["load_plugins"]
 
@@ -19,10 +20,10 @@ def load_plugins(paths: Sequence[str]) -> list[str]:
             module = import_file(path)
             found = [*add_metrics(module), *add_tasks(module)]
         except RequestError as error:
-            raise RequestError(f"--plugin {path}: {error}") from error
+            raise RequestError(f"{given('plugin', path)}: {error}") from error
         if not found:
             raise RequestError(
-                f"--plugin {path}: it defines neither a metric nor a task; derive a class from "
+                f"{given('plugin', path)}: it defines neither a metric nor a task; derive a class from "
                 "brim.metrics.base.Metric or brim.evaluation.tasks.base.Task"
             )
         added += found

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from brim.evaluation.listener import EvalListener
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import SubjectFacts, open_subject
 from brim.evaluation.summary import RankFigures, summarise
 from brim.evaluation.worker import Lines, Worker
@@ -23,6 +22,7 @@ from brim.memory.limit import DEFAULT_MARGIN
 from brim.models.placement import resolve_device
 from brim.monitor.trace_file import TraceText
 from brim.running.figures import ExecutionFigures
+from brim.settings.eval_settings import EvalRequest
 
 __all__ = ["RemoteWorker", "WorkerEvent", "WorkerResources"]
 

@@ -17,7 +17,6 @@ from brim.errors import BrimError, DoesNotFitError, RankError, RequestError
 from brim.evaluation.deal import deal
 from brim.evaluation.journals import Journals, check_contents
 from brim.evaluation.listener import EvalListener
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject, SubjectFacts, evaluation_savings, open_subject
 from brim.evaluation.summary import RankFigures, merge_plans, plans_to_keep, summarise
 from brim.evaluation.worker import Lines, Worker
@@ -26,6 +25,8 @@ from brim.ranks.agreement import Agreement, check_same_work
 from brim.ranks.shared_folder import shared_folder
 from brim.ranks.stopping import stop_signal_as_error
 from brim.records import Plan
+from brim.settings.caller import resume_with
+from brim.settings.eval_settings import EvalRequest
 from brim.storage.run_folder import write_run
 
 __all__ = [
@@ -71,11 +72,11 @@ def evaluate(request: EvalRequest, *, output: Path | None = None, listener: Eval
                 return evaluate_together(agreement, request, folder, watcher, open_worker)
         except RankError as error:
             if error.exit_code == RankError.exit_code and (folder / "samples.jsonl").exists():
-                error.args = (f"{error}\nWhat is finished is kept: go on with --resume -o {folder}",)
+                error.args = (f"{error}\nWhat is finished is kept: go on with {resume_with(folder)}",)
             raise
         except KeyboardInterrupt:
             if agreement.world.rank == 0 and (folder / "samples.jsonl").exists():
-                watcher.note(f"what is finished is kept: go on with --resume -o {folder}")
+                watcher.note(f"what is finished is kept: go on with {resume_with(folder)}")
             raise
 
 

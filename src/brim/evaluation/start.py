@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import nn
 
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject
 from brim.evaluation.tasks.generate import GenerateTask
 from brim.evaluation.workload import workload_to_trace
@@ -24,6 +23,7 @@ from brim.memory.devices import DeviceMemory, device_name
 from brim.memory.environment import environment_facts
 from brim.records import Plan, Probe
 from brim.running.interrupts import InterruptWatch
+from brim.settings.eval_settings import EvalRequest
 from brim.sizing.constants import LONGEST_TRACE_SECONDS
 from brim.sizing.live import LiveSizer
 from brim.sizing.plans import PlanFile

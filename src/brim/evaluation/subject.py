@@ -12,7 +12,6 @@ from brim.data.base import BadRecord, SampleSet
 from brim.data.open import DataRequest, open_data
 from brim.errors import RequestError
 from brim.evaluation.plugins import load_plugins
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.tasks.base import Task, TaskSettings
 from brim.evaluation.tasks.registry import make_task
 from brim.generation.settings import GenerationSettings
@@ -24,6 +23,8 @@ from brim.models.load import load_model
 from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.placement import resolve_device, resolve_precision
 from brim.records import Mode, Unit
+from brim.settings.caller import given, pair
+from brim.settings.eval_settings import EvalRequest
 from brim.storage.fingerprint import combined_fingerprint
 
 __all__ = ["Subject", "SubjectFacts", "evaluation_savings", "open_subject", "read_data"]
@@ -142,14 +143,14 @@ def read_data(request: EvalRequest) -> SampleSet:
         )
     )
     if not data.samples:
-        raise RequestError(f"--data {request.data}: it holds no samples")
+        raise RequestError(f"{given('data', request.data)}: it holds no samples")
     return data
 
 
 def _task_settings(request: EvalRequest) -> TaskSettings:
     new_tokens = request.max_new_tokens or request.knobs.get("max_new_tokens")
     if new_tokens is not None and (not str(new_tokens).isdecimal() or int(new_tokens) < 1):
-        raise RequestError(f"--knob max_new_tokens={new_tokens}: it must be a whole number from 1")
+        raise RequestError(f"{pair('knob', 'max_new_tokens', new_tokens)}: it must be a whole number from 1")
     generation = GenerationSettings(
         max_new_tokens=1,  # the task puts its own number here
         temperature=request.temperature,

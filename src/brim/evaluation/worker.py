@@ -18,7 +18,6 @@ from brim.evaluation.gpu_clock import GpuClock
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.model_memory import ModelMemory
 from brim.evaluation.offload import Offload
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.scoring import Scorer
 from brim.evaluation.stage_clock import StageClock
 from brim.evaluation.start import MakeForecast, Start, StartingPoint, forecast_first_batch
@@ -32,6 +31,8 @@ from brim.running.answers import one_for_each
 from brim.running.executor import Executor, ItemFailure, Pending
 from brim.running.figures import ExecutionFigures
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
+from brim.settings.caller import named
+from brim.settings.eval_settings import EvalRequest
 from brim.sizing.live import LiveSizer
 from brim.sizing.priors import Prior
 
@@ -199,7 +200,9 @@ class Worker:
         good = [place for place, one in enumerate(prepared) if not isinstance(one, NotPrepared)]
         if self.request.fail_fast and len(good) < len(items):
             place, bad = next((place, one) for place, one in enumerate(prepared) if isinstance(one, NotPrepared))
-            raise RequestError(f"--fail-fast: sample {self.subject.task.samples[items[place]].id}: {bad.message}")
+            raise RequestError(
+                f"{named('fail_fast')}: sample {self.subject.task.samples[items[place]].id}: {bad.message}"
+            )
         self._clock.begin()
         pending: Pending | None = None
         if good:

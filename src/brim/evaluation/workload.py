@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from brim.errors import RequestError, plural
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.subject import Subject, evaluation_savings, open_subject
 from brim.evaluation.tasks.base import Task
 from brim.evaluation.tasks.choice import ChoiceTask
@@ -24,6 +23,7 @@ from brim.evaluation.tasks.multimodal import joined
 from brim.models.loaded import LoadedModel
 from brim.records import Mode
 from brim.running.executor import Pending
+from brim.settings.eval_settings import EvalRequest
 from brim.workloads.base import Workload
 from brim.workloads.generate import GenerateWorkload
 

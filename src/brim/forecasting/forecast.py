@@ -24,6 +24,7 @@ from brim.memory.remedies import memory_remedies
 from brim.ranks.unwrap import communication_bytes
 from brim.ranks.world import current_world
 from brim.records import Forecast
+from brim.settings.caller import given, named, written
 from brim.settings.search_settings import DEFAULT_MAX_SIZE
 from brim.settings.sizes import format_bytes
 from brim.workloads.base import Workload
@@ -38,7 +39,6 @@ __all__ = [
     "gpu_of_device",
 ]
 
-_MORE_MEMORY = "a card with more memory (--gpu NAME, --memory SIZE)"
 
 TraceFunction = Callable[[Workload, int, Target | None], Trace]
 _MADE_FOR = ("data", "classes", "knobs", "dtype", "optimizer", "gradient_checkpointing", "parameters")
@@ -202,14 +202,17 @@ class Forecaster:
     def largest(self, *, power_of_two: bool = False, multiple_of: int = 1) -> int:
         """The largest size that fits, 0 when none does."""
         if multiple_of < 1:
-            raise RequestError(f"--multiple-of {multiple_of}: give a whole number from 1")
+            raise RequestError(f"{given('multiple_of', multiple_of)}: give a whole number from 1")
         limit = self._reservable_bytes - self._beside
         size = self.model().largest_within(limit, smallest=self.smallest, largest=self.largest_allowed)
         size -= size % multiple_of
         if power_of_two and size:
             size = 1 << (size.bit_length() - 1)
             if size % multiple_of:
-                raise RequestError(f"--multiple-of {multiple_of}: with --power-of-two it must be a power of two itself")
+                raise RequestError(
+                    f"{given('multiple_of', multiple_of)}: with {named('power_of_two')} it must be a power of two "
+                    "itself"
+                )
         return size if size >= self.smallest else 0
 
     def model(self, size: int | None = None) -> SizeModel:
@@ -229,7 +232,8 @@ class Forecaster:
         """What to say when not even the smallest size fits."""
         least = self.at(self.smallest)
         unit = "sample" if self.smallest == 1 else "samples"
-        found = memory_remedies(self._traced.workload.savings, batch_size=self.smallest, more=_MORE_MEMORY)
+        more = f"a card with more memory ({written('gpu', 'NAME')}, {written('memory', 'SIZE')})"
+        found = memory_remedies(self._traced.workload.savings, batch_size=self.smallest, more=more)
         remedies = "\n  - ".join(found)
         return DoesNotFitError(
             f"a batch of {self.smallest} {unit} does not fit {self.gpu.name}: it would take about "
@@ -263,7 +267,7 @@ class Forecaster:
 def choose_gpu(gpu: str | None, memory: str | int | None) -> Gpu:
     """The card that is meant: a named one, one known by its memory, this machine's, or the reference card."""
     if gpu is not None and memory is not None:
-        raise RequestError(f"--gpu {gpu} and --memory {memory} both name a card; give one")
+        raise RequestError(f"{given('gpu', gpu)} and {given('memory', memory)} both name a card; give one")
     if gpu is not None:
         return find_gpu(gpu)
     if memory is not None:
@@ -313,7 +317,7 @@ def _checked_margin(margin: float | None) -> float:
     if margin is None:
         return DEFAULT_MARGIN
     if not 0 <= margin < 1:
-        raise RequestError(f"--margin {margin}: give a fraction from 0 to below 1")
+        raise RequestError(f"{given('margin', margin)}: give a fraction from 0 to below 1")
     return margin
 
 

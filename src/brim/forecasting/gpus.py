@@ -17,6 +17,7 @@ from typing import Any
 
 from brim.errors import RequestError, nearest_names
 from brim.forecasting.events import Target
+from brim.settings.caller import given, written
 from brim.settings.sizes import format_bytes, parse_bytes
 
 __all__ = ["Gpu", "catalogue", "find_gpu", "gpu_of_memory"]
@@ -78,17 +79,17 @@ def find_gpu(text: str) -> Gpu:
             return fitting[0]
     near = nearest_names(text.lower(), [gpu.key for gpu in catalogue()]) or _same_number(asked)
     raise RequestError(
-        f"--gpu {text}: brim knows no such card{near or '; brim forecast --gpus lists them'}"
-        " (any other card: --memory SIZE, as the driver reports it)"
+        f"{given('gpu', text)}: brim knows no such card{near or '; brim forecast --gpus lists them'}"
+        f" (any other card: {written('memory', 'SIZE')}, as the driver reports it)"
     )
 
 
 def gpu_of_memory(memory: str | int) -> Gpu:
     """A card known only by its memory; its architecture is taken for that of an A100."""
-    size = parse_bytes(memory, argument="--memory")
+    size = parse_bytes(memory, name="memory")
     if size <= UNKNOWN_CONTEXT_BYTES:
         raise RequestError(
-            f"--memory {memory}: a CUDA context alone takes about {format_bytes(UNKNOWN_CONTEXT_BYTES)}; "
+            f"{given('memory', memory)}: a CUDA context alone takes about {format_bytes(UNKNOWN_CONTEXT_BYTES)}; "
             "write a card's memory such as 24GiB"
         )
     return Gpu(

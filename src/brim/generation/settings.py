@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from brim.errors import RequestError
+from brim.settings.caller import given, named
 
 __all__ = ["GenerationSettings", "TokenIds"]
 
@@ -27,11 +28,11 @@ class GenerationSettings:
         if self.max_new_tokens < 1:
             raise RequestError(f"max_new_tokens={self.max_new_tokens}: the smallest is 1")
         if self.temperature < 0:
-            raise RequestError(f"--temperature {self.temperature:g}: it must be 0 (greedy) or more")
+            raise RequestError(f"{given('temperature', self.temperature)}: it must be 0 (greedy) or more")
         if not 0 < self.top_p <= 1:
-            raise RequestError(f"--top-p {self.top_p:g}: it must lie above 0 and at most at 1")
+            raise RequestError(f"{given('top_p', self.top_p)}: it must lie above 0 and at most at 1")
         if any(not stop for stop in self.stop_strings):
-            raise RequestError("--stop '': a stop string must not be empty")
+            raise RequestError(f"{named('stop')} '': a stop string must not be empty")
 
     @property
     def samples(self) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 
 from brim.errors import RequestError
 from brim.memory.devices import DeviceMemory
+from brim.settings.caller import written
 from brim.settings.sizes import format_bytes
 
 __all__ = ["DEFAULT_MARGIN", "MemoryLimit", "resolve_limit"]
@@ -23,10 +24,8 @@ class MemoryLimit:
     explicit: bool  # the user named the limit
 
 
-def resolve_limit(
-    memory: DeviceMemory, *, asked_bytes: int | None, margin: float | None, argument: str = "--memory-limit "
-) -> MemoryLimit:
-    """The limit asked for, or all that is available now; less the margin. `argument` is how the caller writes it.
+def resolve_limit(memory: DeviceMemory, *, asked_bytes: int | None, margin: float | None) -> MemoryLimit:
+    """The limit asked for, or all that is available now; less the margin.
 
     A limit that the user names is taken at its word (margin 0 unless given); without one, 5 % of what
     is available stays free, because a card is rarely as empty later as it is now.
@@ -38,7 +37,7 @@ def resolve_limit(
         return MemoryLimit(usable_bytes=int(available * (1 - margin)), margin=margin, explicit=False)
     if asked_bytes > total:
         raise RequestError(
-            f"{argument}{format_bytes(asked_bytes)}: {memory.device} has {format_bytes(total)}; "
+            f"{written('memory_limit', format_bytes(asked_bytes))}: {memory.device} has {format_bytes(total)}; "
             "give a smaller limit, or leave it out to use what is free"
         )
     margin = 0.0 if margin is None else margin

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from brim.settings.caller import named
+
 __all__ = ["HALF_PRECISION", "memory_remedies", "memory_savings"]
 
 HALF_PRECISION = "half precision (about half of what is in float32)"
@@ -29,8 +31,10 @@ def memory_remedies(
     savings: Sequence[str],
     *,
     batch_size: int = 1,
-    more: str = "another device with more memory, or a larger --memory-limit",
+    more: str | None = None,
 ) -> list[str]:
     """Remedies for a workload that does not fit: a smaller batch, what `savings` names, more memory."""
+    if more is None:
+        more = f"another device with more memory, or a larger {named('memory_limit')}"
     smaller = [f"a smaller batch (it was {batch_size})"] if batch_size > 1 else []
     return [*smaller, *savings, more]

@@ -16,6 +16,7 @@ from brim.errors import DoesNotFitError
 from brim.memory.devices import device_uuid, memory_of
 from brim.memory.failures import Failure, FailureKind, classify
 from brim.monitor.nvml import device_memory, processes_on
+from brim.settings.caller import named
 from brim.settings.sizes import format_bytes
 
 __all__ = ["load_failure", "place_weights"]
@@ -54,7 +55,8 @@ def load_failure(
         device = "cuda" if torch.cuda.is_initialized() else "cpu"
     return DoesNotFitError(
         f"{what}: not enough memory on {device}: {_needed(failure, needed_bytes)}{_room_on(torch.device(device))} "
-        f"({failure.reason}).\nEnd what holds the memory, choose another --device, or load less: --dtype bfloat16 "
+        f"({failure.reason}).\nEnd what holds the memory, choose another {named('device')}, or load less: "
+        f"{named('dtype')} bfloat16 "
         "halves what is in float32"
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from brim.errors import RequestError
 from brim.metrics.base import Metric, as_text, reference_list, summary_of
+from brim.settings.caller import named
 
 __all__ = ["Bleu"]
 
@@ -46,6 +47,7 @@ def _scorer(*, effective_order: bool) -> Any:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError as error:
         raise RequestError(
-            f"metric bleu needs the library sacrebleu ({error}): pip install sacrebleu, or leave bleu out of --metrics"
+            f"metric bleu needs the library sacrebleu ({error}): pip install sacrebleu, or leave bleu out of "
+            f"{named('metrics')}"
         ) from error
     return BLEU(effective_order=effective_order, force=True)  # force: no warning about texts that look tokenised

@@ -23,6 +23,7 @@ from brim.metrics.rouge import RougeL
 from brim.metrics.token_f1 import TokenF1
 from brim.metrics.topk import TopK
 from brim.metrics.vqa import VqaAccuracy, VqaAccuracySimple
+from brim.settings.caller import given
 
 __all__ = [
     "ALIASES", "add_metrics", "get_metric", "import_file", "load_metric_file", "metric_names", "parse_metrics",
@@ -94,7 +95,7 @@ def parse_metrics(text: str | Iterable[str]) -> list[Metric]:
     parts = text.split(",") if isinstance(text, str) else list(text)
     names = [part.strip() for part in parts if part.strip()]
     if not names:
-        raise RequestError(f"--metrics {text!r} names no metric; there are {', '.join(metric_names())}")
+        raise RequestError(f"{given('metrics', text)} names no metric; there are {', '.join(metric_names())}")
     return list({metric.name: metric for metric in map(get_metric, names)}.values())
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from brim.errors import RequestError
 from brim.metrics.base import Metric, as_text
+from brim.settings.caller import named
 
 __all__ = ["RougeL"]
 
@@ -32,6 +33,6 @@ def _scorer() -> Any:
     except ImportError as error:
         raise RequestError(
             f"metric rouge_l needs the library rouge-score ({error}): pip install rouge-score, "
-            "or leave rouge out of --metrics"
+            f"or leave rouge out of {named('metrics')}"
         ) from error
     return RougeScorer(["rougeL"], use_stemmer=False)

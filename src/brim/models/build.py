@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -16,13 +15,14 @@ from brim.models.names import ModelName, choose_name, split_prefix
 from brim.models.parts import ModelParts, PartsRequest, Setup, assemble
 from brim.models.placement import DTYPES, resolve_device, resolve_precision
 from brim.records import Mode
+from brim.settings.caller import given, named, written
+from brim.settings.find_settings import WorkloadRequest
 from brim.workloads.base import Workload
 from brim.workloads.checkpointing import can_checkpoint
 from brim.workloads.knobs import Knob, check_knobs
 from brim.workloads.optimizers import optimizer_class
 
 __all__ = [
-    "WorkloadRequest",
     "build_from_json",
     "build_workload",
     "model_knobs",
@@ -35,35 +35,6 @@ _DEFAULT_OPTIMIZER = "adamw"
 _HALVES = ("float16", "bfloat16")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WorkloadRequest:
-    """What was asked for, in plain values, so that another process can build the same workload from its JSON."""
-
-    model: str
-    mode: Mode | None = None  # None: generate for a generative language model, else forward
-    knobs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    device: str = "auto"
-    dtype: str = "auto"
-    optimizer: str = _DEFAULT_OPTIMIZER
-    gradient_checkpointing: bool = False
-    trust_remote_code: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """The request as plain JSON values."""
-        return {**dataclasses.asdict(self), "knobs": dict(self.knobs)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> WorkloadRequest:
-        """Read a request back; an unknown field is a `RequestError`, since ignoring it would change the workload."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        for key in data:
-            if key not in names:
-                raise RequestError(f"workload request: unknown field {key!r}{nearest_names(key, names)}")
-        if "model" not in data:
-            raise RequestError("workload request: the field model is missing")
-        return cls(**data)
-
-
 def build_workload(request: WorkloadRequest) -> tuple[Workload, tuple[str, ...]]:
     """The workload asked for, on its device, and what the user should be told about it."""
     _check_request(request)
@@ -72,9 +43,15 @@ def build_workload(request: WorkloadRequest) -> tuple[Workload, tuple[str, ...]]
         return _build_from_factory(name, request), ()
     mode = request.mode or _natural_mode(name, request)
     if mode == "generate" and name.source != "hf":
-        raise RequestError(f"--mode generate: {name} is an image or video model; use --mode forward or train")
+        raise RequestError(
+            f"{written('mode', 'generate')}: {name} is an image or video model; use {written('mode', 'forward')} or "
+            "train"
+        )
     if mode != "train" and request.gradient_checkpointing:
-        raise RequestError(f"--gradient-checkpointing has no effect in mode {mode}; add --mode train or leave it out")
+        raise RequestError(
+            f"{named('gradient_checkpointing')} has no effect in mode {mode}; add {written('mode', 'train')} or leave "
+            "it out"
+        )
     device = resolve_device(request.device)
     knobs = check_knobs(request.knobs, _knobs(name, request.trust_remote_code), owner=str(name))
     precision = resolve_precision(request.dtype, mode)
@@ -138,8 +115,8 @@ def model_savings(
     counts = [knob.name for knob in knobs if isinstance(knob.default, int) and not isinstance(knob.default, bool)]
     sized = ", ".join(knob for knob in counts if knob != "max_new_tokens")
     smaller = [
-        *(["fewer new tokens (--max-tokens)"] if mode == "generate" else []),
-        *([f"a smaller --knob ({sized})"] if sized else []),
+        *([f"fewer new tokens ({named('max_tokens')})"] if mode == "generate" else []),
+        *([f"a smaller {named('knob')} ({sized})"] if sized else []),
     ]
     if own:
         checkpoints = module is not None and python_factory.takes_argument(name.name, "gradient_checkpointing")
@@ -147,9 +124,9 @@ def model_savings(
         checkpoints = module is not None and can_checkpoint(module)
     takes_dtype = not own or python_factory.takes_argument(name.name, "dtype")
     found = memory_savings(
-        half_precision="--dtype bfloat16" if takes_dtype and dtype not in _HALVES else "",
+        half_precision=written("dtype", "bfloat16") if takes_dtype and dtype not in _HALVES else "",
         smaller=" or ".join(smaller),
-        checkpointing="--gradient-checkpointing" if mode == "train" and checkpoints else "",
+        checkpointing=named("gradient_checkpointing") if mode == "train" and checkpoints else "",
     )
     return found if takes_dtype else (HALF_PRECISION, *found)
 
@@ -193,7 +170,7 @@ def _check_request(request: WorkloadRequest) -> None:
     """What can be told wrong before anything is imported or loaded."""
     if request.mode is not None and request.mode not in get_args(Mode):
         raise RequestError(
-            f"--mode {request.mode}: it must be one of {', '.join(get_args(Mode))}"
+            f"{given('mode', request.mode)}: it must be one of {', '.join(get_args(Mode))}"
             f"{nearest_names(request.mode, get_args(Mode))}"
         )
     resolve_precision(request.dtype, "forward")
@@ -216,12 +193,13 @@ def _build_from_factory(name: ModelName, request: WorkloadRequest) -> Workload:
     workload = python_factory.call_factory(name.name, knobs=knobs, arguments=arguments, device=asked_device)
     if request.mode is not None and workload.mode != request.mode:
         raise RequestError(
-            f"--mode {request.mode}: {name} made a {workload.mode} workload; leave --mode out, or let the factory "
+            f"{given('mode', request.mode)}: {name} made a {workload.mode} workload; leave {named('mode')} out, "
+            "or let the factory "
             "take a parameter `mode` and follow it"
         )
     if request.device != "auto" and workload.device.type != device.type:
         raise RequestError(
-            f"--device {request.device}: {name} made a workload on {workload.device}; let the factory take a "
+            f"{given('device', request.device)}: {name} made a workload on {workload.device}; let the factory take a "
             "parameter `device` and put everything there"
         )
     known = python_factory.factory_knobs(name.name)
@@ -249,12 +227,11 @@ def _check_factory_takes(name: ModelName, request: WorkloadRequest) -> None:
         "optimizer": (request.optimizer, request.optimizer != _DEFAULT_OPTIMIZER),
         "gradient_checkpointing": (request.gradient_checkpointing, request.gradient_checkpointing),
     }
-    for argument, (value, given) in asked.items():
-        if given and not python_factory.takes_argument(name.name, argument):
-            flag = argument.replace("_", "-")
+    for argument, (value, is_given) in asked.items():
+        if is_given and not python_factory.takes_argument(name.name, argument):
             raise RequestError(
-                f"--{flag}{'' if value is True else f' {value}'}: {name} has no parameter {argument!r} to receive it; "
-                "leave the flag out or add the parameter to the factory"
+                f"{given(argument, value)}: {name} has no parameter {argument!r} to receive it; leave "
+                f"{named(argument)} out or add the parameter to the factory"
             )
 
 

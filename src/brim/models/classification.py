@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from brim.errors import RequestError, first_line
 from brim.models.parts import ModelParts, PartsRequest
+from brim.settings.caller import pair, written
 from brim.workloads.model_call import call_model
 from brim.workloads.random_tensors import random_floats, random_integers
 
@@ -34,7 +35,8 @@ def classifier_parts(
     classes = trial.shape[1] if trial.shape is not None and len(trial.shape) == 2 else None
     if request.mode == "train" and classes is None:
         raise RequestError(
-            f"--mode train: {owner} does not give one row of class scores per sample, so there is no loss to train it "
+            f"{written('mode', 'train')}: {owner} does not give one row of class scores per sample, so there is no "
+            "loss to train it "
             "on; give your own with py:FILE:FACTORY"
         )
 
@@ -122,6 +124,6 @@ def _try(
 
 
 def _refused(owner: str, knobs: Mapping[str, Any], error: Exception) -> RequestError:
-    flags = " ".join(f"--knob {name}={value}" for name, value in knobs.items())
+    flags = " ".join(pair("knob", name, value) for name, value in knobs.items())
     reason = first_line(error)
     return RequestError(f"{flags}: {owner} cannot run at this: {reason}; larger values, or the defaults, may work")

@@ -15,6 +15,7 @@ from torch import nn
 from brim.errors import RequestError
 from brim.models.classification import build_and_try
 from brim.models.parts import ModelParts, PartsRequest
+from brim.settings.caller import given, named
 from brim.workloads.random_tensors import random_floats
 
 __all__ = ["detection_loss", "detection_parts"]
@@ -44,8 +45,9 @@ def detection_parts(
     if request.dtype not in (None, torch.float32):
         name = str(request.dtype).removeprefix("torch.")
         raise RequestError(
-            f"--dtype {name}: torchvision's box operations do not take {name} weights, which {owner} would have in a "
-            "forward; leave --dtype out (in training it means autocast, which works)"
+            f"{given('dtype', name)}: torchvision's box operations do not take {name} weights, which {owner} would "
+            "have in a "
+            f"forward; leave {named('dtype')} out (in training it means autocast, which works)"
         )
     model, trial = build_and_try(build, (3, size, size), request, owner=owner, run=_run_backbone)
     if request.mode == "forward":

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from brim.errors import RequestError
+from brim.settings.caller import pair
 from brim.workloads.knobs import Knob, check_knobs
 
 if TYPE_CHECKING:
@@ -272,7 +273,9 @@ def _turn_experts(parts: KnobParts, number: int) -> None:
         if getattr(config, attribute, None) == before:
             setattr(config, attribute, number)
     if not routers:
-        raise RequestError(f"--knob experts_per_token={number}: {type(parts.module).__name__} has no routers to tell")
+        raise RequestError(
+            f"{pair('knob', 'experts_per_token', number)}: {type(parts.module).__name__} has no routers to tell"
+        )
 
 
 def _read_layers(parts: KnobParts) -> Range | None:
@@ -291,7 +294,7 @@ def _turn_layers(parts: KnobParts, number: int) -> None:
     stacks = [(owner, name, stack) for owner, name, stack in _module_lists(decoder) if len(stack) == before]
     if not stacks:
         raise RequestError(
-            f"--knob layers={number}: {type(parts.module).__name__} has no list of {before} layers to cut"
+            f"{pair('knob', 'layers', number)}: {type(parts.module).__name__} has no list of {before} layers to cut"
         )
     for owner, name, stack in stacks:
         setattr(owner, name, stack[:number])

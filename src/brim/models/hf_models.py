@@ -22,6 +22,7 @@ from brim.models.names import model_folders_near
 from brim.models.parts import ModelParts, PartsRequest
 from brim.models.token_batches import plain_token_range, special_token_ids, token_batch, token_knobs
 from brim.records import Mode
+from brim.settings.caller import named, pair, written
 from brim.workloads.knobs import Knob
 from brim.workloads.random_tensors import random_floats, random_integers
 
@@ -89,7 +90,10 @@ def build_parts(request: PartsRequest) -> ModelParts:
     config = load_config(request.name, request.trust_remote_code)
     kind = _batched_kind(request.name, config)
     if request.mode == "generate" and not _generates(kind):
-        raise RequestError(f"--mode generate: hf:{request.name} does not generate; use --mode forward or train")
+        raise RequestError(
+            f"{written('mode', 'generate')}: hf:{request.name} does not generate; use {written('mode', 'forward')} or "
+            "train"
+        )
     if kind == "causal" and request.mode == "generate":
         _check_total_length(request, position_limit(config))
     dtype = request.dtype or own_dtype(config)
@@ -269,7 +273,7 @@ def unreadable(name: str, error: Exception, *, what: str | None = None) -> Reque
     elif not isinstance(error, (OSError, ValueError)) and reason != type(error).__name__:
         reason = f"{type(error).__name__}: {reason}"  # `integer modulo by zero` alone explains little
     if "trust_remote_code" in str(error):
-        reason += " (its code is run only with --trust-remote-code)"
+        reason += f" (its code is run only with {named('trust_remote_code')})"
     return RequestError(f"MODEL hf:{name} cannot be loaded{f' ({what})' if what else ''}: {reason}")
 
 
@@ -340,7 +344,8 @@ def _check_total_length(request: PartsRequest, limit: int | None) -> None:
     tokens, new_tokens = request.knobs["tokens"], request.knobs["max_new_tokens"]
     if limit is not None and tokens + new_tokens > limit:
         raise RequestError(
-            f"--knob tokens={tokens} --knob max_new_tokens={new_tokens}: together {tokens + new_tokens}, but "
+            f"{pair('knob', 'tokens', tokens)} {pair('knob', 'max_new_tokens', new_tokens)}: together "
+            f"{tokens + new_tokens}, but "
             f"hf:{request.name} has {limit} positions; use at most tokens={max(limit - new_tokens, 1)}"
         )
 

@@ -16,6 +16,7 @@ from brim.models import hf_loading, python_factory, timm_models, torchvision_mod
 from brim.models.build import model_knobs, resolve_model
 from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.names import ModelName
+from brim.settings.caller import given
 from brim.workloads.knobs import check_knobs
 
 __all__ = ["KeptModel", "load_model", "put_weights", "read_weights"]
@@ -27,7 +28,7 @@ def load_model(request: LoadRequest) -> LoadedModel:
     """The model asked for, with its weights, on its device and in evaluation mode."""
     name = resolve_model(request.model)
     if name.source in ("py", "hf") and request.weights not in ("auto", "none"):
-        raise RequestError(f"--weights {request.weights}: {name} brings its own weights; leave it out")
+        raise RequestError(f"{given('weights', request.weights)}: {name} brings its own weights; leave it out")
     if name.source == "py":
         return _function(name, request)
     with torch.random.fork_rng(devices=[]):
@@ -91,14 +92,11 @@ def _classifier(name: ModelName, request: LoadRequest) -> LoadedModel:
     return dataclasses.replace(loaded, module=module.eval())
 
 
-def read_weights(path: str, *, argument: str = "--weights") -> tuple[dict[str, Any], str]:
-    """Weights from a safetensors file, or a torch file read without running code, and the file's digest.
-
-    `argument` is the flag or setting that named the file, for messages.
-    """
+def read_weights(path: str) -> tuple[dict[str, Any], str]:
+    """Weights from a safetensors file, or a torch file read without running code, and the file's digest."""
     file = Path(path).expanduser()
     if not file.is_file():
-        raise RequestError(f"{argument} {path}: there is no such file; give auto, none or a file of weights")
+        raise RequestError(f"{given('weights', path)}: there is no such file; give auto, none or a file of weights")
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -109,21 +107,21 @@ def read_weights(path: str, *, argument: str = "--weights") -> tuple[dict[str, A
             state = state.get("state_dict", state) if isinstance(state, dict) else state
     except Exception as error:
         raise RequestError(
-            f"{argument} {path}: it cannot be read as weights ({first_line(error)[:300]}); give a .safetensors file, "
-            "or a state_dict that torch.save wrote"
+            f"{given('weights', path)}: it cannot be read as weights ({first_line(error)[:300]}); give a .safetensors "
+            "file, or a state_dict that torch.save wrote"
         ) from error
     if not isinstance(state, dict) or not any(isinstance(value, torch.Tensor) for value in state.values()):
-        raise RequestError(f"{argument} {path}: it holds no tensors by name; save the model's state_dict()")
+        raise RequestError(f"{given('weights', path)}: it holds no tensors by name; save the model's state_dict()")
     return state, hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def put_weights(module: torch.nn.Module, state: Mapping[str, Any], path: str, *, argument: str = "--weights") -> None:
+def put_weights(module: torch.nn.Module, state: Mapping[str, Any], path: str) -> None:
     """Load a state dict whole: a `RequestError` names the entries that are missing, unknown or of another shape."""
     try:
         module.load_state_dict(state)
     except Exception as error:
         reason = _differences(module.state_dict(), state) or first_line(error)[:300]
-        raise RequestError(f"{argument} {path}: it does not fit this model ({reason})") from error
+        raise RequestError(f"{given('weights', path)}: it does not fit this model ({reason})") from error
 
 
 def _differences(own: Mapping[str, Any], state: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from brim.errors import RequestError
 from brim.models.molecules import MoleculeEncoder, silence
+from brim.settings.caller import written
 from brim.workloads.knobs import check_knobs
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class MinimolEncoder(MoleculeEncoder):
         except ImportError as error:
             raise RequestError(
                 f"encoder minimol: its package cannot be loaded ({error}); docs/molecules.md has the install recipe, "
-                "and --encoder morgan needs RDKit only"
+                f"and {written('encoder', 'morgan')} needs RDKit only"
             ) from error
         from brim.models.placement import resolve_device
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from brim.errors import RequestError, nearest_names
+from brim.settings.ood_settings import ENCODERS
 from brim.workloads.knobs import Knob, check_knobs
 
 if TYPE_CHECKING:
@@ -24,11 +25,9 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
 __all__ = [
-    "ENCODERS", "MoleculeEncoder", "MorganEncoder", "encoder_knobs", "knobs_for", "load_encoder", "silence",
+    "MoleculeEncoder", "MorganEncoder", "encoder_knobs", "knobs_for", "load_encoder", "silence",
     "smiles_problem",
 ]  # fmt: skip
-
-ENCODERS = ("morgan", "minimol", "unimol")
 
 
 class MoleculeEncoder(abc.ABC):

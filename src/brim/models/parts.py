@@ -13,6 +13,7 @@ from brim.errors import RequestError, plural
 from brim.memory.weights import place_weights
 from brim.models.placement import Precision
 from brim.records import Mode
+from brim.settings.caller import written
 from brim.workloads.base import Workload
 from brim.workloads.checkpointing import enable_gradient_checkpointing
 from brim.workloads.forward import ForwardWorkload
@@ -84,7 +85,10 @@ def assemble(parts: ModelParts, setup: Setup, identity: Mapping[str, Any]) -> tu
         forward = ForwardWorkload(model=model, make_batch=make_batch, device=setup.device, identity=identity)
         return forward, parts.notes
     if parts.max_new_tokens is None:
-        raise RequestError(f"--mode generate: {identity.get('model')} does not generate; use --mode forward or train")
+        raise RequestError(
+            f"{written('mode', 'generate')}: {identity.get('model')} does not generate; use "
+            f"{written('mode', 'forward')} or train"
+        )
     generate = GenerateWorkload(
         model=model,
         make_batch=make_batch,

@@ -10,6 +10,7 @@ import torch
 
 from brim.errors import RequestError, nearest_names
 from brim.records import Mode
+from brim.settings.caller import given
 
 __all__ = ["DTYPES", "Precision", "resolve_device", "resolve_precision"]
 
@@ -29,7 +30,7 @@ def resolve_precision(text: str, mode: Mode) -> Precision:
     """What `--dtype` asks for: in training half precision is autocast over float32 weights, else the weights' dtype."""
     if text != "auto" and text not in DTYPES:
         names = ("auto", *DTYPES)
-        raise RequestError(f"--dtype {text}: it must be one of {', '.join(names)}{nearest_names(text, names)}")
+        raise RequestError(f"{given('dtype', text)}: it must be one of {', '.join(names)}{nearest_names(text, names)}")
     dtype = DTYPES.get(text)
     if mode != "train":
         return Precision(weights=dtype)
@@ -55,7 +56,7 @@ def resolve_device(text: str) -> torch.device:
         raise _absent(text)
     asked = re.fullmatch(r"cuda:(\d+)", text)
     if asked is None and text != "cuda":
-        raise RequestError(f"--device {text}: it must be auto, cpu, cuda, cuda:N or mps; here: {_devices()}")
+        raise RequestError(f"{given('device', text)}: it must be auto, cpu, cuda, cuda:N or mps; here: {_devices()}")
     index = int(asked[1]) if asked else 0
     if index >= (torch.cuda.device_count() if torch.cuda.is_available() else 0):
         raise _absent(text)
@@ -72,7 +73,7 @@ def _local_rank(count: int) -> int:
 
 
 def _absent(text: str) -> RequestError:
-    return RequestError(f"--device {text}: there is no such device; here: {_devices()}")
+    return RequestError(f"{given('device', text)}: there is no such device; here: {_devices()}")
 
 
 def _devices() -> str:

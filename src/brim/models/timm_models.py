@@ -12,6 +12,7 @@ from brim.errors import RequestError, first_line, nearest_names
 from brim.models.classification import classifier_parts
 from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.parts import ModelParts, PartsRequest
+from brim.settings.caller import written
 from brim.workloads.knobs import Knob
 
 __all__ = ["build_parts", "load", "model_knobs", "model_names"]
@@ -57,8 +58,9 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
     except (OSError, RuntimeError, ValueError) as error:  # no network, no published weights
         reason = first_line(error)
         raise RequestError(
-            f"timm:{name}: its published weights cannot be had ({reason}); give a file with --weights FILE, or "
-            "--weights none for random ones"
+            f"timm:{name}: its published weights cannot be had ({reason}); give a file with "
+            f"{written('weights', 'FILE')}, or "
+            f"{written('weights', 'none')} for random ones"
         ) from error
     asked = {} if size is None else {"input_size": (_configuration(name).input_size[0], size, size)}
     settings = timm.data.resolve_data_config(asked, model=module)

@@ -17,6 +17,7 @@ from brim.models.detection import detection_parts
 from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.parts import ModelParts, PartsRequest
 from brim.models.segmentation import segmentation_parts
+from brim.settings.caller import written
 from brim.workloads.knobs import Knob
 
 __all__ = ["Kind", "build_parts", "load", "model_kind", "model_knobs", "model_names", "untrained"]
@@ -127,8 +128,9 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
     except (OSError, RuntimeError, ValueError) as error:  # no network, a proxy, a broken download
         reason = first_line(error)
         raise RequestError(
-            f"torchvision:{name}: its published weights cannot be had ({reason}); give a file with --weights FILE, or "
-            "--weights none for random ones"
+            f"torchvision:{name}: its published weights cannot be had ({reason}); give a file with "
+            f"{written('weights', 'FILE')}, or "
+            f"{written('weights', 'none')} for random ones"
         ) from error
     if published is None and name.startswith("mvit_") and frames is not None:
         _set_clip_size(module, frames, size)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from brim.errors import RequestError
 from brim.models.molecules import MoleculeEncoder, silence
+from brim.settings.caller import written
 from brim.workloads.knobs import Knob, check_knobs
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class UnimolEncoder(MoleculeEncoder):
         except ImportError as error:
             raise RequestError(
                 f"encoder unimol: its package cannot be loaded ({error}); pip install unimol-tools, see "
-                "docs/molecules.md; --encoder morgan needs RDKit only"
+                f"docs/molecules.md; {written('encoder', 'morgan')} needs RDKit only"
             ) from error
         from brim.models.placement import resolve_device
 

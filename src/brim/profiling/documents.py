@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.advice.pareto import recommend
-from brim.profiling.request import ProfileRequest
+from brim.settings.profile_settings import ProfileRequest
 from brim.storage.files import write_atomic, write_json
 from brim.storage.run_folder import write_run
 

@@ -14,14 +14,15 @@ from typing import Any
 
 from brim.errors import RequestError
 from brim.evaluation.listener import EvalListener
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import run_subject
 from brim.evaluation.subject import Subject, open_subject
 from brim.memory.devices import memory_of
 from brim.models.load import KeptModel
 from brim.ranks.world import current_world
+from brim.settings.eval_settings import EvalRequest
+from brim.settings.profile_settings import ProfileRequest
 
-__all__ = ["SpeedRow", "explain_speed"]
+__all__ = ["SpeedRow", "explain_point", "explain_speed"]
 
 SAMPLES = 256
 USUAL_BATCH = 32  # what people write down when they have not looked
@@ -84,6 +85,12 @@ SWITCHES = (
             where=lambda subject: _on_cuda(subject) and _generates(subject)),
     _Switch(name="scoring beside the device", setting="scored between batches", off=_with(overlap=False)),
 )  # fmt: skip
+
+
+def explain_point(request: ProfileRequest, *, listener: EvalListener | None = None) -> list[SpeedRow]:
+    """The rows at the one point of a profile."""
+    knobs = {name: values[0] for name, values in request.axes.items() if values is not None}
+    return explain_speed(dataclasses.replace(request.base, knobs=knobs), listener=listener)
 
 
 def explain_speed(request: EvalRequest, *, listener: EvalListener | None = None) -> list[SpeedRow]:

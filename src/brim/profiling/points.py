@@ -9,8 +9,9 @@ from typing import Any
 from brim.errors import RequestError, nearest_names
 from brim.models.build import model_knobs, parse_knobs, resolve_model
 from brim.models.placement import DTYPES
-from brim.profiling.request import ProfileRequest
+from brim.settings.caller import given, named, pair, written
 from brim.settings.knob_points import make_points, sample_points, start_from
+from brim.settings.profile_settings import ProfileRequest
 from brim.workloads.knobs import Knob
 
 __all__ = ["Point", "plan_points", "point_folder", "point_label", "whole_range"]
@@ -32,16 +33,17 @@ def plan_points(request: ProfileRequest) -> list[Point]:
     count = math.prod(len(values) for values in lists.values()) if request.pairing == "cross" else 0
     if count > MOST_POINTS:
         raise RequestError(
-            f"--knob: {count:,} combinations; {MOST_POINTS:,} at most. Draw some with --sample lhs --num-points 50"
+            f"{named('knob')}: {count:,} combinations; {MOST_POINTS:,} at most. Draw some with "
+            f"{written('sample', 'lhs')} {written('num_points', '50')}"
         )
     if request.sample is not None and request.num_points is not None:
         points = sample_points(lists, request.num_points, strategy=request.sample, seed=request.base.seed)
     else:
         points = make_points(lists, pairing=request.pairing)
-    for named, size in request.batch_size_for:
-        if not any(matches(point, named) for point in points):
-            told = ",".join(f"{name}={value}" if name else value for name, value in named.items())
-            raise RequestError(f"--batch-size-for {told}={size}: no point of this profile has {told}")
+    for place, size in request.batch_size_for:
+        if not any(matches(point, place) for point in points):
+            told = ",".join(f"{name}={value}" if name else value for name, value in place.items())
+            raise RequestError(f"{written('batch_size_for', f'{told}={size}')}: no point of this profile has {told}")
     if request.order == "given":
         return points
     points = sorted(points, key=lambda point: tuple(_sortable(value) for value in point.values()))
@@ -72,7 +74,10 @@ def whole_range(knob: Knob) -> tuple[Any, ...]:
     if isinstance(knob.default, bool):
         return (False, True)
     if not isinstance(knob.default, int) or knob.minimum is None:
-        raise RequestError(f"--knob {knob.name}: it has no range; give its values, such as --knob {knob.name}=a,b")
+        raise RequestError(
+            f"{given('knob', knob.name)}: it has no range; give its values, such as "
+            f"{written('knob', f'{knob.name}=a,b')}"
+        )
     step = knob.multiple_of
     low = -(-max(knob.minimum, 1 if knob.minimum != 0 else 0) // step) * step
     high = max(knob.maximum if knob.maximum is not None else knob.default, low)
@@ -95,10 +100,12 @@ def _values(request: ProfileRequest, name: str, values: Sequence[Any] | None) ->
             names = [knob.name for knob in known]
             has = f"it has {', '.join(names)}" if names else "it has none"
             owner = resolve_model(base.model)
-            raise RequestError(f"--knob {name}: {owner} has no such knob ({has}){nearest_names(name, names)}")
+            raise RequestError(f"{given('knob', name)}: {owner} has no such knob ({has}){nearest_names(name, names)}")
         return whole_range(knob)
     if not values:
-        raise RequestError(f"--knob {name}: its list of values is empty; give some, such as --knob {name}=2-13")
+        raise RequestError(
+            f"{given('knob', name)}: its list of values is empty; give some, such as {written('knob', f'{name}=2-13')}"
+        )
     fixed = {other: value for other, value in base.knobs.items() if other not in ("max_new_tokens", "dtype")}
     parsed = parse_knobs(
         base.model, [{**fixed, name: value} for value in values], trust_remote_code=base.trust_remote_code
@@ -115,7 +122,8 @@ def _check_new_tokens(request: ProfileRequest) -> None:
     knob = next((knob for knob in known if knob.name == "max_new_tokens"), None)
     if knob is not None and knob.maximum is not None and base.max_new_tokens > knob.maximum:
         raise RequestError(
-            f"--max-tokens {base.max_new_tokens}: {resolve_model(base.model)} has {knob.maximum} positions; use fewer "
+            f"{given('max_tokens', base.max_new_tokens)}: {resolve_model(base.model)} has {knob.maximum} positions; "
+            "use fewer "
             f"than {knob.maximum}, less the tokens of a prompt"
         )
 
@@ -125,7 +133,7 @@ def _dtypes(values: Sequence[Any] | None) -> tuple[str, ...]:
         return tuple(DTYPES)
     for value in values:
         if value not in DTYPES:
-            raise RequestError(f"--knob dtype={value}: it must be one of {', '.join(DTYPES)}")
+            raise RequestError(f"{pair('knob', 'dtype', value)}: it must be one of {', '.join(DTYPES)}")
     return tuple(values)
 
 
@@ -135,7 +143,7 @@ def _first(request: ProfileRequest, name: str, values: Sequence[Any]) -> Any:
     try:
         return kind(request.start_from)
     except (TypeError, ValueError):
-        raise RequestError(f"--start-from {request.start_from}: {name} takes {kind.__name__} values") from None
+        raise RequestError(f"{given('start_from', request.start_from)}: {name} takes {kind.__name__} values") from None
 
 
 def _sortable(value: Any) -> tuple[int, Any]:

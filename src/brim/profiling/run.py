@@ -16,7 +16,6 @@ from typing import Any
 from brim.data.base import SampleSet
 from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
 from brim.evaluation.listener import EvalListener
-from brim.evaluation.request import EvalRequest
 from brim.evaluation.run import EvalResult, evaluate_together
 from brim.evaluation.stage_clock import StageClock
 from brim.evaluation.subject import open_subject, read_data
@@ -28,10 +27,12 @@ from brim.profiling.entry import done_entry, failed_entry, mark_saturation
 from brim.profiling.latency import time_single_samples
 from brim.profiling.listener import ProfileListener
 from brim.profiling.points import Point, matches, plan_points, point_folder, point_label
-from brim.profiling.request import ProfileRequest, scale_for
 from brim.ranks.agreement import Agreement
 from brim.ranks.shared_folder import shared_folder
 from brim.ranks.stopping import stop_signal_as_error
+from brim.settings.caller import given, named, resume_with
+from brim.settings.eval_settings import EvalRequest
+from brim.settings.profile_settings import ProfileRequest, scale_for
 from brim.sizing.priors import NeighbourPriors, Prior
 from brim.storage.files import read_json, write_json
 from brim.storage.fingerprint import fingerprint
@@ -87,7 +88,7 @@ def profile(
         try:
             run.go(set(looking.values[0]))
         except KeyboardInterrupt:
-            listener.note(f"what is finished is kept: go on with --resume -o {folder}")
+            listener.note(f"what is finished is kept: go on with {resume_with(folder)}")
             raise
     return ProfileResult(folder=folder, document=run.document if agreement.world.rank == 0 else {})
 
@@ -99,7 +100,8 @@ def _check_contents(folder: Path, *, resume: bool) -> None:
     begun = any(next(points.glob(f"*/{name}"), None) is not None for name in (POINT_FILE, "samples.jsonl"))
     if begun and not resume:
         raise RequestError(
-            f"--output {folder}: it holds a profile already; continue it with --resume, or choose another folder"
+            f"{given('output', folder)}: it holds a profile already; continue it with {named('resume')}, or choose "
+            "another folder"
         )
 
 
@@ -167,7 +169,7 @@ class _Run:
             singles = self._opener.time_singles(self.request.latency_samples) if self.rank == 0 else []
         except LostError as error:
             if error.exit_code == LostError.exit_code:
-                error.args = (f"{error}\nWhat is finished is kept: go on with --resume -o {self.folder}",)
+                error.args = (f"{error}\nWhat is finished is kept: go on with {resume_with(self.folder)}",)
                 raise
             return failed_entry(point, str(error), folder=told, exit_code=error.exit_code, started_at=started_at)
         except Exception as error:
@@ -219,7 +221,8 @@ class _Run:
             return None
         if kept.get("identity") != self._identity(point):
             raise RequestError(
-                f"--resume: {folder / POINT_FILE} was made with another model, data or settings; choose another folder"
+                f"{named('resume')}: {folder / POINT_FILE} was made with another model, data or settings; choose "
+                "another folder"
             )
         entry: dict[str, Any] = kept["entry"]
         return entry

@@ -10,14 +10,35 @@ from typing import Any
 
 from brim.errors import RequestError
 from brim.reporting.read import Run, open_run
+from brim.settings.other_settings import REPORT, ReportSettings
 from brim.storage.files import write_atomic
 
-__all__ = ["COMPARISON", "REPORT", "check_libraries", "write_comparison", "write_report"]
-
-REPORT = "report.html"
-COMPARISON = "report-compare.html"
+__all__ = ["ReportResult", "check_libraries", "report_as", "write_comparison", "write_report"]
 
 _LIBRARIES = {"altair": "altair", "vl_convert": "vl-convert-python", "jinja2": "jinja2"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportResult:
+    """A page that was written; of a comparison, `document` has its figures."""
+
+    path: Path
+    document: dict[str, Any]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What stands on top of the page."""
+        return tuple(self.document.get("warnings", ()))
+
+
+def report_as(settings: ReportSettings) -> ReportResult:
+    """The page of a run, or one that compares several."""
+    if len(settings.runs) == 1:
+        path = write_report(settings.runs[0], output=settings.page)
+        document = {"schema": "brim.report/1", "run": str(settings.runs[0]), "report": str(path)}
+        return ReportResult(path=path, document=document)
+    assert settings.page is not None  # a comparison has a page of its own
+    return ReportResult(path=settings.page, document=write_comparison(settings.runs, settings.page))
 
 
 def write_report(folder: Path, *, output: Path | None = None) -> Path:

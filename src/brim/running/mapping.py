@@ -172,8 +172,8 @@ def _memory(device: Any, memory_limit: int | str | None) -> tuple[Any, int | Non
     from brim.memory.limit import resolve_limit
 
     memory = memory_of(existing_device(device, argument="device="))
-    asked = None if memory_limit is None else parse_bytes(memory_limit, argument="memory_limit")
-    limit = resolve_limit(memory, asked_bytes=asked, margin=None, argument="memory_limit=")
+    asked = None if memory_limit is None else parse_bytes(memory_limit)
+    limit = resolve_limit(memory, asked_bytes=asked, margin=None)
     return memory, limit.usable_bytes
 
 

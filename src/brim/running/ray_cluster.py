@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import LostError, RequestError, first_line
+from brim.settings.caller import written
 
 __all__ = ["Answer", "RayCluster", "WorkerLostError", "connected_ray", "forwarded_variables"]
 
@@ -221,7 +222,7 @@ def _import_ray() -> Any:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise RequestError("--on ray needs Ray: pip install 'brim[ray]'") from error
+        raise RequestError(f"{written('on', 'ray')} needs Ray: pip install 'brim[ray]'") from error
     return ray
 
 

@@ -1,34 +1,29 @@
 """The search from end to end: cache, probes, strategy, plan; on every rank, with one answer for all.
 
-`find_plan` is what the command line calls; `find_batch_size` is the same for a step of the user's own.
+`find_plan` searches for any workload; `brim.planning.find` makes one of a name or of functions.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
-from torch import nn
 
 from brim.errors import BrimError
 from brim.forecasting.forecast_curve import forecast_curve
 from brim.ranks.agreement import Agreement
-from brim.records import MemoryFigures, Objective, Plan, Probe, Unit
+from brim.records import MemoryFigures, Plan, Probe
 from brim.searching.probe import DeviceProber, Prober, ProbeSettings, WorkloadError
 from brim.settings.search_settings import SearchSettings
-from brim.settings.sizes import format_bytes, parse_bytes
+from brim.settings.sizes import format_bytes
 from brim.sizing.constants import MORE_ROOM_THAN_PLAN
 from brim.sizing.plans import CachedPlan, PlanCache
 from brim.sizing.priors import ForecastCurve
 from brim.sizing.probing import Found, ProbeContext, SizeSearch, size_grid
 from brim.storage.fingerprint import fingerprint
 from brim.workloads.base import Workload
-from brim.workloads.callables import CallableWorkload
 
-__all__ = ["SearchListener", "find_batch_size", "find_plan", "find_with"]
+__all__ = ["SearchListener", "find_plan", "find_with"]
 
 
 class SearchListener:
@@ -42,49 +37,6 @@ class SearchListener:
 
     def tried(self, probe: Probe) -> None:
         """A probe has ended."""
-
-
-def find_batch_size(
-    step: Callable[[Any], Any],
-    make_batch: Callable[[int], Any],
-    *,
-    model: nn.Module | Sequence[nn.Module] | None = None,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-    scaler: Any = None,
-    scheduler: Any = None,
-    batch_length: Callable[[Any], int] | None = None,
-    device: torch.device | str | None = None,
-    unit: Unit = "samples",
-    key: str | None = None,
-    batch_size: int | None = None,
-    objective: Objective = "fastest",
-    memory_limit: int | str | None = None,
-    max_batch_size: int | None = None,
-    listener: SearchListener | None = None,
-    **settings: Any,
-) -> Plan:
-    """The fastest batch size that fits, for a step of your own.
-
-    As accelerate's `find_executable_batch_size`, but it needs no starting guess, looks for the fastest size and
-    not the first that survives, and leaves weights, buffers, gradients, optimizer state and every random
-    generator bit-identical: name what the step changes as `model`, `optimizer`, `scaler`, `scheduler`.
-
-        plan = brim.find_batch_size(step, make_batch, model=model, optimizer=optimizer)
-        plan.batch_size, plan.batch_size_max, plan.probes
-
-    `make_batch(n)` returns the worst-case batch of n items on the device; `step(batch)` runs once on it.
-    The plan is cached on disk only under an explicit `key`. Further settings are `SearchSettings`' fields.
-    """
-    if max_batch_size is not None:
-        settings["max_size"] = max_batch_size
-    if memory_limit is not None:
-        settings["memory_limit_bytes"] = parse_bytes(memory_limit, argument="memory_limit")
-    workload = CallableWorkload(
-        step=step, make_batch=make_batch, model=model, optimizer=optimizer, scaler=scaler, scheduler=scheduler,
-        batch_length=batch_length, unit=unit, device=device, key=key,
-    )  # fmt: skip
-    checked = SearchSettings(batch_size=batch_size, objective=objective, **settings)
-    return find_plan(workload, checked, listener=listener)
 
 
 def find_plan(

@@ -12,7 +12,7 @@ from typing import Any
 
 from brim.settings.problems import Severity
 
-__all__ = ["FOREIGN_SECTIONS", "Reading", "read_foreign"]
+__all__ = ["FOREIGN_SECTIONS", "Reading", "foreign_keys", "read_foreign"]
 
 _RENAMED: Mapping[str, str] = {
     "task.tag": "task",
@@ -122,6 +122,12 @@ _LOSSES = ("crossentropy", "cross_entropy", "ce", "mse")  # what a task has anyw
 FOREIGN_SECTIONS = frozenset(
     key.partition(".")[0] for table in (_RENAMED, _CONVERTED, _NOT_NEEDED, _NOT_DONE) for key in table
 ) | {"hyperparameters"}
+
+
+def foreign_keys() -> list[str]:
+    """Every key that is read, dotted; some are sections."""
+    found = [key for table in (_RENAMED, _CONVERTED, _NOT_NEEDED, _NOT_DONE) for key in table]
+    return [*dict.fromkeys(found), "loss.name", "hyperparameters"]
 
 
 @dataclasses.dataclass(frozen=True)

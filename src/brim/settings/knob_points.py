@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from brim.errors import RequestError
+from brim.settings.caller import given
 
 __all__ = ["Pairing", "Sampling", "make_points", "parse_values", "sample_points", "start_from"]
 
@@ -24,8 +25,11 @@ Point = dict[str, Any]
 MOST_VALUES = 100_000
 
 
-def parse_values(text: str, *, flag: str = "--values") -> tuple[str, ...]:
-    """The values of a list: single ones, and ranges of whole numbers such as 2-13 or 2-13:2 (every second)."""
+def parse_values(text: str) -> tuple[str, ...]:
+    """The values of a list: single ones, and ranges of whole numbers such as 2-13 or 2-13:2 (every second).
+
+    A `ValueError` says what is wrong, and leaves it to others to name the setting.
+    """
     values: list[str] = []
     for part in (part.strip() for part in text.split(",")):
         if not part:
@@ -36,37 +40,39 @@ def parse_values(text: str, *, flag: str = "--values") -> tuple[str, ...]:
             continue
         first, last, step = int(span[1]), int(span[2]), int(span[3] or 1)
         if first > last or step < 1:
-            raise RequestError(f"{flag} {text}: the range {part} is empty; write it from small to large")
+            raise ValueError(f"the range {part} is empty; write it from small to large")
         if (last - first) // step >= MOST_VALUES:
-            raise RequestError(f"{flag} {text}: the range {part} has more than {MOST_VALUES:,} values")
+            raise ValueError(f"the range {part} has more than {MOST_VALUES:,} values")
         values += [str(value) for value in range(first, last + 1, step)]
     if not values:
-        raise RequestError(f"{flag} {text!r}: it names no value; write for instance 2-13 or 8,16")
+        raise ValueError("it names no value; write for instance 2-13 or 8,16")
     repeated = [value for value in dict.fromkeys(values) if values.count(value) > 1]
     if repeated:
-        raise RequestError(f"{flag} {text}: {repeated[0]} is there twice")
+        raise ValueError(f"{repeated[0]} is there twice")
     return tuple(values)
 
 
-def start_from(values: Sequence[Any], first: Any, *, flag: str = "--start-from") -> tuple[Any, ...]:
+def start_from(values: Sequence[Any], first: Any) -> tuple[Any, ...]:
     """The values from this one on; one above all of them is a `RequestError`."""
     kept = tuple(value for value in values if value >= first)
     if not kept:
-        raise RequestError(f"{flag} {first}: it is above every value ({', '.join(map(str, values))})")
+        raise RequestError(f"{given('start_from', first)}: it is above every value ({', '.join(map(str, values))})")
     return kept
 
 
 def make_points(lists: Mapping[str, Sequence[Any]], *, pairing: Pairing = "cross") -> list[Point]:
     """Every combination, or the n-th of each list with the n-th of the others."""
     if pairing not in get_args(Pairing):
-        raise RequestError(f"--pairing {pairing}: it must be one of {', '.join(get_args(Pairing))}")
+        raise RequestError(f"{given('pairing', pairing)}: it must be one of {', '.join(get_args(Pairing))}")
     names = list(lists)
     if pairing == "cross":
         return [dict(zip(names, values, strict=True)) for values in itertools.product(*lists.values())]
     lengths = {name: len(values) for name, values in lists.items()}
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} has {count}" for name, count in lengths.items())
-        raise RequestError(f"--pairing zip: the lists differ in length ({told}); give as many values of each, or cross")
+        raise RequestError(
+            f"{given('pairing', 'zip')}: the lists differ in length ({told}); give as many values of each, or cross"
+        )
     return [dict(zip(names, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
 
@@ -77,9 +83,9 @@ def sample_points(lists: Mapping[str, Sequence[Any]], count: int, *, strategy: S
     (Latin hypercube); `stratified` cuts the space, in its order, into parts of equal size and takes one point of each.
     """
     if strategy not in get_args(Sampling):
-        raise RequestError(f"--sample {strategy}: it must be one of {', '.join(get_args(Sampling))}")
+        raise RequestError(f"{given('sample', strategy)}: it must be one of {', '.join(get_args(Sampling))}")
     if count < 1:
-        raise RequestError(f"--num-points {count}: it must be at least 1")
+        raise RequestError(f"{given('num_points', count)}: it must be at least 1")
     whole = make_points(lists)
     if count >= len(whole):
         return whole

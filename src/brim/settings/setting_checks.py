@@ -1,4 +1,4 @@
-"""Checks of single settings: each takes a value as a file or a flag gives it, and returns it as it is used.
+"""Checks of single settings: each takes a value as a file, a flag or Python gives it, and returns it as it is used.
 
 A check raises `ValueError` with what it must be; who calls it knows the key. Text that reads as a number is taken as
 one, because YAML reads `1e-3` as text and flags are text anyway.
@@ -7,26 +7,38 @@ one, because YAML reads `1e-3` as text and flags are text anyway.
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from brim.errors import RequestError, nearest_names
-from brim.settings.sizes import parse_bytes
+from brim.errors import nearest_names
+from brim.settings.sizes import bytes_in
 
 __all__ = [
     "MOST_SEED",
     "Check",
-    "SettingKey",
+    "WrongEntryError",
     "any_value",
+    "byte_count",
     "byte_size",
     "choice",
+    "entries_of",
     "flag",
     "fraction",
+    "names",
     "number",
+    "numbers",
     "optional",
+    "pairs",
+    "path",
+    "path_text",
+    "size_list",
     "size_or_auto",
+    "size_or_none",
     "text",
+    "texts",
     "whole",
 ]
 
@@ -37,42 +49,29 @@ _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A check, and in a few words what it takes."""
+    """A check, in a few words what it takes, and the same for editors as JSON Schema has it."""
 
     takes: str
     read: Callable[[Any], Any]
+    schema: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __call__(self, value: Any) -> Any:
         return self.read(value)
 
 
-@dataclasses.dataclass(frozen=True)
-class SettingKey:
-    """One key of a training file; one that ends in `*` stands for any name there."""
-
-    key: str
-    check: Check
-    help: str
-    default: Any = None
-
-    @property
-    def takes(self) -> str:
-        """What the key takes, for tables and messages."""
-        return self.check.takes
-
-
-def whole(least: int, most: int | None = None) -> Check:
-    """A whole number from `least`, up to `most` where that is given."""
+def whole(least: int | None = None, most: int | None = None) -> Check:
+    """A whole number from `least`, up to `most`, where those are given."""
+    takes = "whole number" if least is None else f"whole number from {least}"
 
     def read(value: Any) -> int:
         found = _number(value)
-        if found is None or found != int(found) or found < least:
-            raise ValueError(f"it must be a whole number from {least}")
+        if found is None or found != int(found) or (least is not None and found < least):
+            raise ValueError(f"it must be a {takes}")
         if most is not None and found > most:
-            raise ValueError(f"it must be a whole number from {least} to {most}")
+            raise ValueError(f"it must be a {takes} to {most}")
         return int(found)
 
-    return Check(f"whole number from {least}", read)
+    return Check(takes, read, _numeric("integer", minimum=least, maximum=most))
 
 
 def number(*, least: float | None = None, above: float | None = None, most: float | None = None) -> Check:
@@ -91,7 +90,7 @@ def number(*, least: float | None = None, above: float | None = None, most: floa
             raise ValueError(f"it must be a {takes}")
         return found
 
-    return Check(takes, read)
+    return Check(takes, read, _numeric("number", minimum=least, exclusiveMinimum=above, maximum=most))
 
 
 def fraction() -> Check:
@@ -103,12 +102,13 @@ def fraction() -> Check:
             raise ValueError("it must be a fraction from 0 to below 1")
         return found
 
-    return Check("fraction below 1", read)
+    return Check("fraction below 1", read, _numeric("number", minimum=0, exclusiveMaximum=1))
 
 
-def size_or_auto() -> Check:
+def size_or_auto(most: int | None = None) -> Check:
     """A whole number from 1, or the word auto."""
-    counts = whole(1)
+    counts = whole(1, most)
+    up_to = "" if most is None else f" to {most}"
 
     def read(value: Any) -> int | str:
         if isinstance(value, str) and value.lower() == "auto":
@@ -116,10 +116,33 @@ def size_or_auto() -> Check:
         try:
             size: int = counts(value)
         except ValueError:
-            raise ValueError("it must be auto or a whole number from 1") from None
+            raise ValueError(f"it must be auto or a whole number from 1{up_to}") from None
         return size
 
-    return Check("auto or whole number", read)
+    return Check("auto or whole number", read, {"anyOf": [counts.schema, {"enum": ["auto"]}]})
+
+
+def size_or_none(most: int) -> Check:
+    """As `size_or_auto`, for fields that have None for auto."""
+    sizes = size_or_auto(most)
+    return Check(sizes.takes, lambda value: None if (size := sizes(value)) == "auto" else size, sizes.schema)
+
+
+def size_list() -> Check:
+    """Batch sizes by commas, or a list of them."""
+    counts = whole(1)
+
+    def read(value: Any) -> tuple[int, ...]:
+        listed = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
+        try:
+            sizes = tuple(counts(size) for size in listed if str(size).strip())
+        except ValueError:
+            sizes = ()
+        if not sizes:
+            raise ValueError("give whole numbers from 1, such as 1,2,4,8,16")
+        return sizes
+
+    return Check("sizes", read)
 
 
 def text() -> Check:
@@ -130,7 +153,109 @@ def text() -> Check:
             raise ValueError("it must be a text")
         return value.strip()
 
-    return Check("text", read)
+    return Check("text", read, {"type": "string", "minLength": 1})
+
+
+def path() -> Check:
+    """The name of a file or folder."""
+
+    def read(value: Any) -> Path:
+        if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+            raise ValueError("it must be the name of a file or folder")
+        return Path(value)
+
+    return Check("path", read)
+
+
+def path_text() -> Check:
+    """The same, kept as text: it may also be a name that is no path."""
+    return Check("path", lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value)
+
+
+def names() -> Check:
+    """Words by commas, or a list of them."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        listed = value.split(",") if isinstance(value, str) else value
+        if not isinstance(listed, Sequence) or not all(isinstance(name, str) for name in listed):
+            raise ValueError("it must be names, several by commas or as a list")
+        return tuple(name.strip() for name in listed if name.strip())
+
+    return Check("names", read)
+
+
+def texts() -> Check:
+    """One text or several; commas are part of them."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        listed = [value] if isinstance(value, (str, os.PathLike)) else value
+        if not isinstance(listed, Sequence) or not all(isinstance(one, (str, os.PathLike)) for one in listed):
+            raise ValueError("it must be a text or a list of texts")
+        return tuple(os.fspath(one) for one in listed)
+
+    return Check("texts", read)
+
+
+def entries_of(value: Any) -> Sequence[Any]:
+    """One text, or several; anything else is a `ValueError`."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Sequence):
+        return value
+    raise ValueError("it must be a text or a list of texts")
+
+
+def numbers(kind: Callable[[str], Any]) -> Check:
+    """Numbers by commas, or a list of them."""
+
+    def read(value: Any) -> tuple[Any, ...]:
+        listed = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
+        try:
+            return tuple(kind(str(part)) for part in listed if str(part).strip())
+        except ValueError:
+            raise ValueError("write numbers, several by commas") from None
+
+    return Check("numbers", read)
+
+
+class WrongEntryError(ValueError):
+    """What is wrong with one entry of several."""
+
+    def __init__(self, entry: Any, message: str) -> None:
+        super().__init__(message)
+        self.entry = entry
+
+
+def pairs(example: str, known: Sequence[str] = ()) -> Check:
+    """`NAME=VALUE` texts, or a mapping, as a dictionary; of `known` names alone, in any case, where those are given."""
+
+    def read(value: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for entry, name, one in _entries(value, example):
+            if known:
+                name = name.lower()
+            if known and name not in known:
+                near = nearest_names(name, known)
+                raise WrongEntryError(entry, f"there is no {name!r}{near}; there are {', '.join(known)}")
+            if name in found:
+                raise WrongEntryError(entry, f"{name} is given twice ({found[name]} and {one}); keep one")
+            found[name] = one
+        return found
+
+    return Check("names with values", read)
+
+
+def _entries(value: Any, example: str) -> Iterator[tuple[Any, str, Any]]:
+    """Every entry as it was written, with its name and value."""
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield {name: one}, str(name), one
+        return
+    for entry in [value] if isinstance(value, str) or not isinstance(value, Sequence) else value:
+        name, equals, one = str(entry).partition("=")
+        if not equals or not name.strip() or not one.strip():
+            raise WrongEntryError(entry, f"write it as {example}")
+        yield entry, name.strip(), one.strip()
 
 
 def choice(*names: str, null: bool = False) -> Check:
@@ -147,7 +272,8 @@ def choice(*names: str, null: bool = False) -> Check:
             raise ValueError(f"it must be one of {', '.join(names)}{near}")
         return word
 
-    return Check(" or ".join(names) if len(names) < 6 else "one of several words", read)
+    known: list[Any] = [*names, *([None] if null else [])]
+    return Check(" or ".join(names) if len(names) < 6 else "one of several words", read, {"enum": known})
 
 
 def flag() -> Check:
@@ -159,7 +285,7 @@ def flag() -> Check:
             return found
         raise ValueError("it must be true or false")
 
-    return Check("true or false", read)
+    return Check("true or false", read, {"type": "boolean"})
 
 
 def byte_size() -> Check:
@@ -167,12 +293,17 @@ def byte_size() -> Check:
 
     def read(value: Any) -> str:
         try:
-            parse_bytes(str(value))
-        except RequestError:
+            bytes_in(value)
+        except ValueError:
             raise ValueError("it must be a size such as 24GiB or 512MiB") from None
         return str(value)
 
-    return Check("size", read)
+    return Check("size", read, {"type": ["string", "integer"]})
+
+
+def byte_count() -> Check:
+    """A size such as 24GiB, in bytes."""
+    return Check("size", bytes_in, byte_size().schema)
 
 
 def any_value() -> Check:
@@ -182,7 +313,18 @@ def any_value() -> Check:
 
 def optional(check: Check) -> Check:
     """The same, or nothing."""
-    return Check(check.takes, lambda value: None if value is None else check(value))
+    kind = check.schema.get("type")
+    if isinstance(kind, str):
+        schema: Mapping[str, Any] = {**check.schema, "type": [kind, "null"]}
+    else:
+        schema = {"anyOf": [check.schema, {"type": "null"}]} if check.schema else {}
+    return Check(check.takes, lambda value: None if value is None else check(value), schema)
+
+
+def _numeric(kind: str, **bounds: float | None) -> dict[str, Any]:
+    """A number for JSON Schema; text that reads as one is taken too, since YAML reads `1e-3` as text."""
+    plain = {"type": kind, **{name: bound for name, bound in bounds.items() if bound is not None}}
+    return plain if kind == "integer" else {"anyOf": [plain, {"type": "string", "pattern": "^[-+0-9._eE]+$"}]}
 
 
 def _number(value: Any) -> float | None:

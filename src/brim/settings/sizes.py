@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from brim.errors import RequestError
+from brim.settings.caller import given
 
-__all__ = ["format_bytes", "parse_bytes"]
+__all__ = ["bytes_in", "format_bytes", "parse_bytes"]
 
 _UNITS = {
     "": 1, "b": 1,
@@ -19,17 +20,25 @@ _UNITS = {
 _PATTERN = re.compile(r"\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
 
 
-def parse_bytes(text: str | int, *, argument: str = "--memory-limit") -> int:
+def parse_bytes(text: str | int, *, name: str = "memory_limit") -> int:
     """`24GiB` to bytes: GiB is 2³⁰, GB is 10⁹, and a bare letter (`24G`) means GiB as in nvidia-smi."""
+    try:
+        return bytes_in(text)
+    except ValueError as error:
+        raise RequestError(f"{given(name, text)}: {error}") from None
+
+
+def bytes_in(text: str | int) -> int:
+    """As `parse_bytes`; a `ValueError` says what to write, and leaves it to others to name the setting."""
     match = _PATTERN.fullmatch(str(text))
     unit = match.group(2).lower() if match else ""
     if match is None or unit not in _UNITS:
-        raise RequestError(f"{argument} {text}: write a size such as 24GiB, 512MiB or 8GB")
+        raise ValueError("write a size such as 24GiB, 512MiB or 8GB")
     value = float(match.group(1)) * _UNITS[unit]
     if value > 2**63:
-        raise RequestError(f"{argument} {text}: that is more than any device has; write a size such as 24GiB")
+        raise ValueError("that is more than any device has; write a size such as 24GiB")
     if value < 1:
-        raise RequestError(f"{argument} {text}: it must be more than zero bytes; write a size such as 24GiB")
+        raise ValueError("it must be more than zero bytes; write a size such as 24GiB")
     return int(value)
 
 

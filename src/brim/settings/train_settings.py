@@ -1,8 +1,9 @@
 """The settings of a training run: every key that a training file may have, its default and its check.
 
-A training file and each experiment of a sweep have the same keys. `SETTING_KEYS` is the one list of them: by dotted
-key, what it takes, its default and what it means; docs/training.md is checked against it. Pure: no torch, no files,
-and whether a model, an optimizer or a data set of some name exists is found out by those who load it.
+A training file and each experiment of a sweep have the same keys, each declared once: the fields of these classes, with
+a `Key` for the file and a `Setting` where `brim train` has a flag for it. `SETTING_KEYS` lists them by dotted key.
+Pure: no torch, no files, and whether a model, an optimizer or a data set of some name exists is found out by those who
+load it.
 
     train_settings({"model": {"type": "r3d_18"}, "hp": {"batch_size": "auto", "epochs": 5}})
 """
@@ -11,14 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from brim.errors import RequestError, nearest_names
+from brim.settings import shared
+from brim.settings.declare import Key, Setting, SettingKey, flag_names, setting_keys
 from brim.settings.nested_keys import flatten, nest
 from brim.settings.problems import Problem
 from brim.settings.setting_checks import (
     MOST_SEED,
-    SettingKey,
     any_value,
     byte_size,
     choice,
@@ -32,6 +34,7 @@ from brim.settings.setting_checks import (
 )
 
 __all__ = [
+    "FLAG_KEYS",
     "IGNORED_KEYS",
     "SETTING_KEYS",
     "DataSettings",
@@ -46,116 +49,9 @@ __all__ = [
     "train_settings",
 ]
 
+from brim.settings.shared import BATCH, WHERE
+
 Params = Mapping[str, Any]
-
-
-def _none() -> Params:
-    return {}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelSettings:
-    """Which model is trained."""
-
-    type: str
-    weights: str = "none"
-    num_classes: int | None = None
-    trust_remote_code: bool = False
-    knobs: Params = dataclasses.field(default_factory=_none)
-    params: Params = dataclasses.field(default_factory=_none)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataSettings:
-    """What it learns from."""
-
-    type: str = "auto"
-    root: str | None = None
-    train_split: str | None = None
-    val_root: str | None = None
-    val_split: str | None = None
-    val_fraction: float = 0.1
-    percentage: float = 100.0
-    limit: int | None = None
-    num_workers: int | None = None
-    map: Params = dataclasses.field(default_factory=_none)
-    params: Params = dataclasses.field(default_factory=_none)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HyperSettings:
-    """What people tune."""
-
-    batch_size: int | str = "auto"
-    effective_batch: int | str | None = None
-    base_batch: int | None = None
-    learning_rate: float = 1e-3
-    weight_decay: float | None = None
-    epochs: int = 10
-    max_steps: int | None = None
-    label_smoothing: float = 0.0
-    seed: int = 0
-    frames: int | None = None
-    size: int | None = None
-    tokens: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """By its name in `torch.optim`, in any case."""
-
-    name: str = "adamw"
-    params: Params = dataclasses.field(default_factory=_none)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SchedulerSettings:
-    """By its name in `torch.optim.lr_scheduler`, in any case, with a warm-up before it."""
-
-    name: str = "none"
-    warmup_steps: int | None = None
-    warmup_epochs: float | None = None
-    params: Params = dataclasses.field(default_factory=_none)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """How the loop runs."""
-
-    device: str = "auto"
-    dtype: str = "auto"
-    gradient_clip: float | None = None
-    gradient_checkpointing: bool = False
-    early_stopping: int | None = None
-    early_stopping_min_delta: float = 0.0
-    monitor: str = "auto"
-    checkpoint_every: int | None = None
-    eval_batch_size: int | str = "auto"
-    eval_every: int = 1
-    lr_scale: str | None = None
-    scale_betas: bool = False
-    max_effective_batch: int | None = None
-    beyond_noise: bool = False
-    memory_limit: str | None = None
-    margin: float | None = None
-    fsdp: bool = False
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainSettings:
-    """A whole training run as asked for."""
-
-    task: str | None = None
-    model: ModelSettings
-    data: DataSettings = DataSettings()
-    hp: HyperSettings = HyperSettings()
-    optimizer: OptimizerSettings = OptimizerSettings()
-    scheduler: SchedulerSettings = SchedulerSettings()
-    training: TrainingSettings = TrainingSettings()
-
-    def to_json(self) -> dict[str, Any]:
-        """The settings as nested plain values, every key present; `train_settings` reads them back."""
-        return dataclasses.asdict(self)
 
 
 TASK_NAMES = {
@@ -171,97 +67,313 @@ _MOST_CLASSES = 2**31 - 1
 _LR_SCALES = ("none", "sqrt", "linear", "auto")
 _DTYPES = ("auto", "float32", "float16", "bfloat16", "float64")
 
-_ROWS = (
-    SettingKey("task", choice(*TASK_NAMES, null=True), "classify or regress; by default what the data is for"),
-    SettingKey(
-        "model.type", text(), "the model, as -m takes it: r3d_18, timm:NAME, hf:FOLDER, py:FILE:FACTORY; or mlp"
-    ),
-    SettingKey("model.weights", text(), "none (random), auto (the published ones), or a file to start from"),
-    SettingKey(
-        "model.num_classes",
-        optional(whole(1, _MOST_CLASSES)),
-        "outputs of the head; by default as many as the data has",
-    ),
-    SettingKey("model.trust_remote_code", flag(), "run code that a transformers folder brings"),
-    SettingKey("model.knobs.*", any_value(), "a knob of the model, such as frames or size"),
-    SettingKey(
-        "model.params.*", any_value(), "of mlp: hidden (widths), dropout, standardise; of a py: factory: its arguments"
-    ),
-    SettingKey(
-        "data.type",
-        text(),
-        "auto, moving_shapes, features, mask_folder, coco, py:FILE:FACTORY, or a format that brim reads",
-    ),
-    SettingKey("data.root", optional(text()), "file or folder; without it the built-in moving shapes are used"),
-    SettingKey("data.train_split", optional(text()), "name of the split to learn from; by default train"),
-    SettingKey("data.val_root", optional(text()), "file or folder of the validation data, where it lies apart"),
-    SettingKey("data.val_split", optional(text()), "name of the split to validate on; none for no validation"),
-    SettingKey("data.val_fraction", fraction(), "of the training data, held out where there is no validation split"),
-    SettingKey("data.percentage", number(above=0, most=100), "of the training data to use, every class in proportion"),
-    SettingKey("data.limit", optional(whole(1)), "training samples to use at most, every class in proportion"),
-    SettingKey("data.num_workers", optional(whole(0)), "processes that prepare samples; by default chosen by brim"),
-    SettingKey("data.map.*", text(), "which column serves as a field, such as label: category"),
-    SettingKey(
-        "data.params.*", any_value(), "of moving_shapes: samples, val_samples, classes, …; of features: label, labels"
-    ),
-    SettingKey("hp.batch_size", size_or_auto(), "samples of a micro-batch at most, on each rank; auto: found by brim"),
-    SettingKey(
-        "hp.effective_batch",
-        optional(size_or_auto()),
-        "samples of an optimizer step over all ranks; by default batch_size × ranks, or 128 (an eighth of the data at "
-        "most) where that is auto; auto: grows with the gradient noise scale",
-    ),
-    SettingKey("hp.base_batch", optional(whole(1)), "the batch that learning_rate was chosen for; see lr_scale"),
-    SettingKey("hp.learning_rate", number(above=0), "of the optimizer"),
-    SettingKey("hp.weight_decay", optional(number(least=0)), "of the optimizer; by default the optimizer's own"),
-    SettingKey("hp.epochs", whole(1), "times that every training sample is seen"),
-    SettingKey("hp.max_steps", optional(whole(1)), "optimizer steps at most, whatever epochs says"),
-    SettingKey("hp.label_smoothing", fraction(), "of the cross entropy"),
-    SettingKey("hp.seed", whole(0, MOST_SEED), "of weights, order and noise"),
-    SettingKey("hp.frames", optional(whole(1)), "the knob of that name: frames in a clip"),
-    SettingKey("hp.size", optional(whole(1)), "the knob of that name: height and width in pixels"),
-    SettingKey("hp.tokens", optional(whole(1)), "tokens of a text at most"),
-    SettingKey("optimizer.name", text(), "a class of torch.optim: adamw, sgd, adam, adafactor, …"),
-    SettingKey("optimizer.params.*", any_value(), "an argument of that class: betas, momentum, weight_decay, …"),
-    SettingKey("scheduler.name", text(), "none, or a class of torch.optim.lr_scheduler: cosineannealinglr, steplr, …"),
-    SettingKey("scheduler.warmup_steps", optional(whole(0)), "steps over which the learning rate rises to its value"),
-    SettingKey("scheduler.warmup_epochs", optional(number(least=0)), "the same in epochs"),
-    SettingKey("scheduler.params.*", any_value(), "an argument of that class: T_max, step_size, gamma, …"),
-    SettingKey("training.device", text(), "auto, cpu, cuda, cuda:N or mps"),
-    SettingKey("training.dtype", choice(*_DTYPES), "half precision is autocast over float32 weights"),
-    SettingKey("training.gradient_clip", optional(number(above=0)), "the largest norm of a step's gradient"),
-    SettingKey("training.gradient_checkpointing", flag(), "compute activations twice instead of keeping them"),
-    SettingKey("training.early_stopping", optional(whole(1)), "epochs without a better figure before the run ends"),
-    SettingKey("training.early_stopping_min_delta", number(least=0), "a change that counts as better"),
-    SettingKey(
-        "training.monitor",
-        text(),
-        "the figure that best weights and early stopping go by; auto: top1, mean_iou or loss",
-    ),
-    SettingKey("training.checkpoint_every", optional(whole(1)), "steps between checkpoints, beside each epoch's"),
-    SettingKey("training.eval_batch_size", size_or_auto(), "samples of a validation batch; auto: found by brim"),
-    SettingKey("training.eval_every", whole(1), "epochs between validations"),
-    SettingKey(
-        "training.lr_scale",
-        optional(choice(*_LR_SCALES)),
-        "how the learning rate follows the effective batch: none, sqrt, linear, or auto (sqrt for Adam and its kin, "
-        "linear for SGD); by default none, and auto where effective_batch is auto",
-    ),
-    SettingKey("training.scale_betas", flag(), "with lr_scale, adjust Adam's betas and eps as well"),
-    SettingKey("training.max_effective_batch", optional(whole(1)), "where effective_batch: auto stops growing"),
-    SettingKey("training.beyond_noise", flag(), "let effective_batch: auto grow past what the noise scale justifies"),
-    SettingKey("training.memory_limit", optional(byte_size()), "bytes that the run may use: 24GiB"),
-    SettingKey("training.margin", optional(fraction()), "of the memory limit, kept free"),
-    SettingKey("training.fsdp", flag(), "shard weights, gradients and optimizer state over the ranks"),
-)  # fmt: skip
+
+def _none() -> Params:
+    return {}
 
 
-def _default(key: str) -> Any:
-    """What the dataclasses have for a key; None for what has no default or stands under a `*`."""
-    section, _, name = key.partition(".")
-    fields = {field.name: field for field in dataclasses.fields(_sections().get(section, TrainSettings))}
-    default = fields[name or section].default if not name.endswith("*") else None
-    return None if default is dataclasses.MISSING else default
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Which model is trained."""
+
+    type: Annotated[
+        str,
+        Key(text(), "the model, as -m takes it: r3d_18, timm:NAME, hf:FOLDER, py:FILE:FACTORY; or mlp"),
+    ]
+    weights: Annotated[
+        str,
+        Key(text(), "none (random), auto (the published ones), or a file to start from"),
+    ] = "none"
+    num_classes: Annotated[
+        int | None,
+        Key(optional(whole(1, _MOST_CLASSES)), "outputs of the head; by default as many as the data has"),
+    ] = None
+    trust_remote_code: Annotated[
+        bool,
+        Key(flag(), "run code that a transformers folder brings"),
+    ] = False
+    knobs: Annotated[
+        Params,
+        Key(any_value(), "a knob of the model, such as frames or size", each=True),
+    ] = dataclasses.field(default_factory=_none)
+    params: Annotated[
+        Params,
+        Key(any_value(), "of mlp: hidden (widths), dropout, standardise; of a py: factory: its arguments", each=True),
+    ] = dataclasses.field(default_factory=_none)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """What it learns from."""
+
+    type: Annotated[
+        str,
+        Key(text(), "auto, moving_shapes, features, mask_folder, coco, py:FILE:FACTORY, or a format that brim reads"),
+    ] = "auto"
+    root: Annotated[
+        str | None,
+        Key(optional(text()), "file or folder; without it the built-in moving shapes are used"),
+    ] = None
+    train_split: Annotated[
+        str | None,
+        Key(optional(text()), "name of the split to learn from; by default train"),
+    ] = None
+    val_root: Annotated[
+        str | None,
+        Key(optional(text()), "file or folder of the validation data, where it lies apart"),
+    ] = None
+    val_split: Annotated[
+        str | None,
+        Key(optional(text()), "name of the split to validate on; none for no validation"),
+    ] = None
+    val_fraction: Annotated[
+        float,
+        Key(fraction(), "of the training data, held out where there is no validation split"),
+    ] = 0.1
+    percentage: Annotated[
+        float,
+        Key(number(above=0, most=100), "of the training data to use, every class in proportion"),
+    ] = 100.0
+    limit: Annotated[
+        int | None,
+        Key(optional(whole(1)), "training samples to use at most, every class in proportion"),
+    ] = None
+    num_workers: Annotated[
+        int | None,
+        Key(optional(whole(0)), "processes that prepare samples; by default chosen by brim"),
+        shared.setting_of(shared.NumWorkers),
+    ] = None
+    map: Annotated[
+        Params,
+        Key(text(), "which column serves as a field, such as label: category", each=True),
+    ] = dataclasses.field(default_factory=_none)
+    params: Annotated[
+        Params,
+        Key(any_value(), "of moving_shapes: samples, val_samples, classes, …; of features: label, labels", each=True),
+    ] = dataclasses.field(default_factory=_none)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HyperSettings:
+    """What people tune."""
+
+    batch_size: Annotated[
+        int | str,
+        Key(size_or_auto(), "samples of a micro-batch at most, on each rank; auto: found by brim"),
+        Setting(
+            help="Samples of a micro-batch on each rank: auto (default), or N as a ceiling.", panel=BATCH,
+            flags=("-b", "--batch-size"), metavar="auto|N", python='int | Literal["auto"] | None',
+        ),
+    ] = "auto"  # fmt: skip
+    effective_batch: Annotated[
+        int | str | None,
+        Key(
+            optional(size_or_auto()),
+            "samples of an optimizer step over all ranks; by default batch_size × ranks, or 128 (an eighth of the data "
+            "at most) where that is auto; auto: grows with the gradient noise scale",
+        ),
+        Setting(
+            help="Samples of an optimizer step over all ranks: N, or auto to let it grow.", panel=BATCH,
+            metavar="auto|N", python='int | Literal["auto"] | None',
+        ),
+    ] = None  # fmt: skip
+    base_batch: Annotated[
+        int | None,
+        Key(optional(whole(1)), "the batch that learning_rate was chosen for; see lr_scale"),
+    ] = None
+    learning_rate: Annotated[
+        float,
+        Key(number(above=0), "of the optimizer"),
+    ] = 1e-3
+    weight_decay: Annotated[
+        float | None,
+        Key(optional(number(least=0)), "of the optimizer; by default the optimizer's own"),
+    ] = None
+    epochs: Annotated[
+        int,
+        Key(whole(1), "times that every training sample is seen"),
+    ] = 10
+    max_steps: Annotated[
+        int | None,
+        Key(optional(whole(1)), "optimizer steps at most, whatever epochs says"),
+    ] = None
+    label_smoothing: Annotated[
+        float,
+        Key(fraction(), "of the cross entropy"),
+    ] = 0.0
+    seed: Annotated[
+        int,
+        Key(whole(0, MOST_SEED), "of weights, order and noise"),
+    ] = 0
+    frames: Annotated[
+        int | None,
+        Key(optional(whole(1)), "the knob of that name: frames in a clip"),
+    ] = None
+    size: Annotated[
+        int | None,
+        Key(optional(whole(1)), "the knob of that name: height and width in pixels"),
+    ] = None
+    tokens: Annotated[
+        int | None,
+        Key(optional(whole(1)), "tokens of a text at most"),
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """By its name in `torch.optim`, in any case."""
+
+    name: Annotated[
+        str,
+        Key(text(), "a class of torch.optim: adamw, sgd, adam, adafactor, …"),
+        Setting(
+            name="optimizer", help="Any of torch.optim, by name.", panel=WHERE, metavar="NAME", python="str | None"
+        ),
+    ] = "adamw"  # fmt: skip
+    params: Annotated[
+        Params,
+        Key(any_value(), "an argument of that class: betas, momentum, weight_decay, …", each=True),
+    ] = dataclasses.field(default_factory=_none)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SchedulerSettings:
+    """By its name in `torch.optim.lr_scheduler`, in any case, with a warm-up before it."""
+
+    name: Annotated[
+        str,
+        Key(text(), "none, or a class of torch.optim.lr_scheduler: cosineannealinglr, steplr, …"),
+    ] = "none"
+    warmup_steps: Annotated[
+        int | None,
+        Key(optional(whole(0)), "steps over which the learning rate rises to its value"),
+    ] = None
+    warmup_epochs: Annotated[
+        float | None,
+        Key(optional(number(least=0)), "the same in epochs"),
+    ] = None
+    params: Annotated[
+        Params,
+        Key(any_value(), "an argument of that class: T_max, step_size, gamma, …", each=True),
+    ] = dataclasses.field(default_factory=_none)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """How the loop runs."""
+
+    device: Annotated[
+        str,
+        Key(text(), "auto, cpu, cuda, cuda:N or mps"),
+        Setting(help="auto, cpu, cuda, cuda:N or mps.", panel=WHERE, metavar="DEVICE", python="str | None"),
+    ] = "auto"  # fmt: skip
+    dtype: Annotated[
+        str,
+        Key(choice(*_DTYPES), "half precision is autocast over float32 weights"),
+        Setting(
+            help="auto, float32, float16 or bfloat16 (autocast).", flags=("--dtype", "--torch-dtype"), panel=WHERE,
+            metavar="DTYPE", python="str | None",
+        ),
+    ] = "auto"  # fmt: skip
+    gradient_clip: Annotated[
+        float | None,
+        Key(optional(number(above=0)), "the largest norm of a step's gradient"),
+    ] = None
+    gradient_checkpointing: Annotated[
+        bool,
+        Key(flag(), "compute activations twice instead of keeping them"),
+        shared.setting_of(shared.GradientCheckpointing),
+    ] = False
+    early_stopping: Annotated[
+        int | None,
+        Key(optional(whole(1)), "epochs without a better figure before the run ends"),
+    ] = None
+    early_stopping_min_delta: Annotated[
+        float,
+        Key(number(least=0), "a change that counts as better"),
+    ] = 0.0
+    monitor: Annotated[
+        str,
+        Key(text(), "the figure that best weights and early stopping go by; auto: top1, mean_iou or loss"),
+    ] = "auto"
+    checkpoint_every: Annotated[
+        int | None,
+        Key(optional(whole(1)), "steps between checkpoints, beside each epoch's"),
+    ] = None
+    eval_batch_size: Annotated[
+        int | str,
+        Key(size_or_auto(), "samples of a validation batch; auto: found by brim"),
+        Setting(
+            help="Samples of a validation batch: auto (default), or N as a ceiling.", panel=BATCH, metavar="auto|N",
+            python='int | Literal["auto"] | None',
+        ),
+    ] = "auto"  # fmt: skip
+    eval_every: Annotated[
+        int,
+        Key(whole(1), "epochs between validations"),
+    ] = 1
+    lr_scale: Annotated[
+        str | None,
+        Key(
+            optional(choice(*_LR_SCALES)),
+            "how the learning rate follows the effective batch: none, sqrt, linear, or auto (sqrt for Adam and its "
+            "kin, linear for SGD); by default none, and auto where effective_batch is auto",
+        ),
+        Setting(
+            help="How the learning rate follows the batch: none, sqrt, linear or auto.", panel=BATCH, metavar="RULE",
+            python='Literal["none", "sqrt", "linear", "auto"] | None',
+        ),
+    ] = None  # fmt: skip
+    scale_betas: Annotated[
+        bool,
+        Key(flag(), "with lr_scale, adjust Adam's betas and eps as well"),
+        Setting(
+            help="With --lr-scale, Adam's betas and eps too.", panel=BATCH,
+            python_help="With lr_scale, Adam's betas and eps too.",
+        ),
+    ] = False  # fmt: skip
+    max_effective_batch: Annotated[
+        int | None,
+        Key(optional(whole(1)), "where effective_batch: auto stops growing"),
+    ] = None
+    beyond_noise: Annotated[
+        bool,
+        Key(flag(), "let effective_batch: auto grow past what the noise scale justifies"),
+    ] = False
+    memory_limit: Annotated[
+        str | None,
+        Key(optional(byte_size()), "bytes that the run may use: 24GiB"),
+        shared.setting_of(shared.MemoryLimit),
+    ] = None
+    margin: Annotated[
+        float | None,
+        Key(optional(fraction()), "of the memory limit, kept free"),
+        shared.setting_of(shared.Margin),
+    ] = None
+    fsdp: Annotated[
+        bool,
+        Key(flag(), "shard weights, gradients and optimizer state over the ranks"),
+    ] = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """A whole training run as asked for."""
+
+    task: Annotated[
+        str | None,
+        Key(choice(*TASK_NAMES, null=True), "classify or regress; by default what the data is for"),
+    ] = None
+    model: ModelSettings
+    data: DataSettings = DataSettings()
+    hp: HyperSettings = HyperSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    training: TrainingSettings = TrainingSettings()
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as nested plain values, every key present; `train_settings` reads them back."""
+        return dataclasses.asdict(self)
 
 
 def _sections() -> dict[str, type[Any]]:
@@ -270,7 +382,19 @@ def _sections() -> dict[str, type[Any]]:
     return {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint) and isinstance(hint, type)}
 
 
-SETTING_KEYS: Mapping[str, SettingKey] = {row.key: dataclasses.replace(row, default=_default(row.key)) for row in _ROWS}
+SETTING_KEYS: Mapping[str, SettingKey] = {
+    row.key: row
+    for row in (
+        *setting_keys(TrainSettings),
+        *(row for name, kind in _sections().items() for row in setting_keys(kind, f"{name}.")),
+    )
+}
+"""Every key of a training file, by its dotted name."""
+
+FLAG_KEYS: Mapping[str, str] = {
+    name: f"{section}.{field}" for section, kind in _sections().items() for field, name in flag_names(kind).items()
+}
+"""The keys that `brim train` has flags for, by the flag's name."""
 
 IGNORED_KEYS: Mapping[str, str] = {
     "gpu": "brim runs where --device, CUDA_VISIBLE_DEVICES or the launcher say",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
+from brim.settings.caller import given
 from brim.storage.files import read_json, write_json
 
 __all__ = ["RUN_SCHEMA", "check_folder", "check_no_other_run", "command_line", "keep_command_line", "write_run"]
@@ -35,18 +36,18 @@ def check_folder(folder: Path) -> None:
         if "\0" in str(folder):
             raise ValueError("a name has no null byte")
         if folder.exists() and not folder.is_dir():
-            raise RequestError(f"--output {folder}: it is a file; give a folder")
+            raise RequestError(f"{given('output', folder)}: it is a file; give a folder")
         parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         longest = os.pathconf(parent, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
         if any(len(os.fsencode(name)) > longest for name in folder.parts):
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     except (OSError, ValueError) as error:  # a name that no file system takes
         reason = getattr(error, "strerror", None) or error
-        raise RequestError(f"--output {folder}: {reason}; choose another folder") from error
+        raise RequestError(f"{given('output', folder)}: {reason}; choose another folder") from error
     if not parent.is_dir():
-        raise RequestError(f"--output {folder}: {parent} is a file; choose another folder")
+        raise RequestError(f"{given('output', folder)}: {parent} is a file; choose another folder")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise RequestError(f"--output {folder}: {parent} is not writable; choose another folder")
+        raise RequestError(f"{given('output', folder)}: {parent} is not writable; choose another folder")
 
 
 def check_no_other_run(folder: Path, command: str) -> None:
@@ -57,7 +58,7 @@ def check_no_other_run(folder: Path, command: str) -> None:
     request = record.get("request")
     found = (request.get("command") if isinstance(request, dict) else None) or record.get("kind")
     if found != command:
-        raise RequestError(f"--output {folder}: it holds a run of brim {found}; choose another folder")
+        raise RequestError(f"{given('output', folder)}: it holds a run of brim {found}; choose another folder")
 
 
 def write_run(

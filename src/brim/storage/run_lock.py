@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import LostError, RequestError
+from brim.settings.caller import given
 from brim.storage.run_folder import check_folder, command_line
 
 __all__ = ["LOCK_FILE", "LOCK_SCHEMA", "locked_file", "locked_folder", "read_lock"]
@@ -135,7 +136,7 @@ def _take(path: Path, output: Path, note: Note | None, wait_seconds: float) -> _
             file = _open_locked(path, output, note)
         except OSError as error:
             raise RequestError(
-                f"--output {output}: it cannot be written ({error.strerror or error}); choose another folder"
+                f"{given('output', output)}: it cannot be written ({error.strerror or error}); choose another folder"
             ) from error
         if file is not None:
             break
@@ -239,7 +240,7 @@ def _in_use(output: Path, record: dict[str, Any] | None) -> str:
     who = "another process"
     if record is not None:
         who = f"process {record.get('pid')} on {record.get('host')} since {record.get('since')}"
-    return f"--output {output}: in use by {who}; wait until it ends, or choose another folder"
+    return f"{given('output', output)}: in use by {who}; wait until it ends, or choose another folder"
 
 
 def _release(held: _Held | None) -> None:

@@ -53,9 +53,9 @@ def run_job(job: Job, send: Send, train: Train) -> int:
 
 def train_run(job: Job, send: Send) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
     """A training run, from its last checkpoint where there is one."""
+    from brim.settings.train_request import TrainRequest
     from brim.settings.train_settings import train_settings
     from brim.training.checkpoint import find_checkpoint
-    from brim.training.request import TrainRequest
     from brim.training.run import run_training
 
     settings = train_settings(job.run_settings)

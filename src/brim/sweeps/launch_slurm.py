@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
+from brim.settings.caller import pair, written
 from brim.sweeps.experiment_process import CHILD_COMMAND
 from brim.sweeps.job import Job
 from brim.sweeps.launch_remote import Delivery, RemoteLauncher, RemoteWork
@@ -49,18 +50,19 @@ class SlurmLauncher(RemoteLauncher):
         self._settings = dict(settings)
         self._cluster = str(self._settings.pop("cluster", "slurm"))
         if self._cluster not in ("slurm", "local"):
-            raise RequestError(f"--slurm cluster={self._cluster}: it must be slurm or local")
+            raise RequestError(f"{pair('slurm', 'cluster', self._cluster)}: it must be slurm or local")
 
     @contextlib.contextmanager
     def _connected(self, sweep: Path) -> Iterator[None]:
         try:
             import submitit
         except ImportError as error:
-            raise RequestError("--on slurm needs submitit: pip install 'brim[slurm]'") from error
+            raise RequestError(f"{written('on', 'slurm')} needs submitit: pip install 'brim[slurm]'") from error
         if self._cluster == "slurm" and shutil.which("sbatch") is None:
             raise RequestError(
-                "--on slurm: there is no sbatch here; run it on a machine of the cluster, or try it with "
-                "--slurm cluster=local"
+                f"{written('on', 'slurm')}: there is no sbatch here; run it on a machine of the cluster, or try it "
+                "with "
+                f"{written('slurm', 'cluster=local')}"
             )
         self._executor = submitit.AutoExecutor(folder=sweep / "slurm", cluster=self._cluster)
         try:

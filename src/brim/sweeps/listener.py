@@ -13,6 +13,9 @@ __all__ = ["Recorder", "SweepListener"]
 class SweepListener:
     """Told of the sweep as it goes; does nothing by itself."""
 
+    def forecasting(self, what: str) -> None:
+        """The memory of an experiment is being forecast."""
+
     def planned(self, experiments: int, done: int) -> None:
         """So many experiments, of which so many were done before."""
 

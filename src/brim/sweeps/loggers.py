@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from brim.errors import RequestError
+from brim.settings.caller import given
 from brim.settings.nested_keys import flatten
 from brim.sweeps.job import Job, Outcome
 
@@ -49,7 +50,7 @@ class Loggers:
                 getattr(member, what)(*arguments)
             except Exception as error:
                 del self._members[name]
-                self._tell(f"--log {name}: {type(error).__name__}: {error}; it gets no more experiments")
+                self._tell(f"{given('log', name)}: {type(error).__name__}: {error}; it gets no more experiments")
 
 
 def open_loggers(names: Sequence[str], folder: Path, tell: Callable[[str], None]) -> Loggers:
@@ -62,7 +63,7 @@ def _imported(module: str, name: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise RequestError(f"--log {name}: {package} is not installed here: pip install {package}") from error
+        raise RequestError(f"{given('log', name)}: {package} is not installed here: pip install {package}") from error
 
 
 def _settings(job: Job) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from brim.settings.grid import Expansion
+from brim.settings.sweep_request import SweepRequest
 from brim.storage.files import read_json, write_atomic, write_json
 from brim.storage.run_folder import write_run
 from brim.storage.run_lock import locked_folder
@@ -18,7 +19,6 @@ from brim.sweeps.forecasts import SizeForecast, bytes_needed
 from brim.sweeps.job import Job, Outcome
 from brim.sweeps.listener import Recorder, SweepListener
 from brim.sweeps.loggers import Loggers, open_loggers
-from brim.sweeps.request import SweepRequest
 from brim.sweeps.results import Result, choose_goal, detail_rows, result_row, sorted_results
 from brim.sweeps.retry import first_attempt, next_attempt
 from brim.sweeps.state import SweepState

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from brim.errors import RequestError
+from brim.settings.caller import given, named
 from brim.storage.journal import Journal
 from brim.storage.run_folder import check_no_other_run
 from brim.storage.run_lock import locked_folder
@@ -34,9 +35,11 @@ def check_contents(folder: Path, *, resume: bool) -> None:
     check_no_other_run(folder, "sweep")
     journal = folder / JOURNAL
     if resume and not journal.exists():
-        raise RequestError(f"--resume: there is no sweep in {folder}; give its folder with -o")
+        raise RequestError(f"{named('resume')}: there is no sweep in {folder}; give its folder with -o")
     if not resume and journal.is_file() and journal.read_bytes().count(b"\n") > 1:  # more than its first line
-        raise RequestError(f"--output {folder}: it holds a sweep; continue it with --resume, or choose another folder")
+        raise RequestError(
+            f"{given('output', folder)}: it holds a sweep; continue it with {named('resume')}, or choose another folder"
+        )
 
 
 class SweepState:

@@ -17,6 +17,7 @@ from brim.ranks.agreement import Agreement
 from brim.ranks.gradients import RankGroup
 from brim.records import Plan
 from brim.running.loader import LoaderSettings
+from brim.settings.train_request import TrainRequest
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.sizing.plans import PlanFile
 from brim.training.absent_bytes import absent_bytes, state_bytes_when_made, tensors_of_state
@@ -31,7 +32,6 @@ from brim.training.objective import choose_monitor
 from brim.training.optimizer_step import OptimizerStep
 from brim.training.optimizers import make_training_optimizer, optimizer_options
 from brim.training.progress import Progress
-from brim.training.request import TrainRequest
 from brim.training.run_files import RunFiles
 from brim.training.subject import Subject
 from brim.training.validation import Validation

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from brim.errors import RequestError
+from brim.settings.caller import named
 from brim.storage.files import cannot_write, read_json, usual_mode, write_json
 
 __all__ = [
@@ -236,7 +237,9 @@ def _not_saved(target: Path, error: OSError | RequestError) -> RequestError:
     """Why there is no new checkpoint, and which one is there."""
     reason = str(error) if isinstance(error, RequestError) else f"cannot write {target}: {error.strerror or error}"
     kept = find_checkpoint(target.parent)
-    return RequestError(reason if kept is None else f"{reason}. {kept.name} is whole: go on from it with --resume")
+    return RequestError(
+        reason if kept is None else f"{reason}. {kept.name} is whole: go on from it with {named('resume')}"
+    )
 
 
 def _load_tensors(path: Path) -> dict[str, torch.Tensor]:

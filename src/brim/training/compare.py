@@ -17,33 +17,29 @@ from typing import Any
 from brim.errors import DoesNotFitError, RequestError
 from brim.memory.devices import memory_of
 from brim.memory.weights import place_weights
+from brim.ranks.world import current_world
+from brim.settings.caller import named
+from brim.settings.train_request import TrainRequest
 from brim.settings.train_settings import TrainSettings
 from brim.training.listener import TrainListener
 from brim.training.memory_forecast import forecast_peak_bytes
-from brim.training.request import TrainRequest
 from brim.training.run import TrainResult, run_training
 from brim.training.run_files import read_steps
 from brim.training.subject import open_subject
 
-__all__ = ["compare_effective_batches", "parse_sizes", "risk_of"]
+__all__ = ["compare_effective_batches", "risk_of"]
 
 STEPS = 4  # of the largest size: the first ones only find the micro-batch
 FEWEST_SAMPLES = 256
 MEASURING_STEPS = 2  # on the CPU, where the meter is off while trials are timed
 
 
-def parse_sizes(text: str) -> list[int]:
-    """`512,2048,8192` as numbers."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or any(not part.isdecimal() or int(part) < 1 for part in parts):
-        raise RequestError(f"--compare-batch {text}: give whole numbers from 1, such as 512,2048,8192")
-    return [int(part) for part in parts]
-
-
 def compare_effective_batches(
     request: TrainRequest, sizes: Sequence[int], *, listener: TrainListener | None = None
 ) -> list[dict[str, Any]]:
     """One row per size, in the order given; the speed-up is over the first."""
+    if current_world().size > 1:
+        raise RequestError(f"{named('compare_batch')}: sizes are compared on one device; start it without torchrun")
     watcher = listener or TrainListener()
     subject = open_subject(request.settings)
     subject.model.to("cpu")  # out of the trials' way: it is only forecast

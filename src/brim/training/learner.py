@@ -20,6 +20,7 @@ from brim.models.build import model_knobs, resolve_model
 from brim.models.load import load_model, put_weights, read_weights
 from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.names import ModelName
+from brim.settings.caller import named_as
 from brim.settings.train_settings import TrainSettings
 from brim.training.feature_head import make_feature_head
 from brim.workloads.knobs import check_knobs
@@ -148,10 +149,8 @@ def _from_library(name: ModelName, settings: TrainSettings, outputs: int) -> Lea
         with _seeded(settings.hp.seed):
             loaded = load(name.name, dataclasses.replace(request, classes=outputs))
     else:
-        try:
+        with named_as(weights="model.weights"):
             loaded = load_model(request)
-        except RequestError as error:
-            raise RequestError(str(error).replace("--weights", "model.weights")) from error
     reads: Reads = "video" if loaded.kind == "video_classifier" else "image"
     return _learner(loaded, reads, {"knobs": checked})
 
@@ -254,8 +253,9 @@ def _with_weights(learner: Learner, settings: TrainSettings) -> Learner:
         return learner
     if weights == "auto":
         raise RequestError(f"model.weights auto: {learner.name} has no published weights; give none or a file")
-    state, digest = read_weights(weights, argument="model.weights")
-    put_weights(learner.model, state, weights, argument="model.weights")
+    with named_as(weights="model.weights"):
+        state, digest = read_weights(weights)
+        put_weights(learner.model, state, weights)
     return dataclasses.replace(learner, identity={**learner.identity, "weights": digest})
 
 

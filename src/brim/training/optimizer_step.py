@@ -16,6 +16,7 @@ from brim.memory.snapshot import StateSnapshot, required_bytes
 from brim.monitor.host import available_host_bytes
 from brim.ranks.gradients import RankGroup
 from brim.ranks.sharding import local_part
+from brim.settings.caller import named
 from brim.training.micro_batches import MicroBatches, WindowDone, gradient_square
 
 __all__ = ["OptimizerStep", "WindowSums"]
@@ -147,7 +148,7 @@ class OptimizerStep:
         if snapshot is None:
             raise LostError(
                 f"{failure.reason} inside the optimizer's step: weights may be half changed. Go on from the last "
-                "checkpoint with --resume"
+                f"checkpoint with {named('resume')}"
             )
         snapshot.restore()
         self._memory.release()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from brim.errors import RequestError, first_line, nearest_names
+from brim.settings.caller import named_as
 from brim.settings.train_settings import TrainSettings
 from brim.workloads.optimizers import optimizer_class
 
@@ -66,10 +67,8 @@ def _try_step(name: str, make: Any, optimizer: torch.optim.Optimizer, options: M
 
 
 def _named(name: str) -> type[torch.optim.Optimizer]:
-    try:
+    with named_as(optimizer="optimizer.name"):
         return optimizer_class(name)
-    except RequestError as error:
-        raise RequestError(str(error).replace("--optimizer", "optimizer.name")) from error
 
 
 def _arguments(name: str) -> list[str]:

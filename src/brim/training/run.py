@@ -21,7 +21,9 @@ from brim.ranks.sharding import shard_model
 from brim.ranks.shared_folder import shared_folder
 from brim.ranks.stopping import stop_signal_as_error
 from brim.records import Plan
+from brim.settings.caller import given, named, resume_with
 from brim.settings.setting_checks import MOST_SEED
+from brim.settings.train_request import TrainRequest
 from brim.storage.files import read_json
 from brim.storage.fingerprint import combined_fingerprint, differing_parts
 from brim.storage.run_folder import check_no_other_run, write_run
@@ -30,7 +32,6 @@ from brim.training.checkpoint import find_checkpoint
 from brim.training.effective_batch import EarlierSizes, choose_effective_batch, training_plan
 from brim.training.interrupt import interrupt_as_request
 from brim.training.listener import TrainListener
-from brim.training.request import TrainRequest
 from brim.training.run_files import read_steps
 from brim.training.subject import Subject, open_subject
 from brim.training.summary import RankReport, summarise
@@ -82,7 +83,7 @@ def run_training(
             with stop_signal_as_error(agreement):
                 return _Run(request, agreement, folder, watcher, started_at).run()
         except (KeyboardInterrupt, RankError) as error:
-            line = f"--resume -o {folder}"
+            line = resume_with(folder)
             if find_checkpoint(folder) is None:
                 raise
             if isinstance(error, RankError):
@@ -184,7 +185,7 @@ class _Run:
         if len(set(steps)) > 1:
             found = ", ".join(f"rank {rank} step {step}" for rank, step in enumerate(steps))
             raise RequestError(
-                f"--resume: the ranks find different checkpoints in {self.folder} ({found}); share the folder"
+                f"{named('resume')}: the ranks find different checkpoints in {self.folder} ({found}); share the folder"
             )
         later = parts.files.open(keep_steps=parts.trainer.progress.step)
         if self.world.size == 1:
@@ -306,11 +307,14 @@ def _check_contents(folder: Path, *, resume: bool) -> None:
     check_no_other_run(folder, "train")
     if (folder / SEVERAL).exists():
         raise RequestError(
-            f"--output {folder}: it holds a run of several seeds; continue it with --seeds and --resume, or choose "
+            f"{given('output', folder)}: it holds a run of several seeds; continue it with {named('seeds')} and "
+            f"{named('resume')}, or choose "
             "another folder"
         )
     checkpoint = find_checkpoint(folder)
     if resume and checkpoint is None and not (folder / "steps.jsonl").exists():
-        raise RequestError(f"--resume: there is no run in {folder}; give the folder of the run with -o")
+        raise RequestError(f"{named('resume')}: there is no run in {folder}; give the folder of the run with -o")
     if not resume and (checkpoint is not None or (folder / "run.json").exists()):
-        raise RequestError(f"--output {folder}: it holds a run; continue it with --resume, or choose another folder")
+        raise RequestError(
+            f"{given('output', folder)}: it holds a run; continue it with {named('resume')}, or choose another folder"
+        )

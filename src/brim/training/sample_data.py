@@ -79,10 +79,7 @@ def _open_splits(settings: TrainSettings) -> tuple[SampleSet, SampleSet | None, 
     task = "generate" if settings.task == "regress" else "classify"  # classes are no values
 
     def opened(path: str, split: str | None) -> SampleSet:
-        try:
-            return open_data(DataRequest(path=path, split=split, mapping=data.map, task=task))
-        except RequestError as error:  # a training run leaves no records out
-            raise RequestError(str(error).replace(", or add --skip-bad to leave such records out", "")) from error
+        return open_data(DataRequest(path=path, split=split, mapping=data.map, task=task, may_skip=False))
 
     assert data.root is not None
     wanted = data.train_split or "train"

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from brim.errors import RequestError, plural
+from brim.settings.caller import named
 
 __all__ = ["can_checkpoint", "enable_gradient_checkpointing"]
 
@@ -53,7 +54,7 @@ def enable_gradient_checkpointing(model: nn.Module) -> str:
     if sequences:
         return f"gradient checkpointing: {', '.join(name or 'the model' for name, _ in sequences)} in segments"
     raise RequestError(
-        f"--gradient-checkpointing: {type(model).__name__} has no repeated blocks in an nn.Sequential or "
+        f"{named('gradient_checkpointing')}: {type(model).__name__} has no repeated blocks in an nn.Sequential or "
         "nn.ModuleList to checkpoint; leave the flag out, or use torch.utils.checkpoint inside the model"
     )
 
@@ -115,7 +116,8 @@ def _checkpointed_call(name: str, forward: Callable[..., Any], *args: Any, **kwa
     output = checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=False)
     if _versions(args) != before:
         raise RequestError(
-            f"--gradient-checkpointing: block {name} changes its input in place, so computing it again would give "
+            f"{named('gradient_checkpointing')}: block {name} changes its input in place, so computing it again would "
+            "give "
             "other values; leave the flag out, or build the model with inplace=False"
         )
     return output

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brim.errors import RequestError, nearest_names
+from brim.settings.caller import given, pair
 
-__all__ = ["Knob", "check_knobs", "parse_knob_flags"]
+__all__ = ["Knob", "check_knobs"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,20 +60,7 @@ class Knob:
             raise self._refuse(text, "it must be a number") from None
 
     def _refuse(self, value: Any, why: str) -> RequestError:
-        return RequestError(f"--knob {self.name}={value}: {why} (default {self.default})")
-
-
-def parse_knob_flags(flags: Iterable[str]) -> dict[str, str]:
-    """`["frames=16", "size=224"]` to a dictionary of still unparsed values."""
-    knobs: dict[str, str] = {}
-    for flag in flags:
-        name, equals, value = flag.partition("=")
-        if not equals or not name or not value:
-            raise RequestError(f"--knob {flag}: write it as NAME=VALUE, for example --knob size=224")
-        if name in knobs:
-            raise RequestError(f"--knob {name} is given twice ({knobs[name]} and {value}); keep one")
-        knobs[name] = value
-    return knobs
+        return RequestError(f"{pair('knob', self.name, value)}: {why} (default {self.default})")
 
 
 def check_knobs(asked: Mapping[str, Any], known: Sequence[Knob], *, owner: str) -> dict[str, Any]:
@@ -81,5 +69,5 @@ def check_knobs(asked: Mapping[str, Any], known: Sequence[Knob], *, owner: str) 
     for name in asked:
         if name not in by_name:
             has = f"it has {', '.join(by_name)}" if by_name else "it has none"
-            raise RequestError(f"--knob {name}: {owner} has no such knob ({has}){nearest_names(name, by_name)}")
+            raise RequestError(f"{given('knob', name)}: {owner} has no such knob ({has}){nearest_names(name, by_name)}")
     return {name: knob.parse(asked[name]) if name in asked else knob.default for name, knob in by_name.items()}

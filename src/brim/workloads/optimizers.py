@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from brim.errors import RequestError, nearest_names
+from brim.settings.caller import given, named
 
 __all__ = ["make_optimizer", "optimizer_class"]
 
@@ -22,7 +23,9 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
     del classes["optimizer"]  # the base
     if name.lower() not in classes:
         near = nearest_names(name.lower(), classes)
-        raise RequestError(f"--optimizer {name}: torch {torch.__version__} has {', '.join(sorted(classes))}{near}")
+        raise RequestError(
+            f"{given('optimizer', name)}: torch {torch.__version__} has {', '.join(sorted(classes))}{near}"
+        )
     return classes[name.lower()]
 
 
@@ -34,6 +37,7 @@ def make_optimizer(name: str, params: Iterable[torch.nn.Parameter], lr: float = 
         optimizer: torch.optim.Optimizer = make(list(params), **options)
     except (TypeError, ValueError) as error:  # no parameters, or some of a shape the optimizer does not take (Muon)
         raise RequestError(
-            f"--optimizer {name} does not take this model's parameters: {error}; --optimizer adamw takes any"
+            f"{given('optimizer', name)} does not take this model's parameters: {error}; {named('optimizer')} adamw "
+            "takes any"
         ) from error
     return optimizer

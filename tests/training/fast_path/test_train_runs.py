@@ -23,6 +23,8 @@ from brim.training.fast_path.problem import Outputs, Problem, RowData, RunOutcom
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from brim.workloads.optimizers import make_optimizer
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 
 class Notes(RunsListener):
     def __init__(self) -> None:

@@ -7,9 +7,12 @@ from torch import nn
 
 from brim.errors import RequestError
 from brim.metrics.detection import auroc
+from brim.settings.ood_settings import BASELINES
 from brim.training.preference.baselines.classifier import Classifier, ClassifierSettings, train_classifiers
-from brim.training.preference.baselines.registry import BASELINES, baseline
+from brim.training.preference.baselines.registry import baseline
 from brim.training.preference.parts import PARTS, FeatureSet, Part
+
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 SETTINGS = ClassifierSettings(hidden=(16,), epochs=12, batch_size=64, lr=1e-2)
 CPU = torch.device("cpu")

@@ -15,6 +15,8 @@ from brim.training.preference.encode_file import EncodeRequest, encode_file
 from brim.training.preference.encoding import encode_molecules, feature_cache
 from brim.training.preference.feature_files import read_arrays, read_metadata
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +115,7 @@ def test_requests_that_cannot_be_carried_out_say_why(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "in.csv", ["not smiles", "neither"])
     with pytest.raises(RequestError, match=r"none of 2 molecules can be encoded; in\.csv line 2"):
         encode_file(EncodeRequest(model="morgan", data=str(path), output=str(tmp_path / "f.safetensors")))
-    with pytest.raises(RequestError, match=r"-o features: features are written as FILE\.safetensors"):
+    with pytest.raises(RequestError, match=r"--output features: features are written as FILE\.safetensors"):
         EncodeRequest(model="morgan", data=str(path), output="features")
     with pytest.raises(RequestError, match="nothing to go on from"):
         encode_file(EncodeRequest(model="morgan", data=str(path), output=str(tmp_path / "g.safetensors"), resume=True))

@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from brim.errors import RequestError
+from brim.settings.ood_settings import LOSSES
 from brim.training.fast_path.problem import RunSpec, Settings
 from brim.training.preference.head import EnergyHead, make_heads
 from brim.training.preference.heads import HeadSettings, train_heads
-from brim.training.preference.losses import LOSSES, PreferenceLoss
+from brim.training.preference.losses import PreferenceLoss
 from brim.training.preference.parts import PARTS, FeatureSet
+
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from brim.errors import RequestError
-from brim.training.preference.losses import LOSSES, PreferenceLoss
+from brim.settings.ood_settings import LOSSES
+from brim.training.preference.losses import PreferenceLoss
+
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 INNER = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
 OUTER = torch.tensor([1.5, 0.0], dtype=torch.float64)

@@ -13,10 +13,12 @@ from preference_files import ALKANES, RINGS, csv_of, drugood, features_of
 from safetensors.torch import load_file
 
 from brim.errors import RequestError
+from brim.settings.ood_settings import DpoRequest
 from brim.training.preference import cells
 from brim.training.preference.listener import DpoListener
-from brim.training.preference.request import DpoRequest
 from brim.training.preference.run import DpoResult, train_dpo
+
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 
 @pytest.fixture(autouse=True)
@@ -256,7 +258,7 @@ def test_half_precision_trains_under_autocast(tmp_path: Path) -> None:
         ({"id": "a", "ood": "b", "epochs": 0}, "--epochs 0"),
         ({"id": "a", "ood": "b", "beta": -1.0}, "--beta -1"),
         ({"id": "a", "ood": "b", "reference": "h.safetensors"}, "it goes with --loss reference"),
-        ({"id": "a", "ood": "b", "seeds": ()}, "--seeds and --lr"),
+        ({"id": "a", "ood": "b", "seeds": ()}, "--seeds : give how many"),
         ({"id": "a", "ood": "b"}, "--id a: there is no such file"),
     ],
 )
@@ -270,7 +272,8 @@ def test_wrong_requests_are_refused_before_anything_is_written(
 
 def test_an_unknown_optimizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"--optimizer adamm: .*did you mean"):
-        on_features(tmp_path, optimizer="adamm")
+        train_dpo(on_features(tmp_path, optimizer="adamm"), output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_ranks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

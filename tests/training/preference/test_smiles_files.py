@@ -9,6 +9,8 @@ from preference_files import csv_of, drugood
 from brim.errors import RequestError
 from brim.training.preference.smiles_files import read_smiles, read_splits
 
+pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
+
 
 def test_a_csv_keeps_lines_and_labels(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"

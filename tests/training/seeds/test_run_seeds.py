@@ -260,7 +260,7 @@ def test_an_interrupted_seed_of_the_loop_goes_on_from_its_checkpoint_and_finishe
     with pytest.raises(KeyboardInterrupt):
         train(nested, tmp_path / "run", fast_path="off", listener=stops)
     assert "1 of 3 runs are done and kept" in stops.notes[-1]
-    assert f"--resume -o {tmp_path / 'run'}" in stops.notes[-1]
+    assert f"resume=True, output='{tmp_path / 'run'}'" in stops.notes[-1]
     assert not any("seed-1" in note for note in stops.notes)
     watcher = Watcher()
     result = train(nested, tmp_path / "run", fast_path="off", resume=True, listener=watcher)
@@ -335,8 +335,8 @@ def test_a_folder_of_another_training_is_refused(features: Path, tmp_path: Path)
         ({"seeds": (-1,)}, "from 0"),
         ({"learning_rates": (0.1, 0.1)}, "named twice"),
         ({"learning_rates": (0.0,)}, "above 0"),
-        ({"seeds": (0,), "fast_path": "fast"}, "it must be auto, off, resident, stacked"),
-        ({"fast_path": "stacked"}, "goes with --seeds"),
+        ({"seeds": (0,), "fast_path": "fast"}, "it must be one of auto, off, resident, stacked"),
+        ({"fast_path": "stacked"}, "goes with seeds=N"),
     ],
 )
 def test_wrong_seeds_are_said(options: dict[str, Any], words: str, features: Path) -> None:

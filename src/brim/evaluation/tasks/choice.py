@@ -13,6 +13,7 @@ from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings
 from brim.evaluation.tasks.prompts import PromptWriter
 from brim.models.loaded import LoadedModel
 from brim.running.executor import Pending
+from brim.settings.caller import written
 
 __all__ = ["ChoiceTask"]
 
@@ -28,7 +29,8 @@ class ChoiceTask(Task):
         super().__init__(model, data, settings)
         if model.kind not in ("language", "seq2seq"):
             raise RequestError(
-                f"--task choice: {model.name} is a {model.kind.replace('_', ' ')} model; it takes a language model"
+                f"{written('task', 'choice')}: {model.name} is a {model.kind.replace('_', ' ')} model; it takes a "
+                "language model"
             )
         self._writer = PromptWriter(model.tokenizer, None, settings)
         self._rows: list[list[tuple[list[int], list[int]]]] = []  # per sample and option: context, continuation
@@ -38,9 +40,10 @@ class ChoiceTask(Task):
         without = [sample.id for sample in self.samples if not sample.choices]
         if without:
             raise RequestError(
-                f"--task choice: {plural(len(without), 'sample has', 'samples have')} no choices (the first is "
+                f"{written('task', 'choice')}: {plural(len(without), 'sample has', 'samples have')} no choices (the "
+                "first is "
                 f"{without[0]!r}); name the column "
-                "with --map choices=COLUMN"
+                f"with {written('map', 'choices=COLUMN')}"
             )
         contexts = [self._writer.text(sample.prompt or "") for sample in self.samples]
         glue = "" if self._writer.chat else " "

@@ -16,6 +16,7 @@ from brim.evaluation.tasks.class_names import align_classes
 from brim.memory.transfer import stacked
 from brim.models.loaded import LoadedModel
 from brim.running.executor import Pending
+from brim.settings.caller import written
 
 __all__ = ["ClassifyTask"]
 
@@ -33,8 +34,9 @@ class ClassifyTask(Task):
         super().__init__(model, data, settings)
         if model.kind not in _NEEDS:
             raise RequestError(
-                f"--task classify: {model.name} is a {model.kind.replace('_', ' ')} model; give a classifier, or use "
-                "--task generate"
+                f"{written('task', 'classify')}: {model.name} is a {model.kind.replace('_', ' ')} model; give a "
+                "classifier, or use "
+                f"{written('task', 'generate')}"
             )
         self._labels: tuple[str, ...] | None = None
         self._lengths: list[int] = []
@@ -48,7 +50,7 @@ class ClassifyTask(Task):
         without = [sample.id for sample in self.samples if not self._readable(sample)]
         if without:
             raise RequestError(
-                f"--task classify: {self.model.name} reads {_NEEDS[kind]}, and "
+                f"{written('task', 'classify')}: {self.model.name} reads {_NEEDS[kind]}, and "
                 f"{plural(len(without), 'sample has', 'samples have')} none (the "
                 f"first is {without[0]!r})"
             )

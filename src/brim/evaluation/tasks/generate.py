@@ -20,6 +20,7 @@ from brim.generation.select import Decoder, make_decoder
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.models.loaded import LoadedModel
 from brim.running.executor import Pending
+from brim.settings.caller import given, named, written
 
 __all__ = ["GenerateTask"]
 
@@ -38,8 +39,9 @@ class GenerateTask(Task):
         super().__init__(model, data, settings)
         if model.kind not in ("language", "seq2seq", "vision_language"):
             raise RequestError(
-                f"--task {self.name}: {model.name} is a {model.kind.replace('_', ' ')}, it does not write text; "
-                "use --task classify, or a language model"
+                f"{given('task', self.name)}: {model.name} is a {model.kind.replace('_', ' ')}, it does not write "
+                "text; "
+                f"use {written('task', 'classify')}, or a language model"
             )
         new_tokens = settings.max_new_tokens or self.default_new_tokens
         chosen = settings.generation or GenerationSettings(max_new_tokens=new_tokens)
@@ -56,9 +58,10 @@ class GenerateTask(Task):
         missing = [sample.id for sample in self.samples if sample.prompt is None and not sample.images]
         if missing:
             raise RequestError(
-                f"--task {self.name}: {plural(len(missing), 'sample has', 'samples have')} no prompt (the first is "
+                f"{given('task', self.name)}: {plural(len(missing), 'sample has', 'samples have')} no prompt (the "
+                "first is "
                 f"{missing[0]!r}); name the "
-                "column with --map prompt=COLUMN"
+                f"column with {written('map', 'prompt=COLUMN')}"
             )
         if self.model.kind == "vision_language":
             self._multimodal = MultimodalInputs(self.model, self.data, self._writer, self.settings)
@@ -80,16 +83,17 @@ class GenerateTask(Task):
         apart = self.model.kind == "seq2seq"  # encoder and decoder have positions of their own
         if room is None or (max(shortest, new) if apart else shortest + new) <= room:
             return
-        given = f"--max-tokens {new}" + ("" if self.settings.max_new_tokens else " (the default)")
+        asked = given("max_tokens", new) + ("" if self.settings.max_new_tokens else " (the default)")
         largest = room if apart else room - shortest
         if shortest > room or largest < 1:
             raise RequestError(
-                f"--data: the shortest prompt has {shortest} tokens and {self.model.name} has {room} positions, so no "
+                f"{named('data')}: the shortest prompt has {shortest} tokens and {self.model.name} has {room} "
+                "positions, so no "
                 "answer has room; use shorter prompts or a model with more positions"
             )
         raise RequestError(
-            f"{given}: the shortest prompt has {shortest} tokens and {self.model.name} has {room} positions, so no "
-            f"sample can run; use --max-tokens {largest} or less"
+            f"{asked}: the shortest prompt has {shortest} tokens and {self.model.name} has {room} positions, so no "
+            f"sample can run; use {given('max_tokens', largest)} or less"
         )
 
     def cost(self, item: int) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from brim.errors import RequestError
 from brim.evaluation.tasks.base import TaskSettings
+from brim.settings.caller import named
 
 __all__ = ["PromptWriter"]
 
@@ -21,7 +22,9 @@ class PromptWriter:
         has_template = getattr(holder, "chat_template", None) is not None
         self.chat = has_template if settings.chat is None else settings.chat
         if self.chat and not has_template:
-            raise RequestError("--chat: the model has no chat template; leave it out, and prompts are read as they are")
+            raise RequestError(
+                f"{named('chat')}: the model has no chat template; leave it out, and prompts are read as they are"
+            )
 
     def text(self, prompt: str, *, images: int = 0) -> str:
         """The prompt as the model reads it, with a place for every image."""
@@ -36,7 +39,7 @@ class PromptWriter:
         try:
             written: str = holder.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates are programs, and some refuse a system prompt
-            asked = "--system: " if self._settings.system else ""
+            asked = f"{named('system')}: " if self._settings.system else ""
             raise RequestError(f"{asked}the model's chat template refuses ({error}); --no-chat does without") from error
         return written
 

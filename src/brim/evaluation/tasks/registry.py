@@ -14,6 +14,7 @@ from brim.evaluation.tasks.function import FunctionTask
 from brim.evaluation.tasks.generate import GenerateTask
 from brim.evaluation.tasks.vqa import VqaTask
 from brim.models.loaded import LoadedModel
+from brim.settings.caller import given
 
 __all__ = ["add_tasks", "make_task", "task_names"]
 
@@ -36,7 +37,8 @@ def make_task(name: str | None, model: LoadedModel, data: SampleSet, settings: T
             name = "classify"
     if name not in _TASKS:
         raise RequestError(
-            f"--task {name}: there is no such task{nearest_names(name, _TASKS) or '; there are ' + ', '.join(_TASKS)}"
+            f"{given('task', name)}: there is no such "
+            f"task{nearest_names(name, _TASKS) or '; there are ' + ', '.join(_TASKS)}"
         )
     if model.kind == "function" and name in _BUILT_IN:
         name = "function"

@@ -8,11 +8,11 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from brim.evaluation.request import EvalRequest
-from brim.profiling.request import SEED_SCALE, ProfileRequest
 from brim.reporting.base import Column, Section, Table
 from brim.reporting.read import Run
 from brim.reporting.units import date_text, duration_text, text
+from brim.settings.eval_settings import EvalRequest
+from brim.settings.profile_settings import SEED_SCALE, ProfileRequest
 
 __all__ = ["command_of", "flat_rows", "settings_sections"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +17,8 @@ from brim.errors import BrimError, DoesNotFitError, RequestError, first_line, pl
 from brim.memory.devices import DeviceMemory, Reading
 from brim.memory.failures import FailureKind, classify
 from brim.memory.remedies import memory_remedies, memory_savings
+from brim.settings.caller import given, written
+from brim.settings.seeds import FAST_PATHS, FastPath
 from brim.settings.sizes import format_bytes
 from brim.training.fast_path.epoch import WARM_UP_STEPS, EpochRunner
 from brim.training.fast_path.plain_run import PlainRun
@@ -25,10 +27,8 @@ from brim.training.fast_path.row_feed import RowFeed
 from brim.training.fast_path.runs import NotStackableError, Runs
 from brim.training.fast_path.stacked_runs import StackedRuns
 
-__all__ = ["PATHS", "Path", "PathChoice", "PathTrial", "Paths", "is_memory"]
+__all__ = ["PathChoice", "PathTrial", "Paths", "is_memory"]
 
-Path = Literal["off", "resident", "stacked"]
-PATHS: tuple[Path, ...] = get_args(Path)
 WORTHWHILE = 0.95  # a stack must take less than this of the time of single runs
 TRIAL_SECONDS, MOST_STEPS, LOOKS = 0.05, 20, 3  # of each look, of its steps, of each trial
 LONG_STEP_SECONDS = 1.0  # of which one is enough
@@ -41,7 +41,7 @@ ROOM = 0.5  # of the memory: what resident rows may take, and what a stack may b
 class PathTrial:
     """What one path was seen to do."""
 
-    path: Path
+    path: FastPath
     runs: int  # at once
     seconds_per_step: float | None = None  # of one run; None: it did not run
     peak_allocated_bytes: int | None = None
@@ -57,7 +57,7 @@ class PathTrial:
 class PathChoice:
     """How runs are trained: the path, how many at once, and in what micro-batches where one pass is too much."""
 
-    path: Path
+    path: FastPath
     stack: int = 1
     micro_batch_size: int | None = None  # None: the whole batch in one pass
     torch_optimizer: bool = False  # the optimizer is torch's own: it has no stacked form, or none is wanted
@@ -67,7 +67,7 @@ class PathChoice:
         """What takes less memory: half the stack, then half the micro-batch; None when nothing does."""
         if self.stack > 1:
             stack = self.stack // 2
-            path: Path = self.path if stack > 1 else "resident"
+            path: FastPath = self.path if stack > 1 else "resident"
             return dataclasses.replace(self, stack=stack, path=path)
         micro = (rows if self.micro_batch_size is None else self.micro_batch_size) // 2
         return dataclasses.replace(self, micro_batch_size=micro, torch_optimizer=True) if micro else None
@@ -121,8 +121,8 @@ class Paths:
 
     def choose(self, asked: str) -> PathChoice:
         """The path that was asked for where it can be had, or the fastest; what stands against one is told."""
-        if asked not in ("auto", *PATHS):
-            raise RequestError(f"--fast-path {asked}: it must be auto, {', '.join(PATHS)}")
+        if asked not in ("auto", *FAST_PATHS):
+            raise RequestError(f"{given('fast_path', asked)}: it must be auto, {', '.join(FAST_PATHS)}")
         if asked == "off":
             return self._fitting(PathChoice(path="off", torch_optimizer=True, reason="asked for"))[0]
         if self.problem.data.bytes > ROOM * self._limit_bytes:
@@ -285,7 +285,7 @@ def is_memory(error: Exception) -> bool:
 
 def does_not_fit(rows: int, error: Exception, settings: Settings) -> DoesNotFitError:
     """Not even single rows fit."""
-    savings = memory_savings(half_precision="--dtype bfloat16" if settings.autocast_dtype is None else "")
+    savings = memory_savings(half_precision=written("dtype", "bfloat16") if settings.autocast_dtype is None else "")
     remedies = "\n  - ".join(memory_remedies(savings, batch_size=rows))
     return DoesNotFitError(f"not even one row at a time fits ({first_line(error)}).\nWhat may help:\n  - {remedies}")
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from brim.errors import RequestError
+from brim.settings.caller import given, written
 from brim.training.fast_path.order import Counts
 from brim.training.fast_path.problem import Batch, Criterion, RunSpec, Settings
 from brim.training.fast_path.runs import Runs
@@ -53,8 +54,9 @@ class PlainRun(Runs):
         closure = inspect.signature(self._optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise RequestError(
-                f"--optimizer {settings.optimizer} evaluates the loss several times a step, which this training does "
-                "not do; --optimizer adamw is the default"
+                f"{given('optimizer', settings.optimizer)} evaluates the loss several times a step, which this "
+                "training does "
+                f"not do; {written('optimizer', 'adamw')} is the default"
             )
         for group in self._optimizer.param_groups:
             group.update(settings.optimizer_options)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from brim.errors import RequestError
+from brim.settings.caller import given
 from brim.training.fast_path.order import Counts, EpochPlan
 
 __all__ = [
@@ -96,7 +97,7 @@ class Settings:
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if self.patience is not None and self.patience < 1:
-            raise RequestError(f"--patience {self.patience}: it must be at least 1")
+            raise RequestError(f"{given('patience', self.patience)}: it must be at least 1")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise RequestError(f"a gradient norm of at most {self.clip_norm:g}: it must be above 0")
 

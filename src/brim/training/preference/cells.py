@@ -13,14 +13,16 @@ import torch
 from brim.errors import RequestError, plural
 from brim.metrics.detection import detection_metrics
 from brim.models.placement import Precision
+from brim.settings.caller import given, named
+from brim.settings.ood_settings import DpoRequest
 from brim.training.fast_path.problem import RunSpec, Settings
 from brim.training.preference.baselines.classifier import Classifier, ClassifierSettings, train_classifiers
 from brim.training.preference.baselines.registry import baseline
 from brim.training.preference.feature_files import read_arrays, write_arrays
 from brim.training.preference.heads import HeadSettings, TrainedHeads, train_heads
 from brim.training.preference.listener import DpoListener
+from brim.training.preference.losses import loss_of
 from brim.training.preference.parts import FeatureSet
-from brim.training.preference.request import DpoRequest
 from brim.training.preference.table import Cell
 
 __all__ = ["CellKey", "CellMaker", "Keep", "head_method"]
@@ -119,7 +121,7 @@ class CellMaker:
         options = {} if request.weight_decay is None else {"weight_decay": request.weight_decay}
         step, one_pass = request.step_size, request.batch_size
         return HeadSettings(
-            loss=request.loss(loss),
+            loss=loss_of(request, loss),
             hidden=request.hidden,
             dropout=request.dropout,
             training=Settings(
@@ -218,8 +220,9 @@ class CellMaker:
         wanted = [(after, before) for before, after in itertools.pairwise(sizes)]
         if sorted(shapes) != sorted(wanted):
             raise RequestError(
-                f"--reference {path} is another model: its layers are {shapes}, those of this head {wanted}; give a "
-                "head of the same features and --hidden"
+                f"{given('reference', path)} is another model: its layers are {shapes}, those of this head {wanted}; "
+                "give a "
+                f"head of the same features and {named('hidden')}"
             )
         return found
 

@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from brim.errors import RequestError
 from brim.models.molecules import load_encoder
+from brim.settings.caller import named
+from brim.settings.encode_settings import EncodeRequest
 from brim.storage.run_lock import locked_file
 from brim.training.preference.encoding import EncodingFigures, encode_molecules
 from brim.training.preference.feature_files import write_arrays
 from brim.training.preference.smiles_files import read_smiles
 
-__all__ = ["EncodeRequest", "EncodedFile", "encode_file"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EncodeRequest:
-    """What `brim encode` takes."""
-
-    model: str
-    data: str
-    output: str
-    mapping: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    knobs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    limit: int | None = None
-    batch_size: int | None = None  # None: auto
-    memory_limit: int | str | None = None
-    device: str = "auto"
-    use_cache: bool = True
-    resume: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.output.endswith(".safetensors"):
-            raise RequestError(f"-o {self.output}: features are written as FILE.safetensors")
-        if self.limit is not None and self.limit < 1:
-            raise RequestError(f"--limit {self.limit}: it must be at least 1")
+__all__ = ["EncodedFile", "encode_file"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,10 +51,12 @@ def _check_output(path: Path, partial: Path, *, resume: bool) -> None:
     if path.is_dir():
         raise RequestError(f"-o {path}: it is a folder; give a file")
     if resume and not partial.exists() and not path.exists():
-        raise RequestError(f"--resume: {partial} is not there, so there is nothing to go on from; leave --resume out")
+        raise RequestError(
+            f"{named('resume')}: {partial} is not there, so there is nothing to go on from; leave {named('resume')} out"
+        )
     if not resume and partial.is_file() and partial.read_bytes().count(b"\n") > 1:  # more than its first line
         raise RequestError(
-            f"-o {path}: {partial.name} holds a part of it; continue with --resume, or choose another file"
+            f"-o {path}: {partial.name} holds a part of it; continue with {named('resume')}, or choose another file"
         )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from brim.errors import RequestError
+from brim.settings.caller import given, named, written
 from brim.training.feature_head import MOST_WIDTH, refuse_too_wide
 
 __all__ = ["EnergyHead", "make_heads", "perceptron", "seeded"]
@@ -28,10 +29,10 @@ class EnergyHead(nn.Module):
 def perceptron(width: int, hidden: Sequence[int], outputs: int, *, dropout: float = 0.0) -> nn.Sequential:
     """Linear layers with ReLU, and dropout after each, between `width` and `outputs`."""
     if any(not 1 <= size <= MOST_WIDTH for size in hidden):
-        raise RequestError(f"--hidden {','.join(map(str, hidden))}: a layer has from 1 to {MOST_WIDTH} units")
+        raise RequestError(f"{written('hidden', ','.join(map(str, hidden)))}: a layer has from 1 to {MOST_WIDTH} units")
     if not 0 <= dropout < 1:
-        raise RequestError(f"--dropout {dropout:g}: it must lie from 0 up to 1")
-    refuse_too_wide([width, *hidden, outputs], torch.get_default_dtype(), setting="--hidden")
+        raise RequestError(f"{given('dropout', dropout)}: it must lie from 0 up to 1")
+    refuse_too_wide([width, *hidden, outputs], torch.get_default_dtype(), setting=named("hidden"))
     layers: list[nn.Module] = []
     for size in hidden:
         layers += [nn.Linear(width, size), nn.ReLU()]

@@ -20,13 +20,13 @@ import torch
 from torch.nn import functional
 
 from brim.errors import RequestError, nearest_names
+from brim.settings.caller import given
+from brim.settings.ood_settings import LOSSES, DpoRequest, LossName
 from brim.training.preference.pair_sums import Hinge, LogSigmoid, PairFunction, mean_over_pairs
 
-__all__ = ["LOSSES", "LossName", "Pairs", "PreferenceLoss"]
+__all__ = ["Pairs", "PreferenceLoss", "loss_of"]
 
-LossName = Literal["energy", "reference", "hinge", "bce", "mse"]
 Pairs = Literal["all", "matched"]
-LOSSES: tuple[LossName, ...] = get_args(LossName)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,16 +49,17 @@ class PreferenceLoss:
     def __post_init__(self) -> None:
         if self.name not in LOSSES:
             raise RequestError(
-                f"--loss {self.name}: it must be one of {', '.join(LOSSES)}{nearest_names(str(self.name), LOSSES)}"
+                f"{given('loss', self.name)}: it must be one of "
+                f"{', '.join(LOSSES)}{nearest_names(str(self.name), LOSSES)}"
             )
         if self.pairs not in (None, *get_args(Pairs)):
-            raise RequestError(f"--pairs {self.pairs}: it must be all or matched")
+            raise RequestError(f"{given('pairs', self.pairs)}: it must be all or matched")
         if not 0 < self.beta < float("inf"):
-            raise RequestError(f"--beta {self.beta:g}: it must be above 0")
+            raise RequestError(f"{given('beta', self.beta)}: it must be above 0")
         if not 0 <= self.regulariser < float("inf"):
-            raise RequestError(f"--regulariser {self.regulariser:g}: it must be 0 or more")
+            raise RequestError(f"{given('regulariser', self.regulariser)}: it must be 0 or more")
         if not 0 < self.margin < float("inf"):
-            raise RequestError(f"--hinge-margin {self.margin:g}: it must be above 0")
+            raise RequestError(f"{given('hinge_margin', self.margin)}: it must be above 0")
 
     @property
     def matched(self) -> bool:
@@ -96,6 +97,18 @@ class PreferenceLoss:
         if self.matched:
             return function.of(outer - inner).mean(-1)
         return mean_over_pairs(inner, outer, function, block_bytes=self.block_bytes)
+
+
+def loss_of(request: DpoRequest, name: str) -> PreferenceLoss:
+    """The loss of that name with the settings asked for."""
+    usual = 0.0 if name == "reference" else 0.01
+    return PreferenceLoss(
+        name=name,  # type: ignore[arg-type]  # checked by the request
+        pairs=request.pairs,  # type: ignore[arg-type]
+        beta=request.beta,
+        regulariser=usual if request.regulariser is None else request.regulariser,
+        margin=request.hinge_margin,
+    )
 
 
 def _at_least_single(energies: torch.Tensor) -> torch.Tensor:

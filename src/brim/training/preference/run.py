@@ -1,4 +1,4 @@
-"""`brim train dpo` from end to end: data sets × encoders × methods × seeds, each cell once, one table.
+"""`brim ood` from end to end: data sets × encoders × methods × seeds, each cell once, one table.
 
 A finished cell is journalled at once, so an interrupted run goes on with the cells that are left. Knows neither
 terminals nor flags.
@@ -17,10 +17,12 @@ from typing import Any
 from brim.errors import RequestError
 from brim.memory.devices import device_uuid
 from brim.memory.environment import environment_facts
-from brim.models.molecules import MoleculeEncoder, knobs_for, load_encoder
+from brim.models.molecules import MoleculeEncoder, encoder_knobs, knobs_for, load_encoder
 from brim.models.placement import resolve_device, resolve_precision
 from brim.monitor.sampler import Sampler
 from brim.ranks.world import current_world
+from brim.settings.caller import given, named, resume_with
+from brim.settings.ood_settings import DpoRequest
 from brim.storage.files import write_atomic, write_json
 from brim.storage.fingerprint import combined_fingerprint
 from brim.storage.journal import Journal
@@ -29,10 +31,11 @@ from brim.storage.run_lock import locked_folder
 from brim.training.preference.cells import CellMaker
 from brim.training.preference.encoding import EncodedMolecules, encode_molecules
 from brim.training.preference.listener import DpoListener
-from brim.training.preference.request import DpoRequest
+from brim.training.preference.losses import loss_of
 from brim.training.preference.sources import FEATURES, Source, open_pair, open_splits
 from brim.training.preference.summary import summarise
 from brim.training.preference.table import Cell, cells_csv, table_csv, table_rows
+from brim.workloads.optimizers import optimizer_class
 
 __all__ = ["DpoResult", "train_dpo"]
 
@@ -60,7 +63,8 @@ def train_dpo(request: DpoRequest, *, output: Path | None = None, listener: DpoL
     A run whose loss is no number has its error in its cell; the others go on.
     """
     if current_world().size > 1:
-        raise RequestError("brim train dpo runs in one process, with its seeds stacked; start it without torchrun")
+        raise RequestError("brim ood runs in one process, with its seeds stacked; start it without torchrun")
+    _check_names(request)
     watcher = listener or DpoListener()
     with locked_folder(output, command="train", note=watcher.note) as folder:
         _check_contents(folder, resume=request.resume)
@@ -69,8 +73,20 @@ def train_dpo(request: DpoRequest, *, output: Path | None = None, listener: DpoL
             return run.run()
         except KeyboardInterrupt:
             if (folder / JOURNAL).exists():
-                watcher.note(f"what is finished is kept: go on with --resume -o {folder}")
+                watcher.note(f"what is finished is kept: go on with {resume_with(folder)}")
             raise
+
+
+def _check_names(request: DpoRequest) -> None:
+    """What the settings cannot know: the knobs of the encoders, the optimizers of torch."""
+    known = {knob.name for name in request.encoders for knob in encoder_knobs(name)}
+    for knob in request.knobs:
+        if knob not in known:
+            has = f"they have {', '.join(sorted(known))}" if known else "they have none"
+            raise RequestError(f"{named('knob')} {knob}: the encoders asked for have no such knob ({has})")
+    optimizer_class(request.optimizer)
+    for name in request.losses:
+        loss_of(request, name)  # checks beta, margin and the rest
 
 
 def _check_contents(folder: Path, *, resume: bool) -> None:
@@ -78,10 +94,11 @@ def _check_contents(folder: Path, *, resume: bool) -> None:
     check_no_other_run(folder, "train dpo")
     path = folder / JOURNAL
     if resume and not path.exists():
-        raise RequestError(f"--resume: {folder} holds no {JOURNAL} to go on from; leave --resume out")
+        raise RequestError(f"{named('resume')}: {folder} holds no {JOURNAL} to go on from; leave {named('resume')} out")
     if not resume and path.exists() and path.stat().st_size > 0:
         raise RequestError(
-            f"--output {folder}: it holds the results of a run; continue it with --resume, or choose another folder"
+            f"{given('output', folder)}: it holds the results of a run; continue it with {named('resume')}, or choose "
+            "another folder"
         )
 
 
@@ -108,7 +125,10 @@ def _open_sources(request: DpoRequest) -> list[Source]:
         if path.name.lower().removesuffix(".gz").endswith(".json"):
             sources.append(open_splits(path, seed=request.split_seed, limit=request.limit))
         else:
-            raise RequestError(f"--data {text}: it must be a .json file of splits; single files go to --id and --ood")
+            raise RequestError(
+                f"{given('data', text)}: it must be a .json file of splits; single files go to {named('id')} and "
+                f"{named('ood')}"
+            )
     if request.id is not None and request.ood is not None:
         sources.append(
             open_pair(

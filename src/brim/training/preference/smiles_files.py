@@ -16,6 +16,7 @@ from brim.data.csv_files import read_csv
 from brim.data.identity import text_digest
 from brim.data.text_files import decoded, inner_suffix, read_content
 from brim.errors import RequestError, nearest_names
+from brim.settings.caller import pair, written
 
 __all__ = ["JSON_SPLITS", "Molecules", "SplitFile", "read_smiles", "read_splits"]
 
@@ -65,7 +66,7 @@ def read_smiles(path: Path, mapping: Mapping[str, str] | None = None) -> Molecul
     mapping = mapping or {}
     for field in mapping:
         if field not in ("smiles", "label"):
-            raise RequestError(f"--map {field}={mapping[field]}: here it must be smiles=COLUMN or label=COLUMN")
+            raise RequestError(f"{pair('map', field, mapping[field])}: here it must be smiles=COLUMN or label=COLUMN")
     suffix = inner_suffix(path)
     if suffix in (".csv", ".tsv"):
         return _from_table(path, mapping)
@@ -101,7 +102,8 @@ def _from_table(path: Path, mapping: Mapping[str, str]) -> Molecules:
         column = table.columns[0]
     if column is None:
         raise RequestError(
-            f"{path} has no column of SMILES among {', '.join(table.columns)}; name it with --map smiles=COLUMN"
+            f"{path} has no column of SMILES among {', '.join(table.columns)}; name it with "
+            f"{written('map', 'smiles=COLUMN')}"
         )
     label = _column(path, table.columns, "label", mapping, _LABEL_NAMES)
     rows = [row for row in table.rows if row.values[column] is not None]
@@ -128,7 +130,7 @@ def _column(
     if asked is not None:
         if asked not in columns:
             near = nearest_names(asked, columns)
-            raise RequestError(f"--map {field}={asked}: {path} has the columns {', '.join(columns)}{near}")
+            raise RequestError(f"{pair('map', field, asked)}: {path} has the columns {', '.join(columns)}{near}")
         return asked
     lowered = {name.lower(): name for name in reversed(columns)}
     return next((lowered[name] for name in usual if name in lowered), None)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from brim.errors import RequestError, plural
+from brim.settings.caller import given
 from brim.training.preference.encoding import EncodedMolecules
 from brim.training.preference.feature_files import file_digest, read_arrays, read_metadata
 from brim.training.preference.parts import PARTS, FeatureSet, Part, divided
@@ -141,11 +142,11 @@ def open_pair(
     """One file of in- and one of out-of-distribution rows, divided here: 70 % to train on, 10 % validate, 20 % test."""
     name = f"{_stem(inner)}-vs-{_stem(outer)}"
     kinds = {path.suffix == ".safetensors" for path in (inner, outer)}
-    for flag, path in (("--id", inner), ("--ood", outer)):
+    for side, path in (("id", inner), ("ood", outer)):
         if not path.exists():
-            raise RequestError(f"{flag} {path}: there is no such file")
+            raise RequestError(f"{given(side, path)}: there is no such file")
     if len(kinds) > 1:
-        raise RequestError(f"--id {inner} and --ood {outer}: give SMILES for both or features for both")
+        raise RequestError(f"{given('id', inner)} and {given('ood', outer)}: give SMILES for both or features for both")
     if kinds == {True}:
         return _open_features(name, inner, outer, seed=seed, limit=limit)
     parts: dict[Part, Molecules] = {}

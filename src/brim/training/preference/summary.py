@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from brim.monitor.sampler import MonitorSummary
+from brim.settings.ood_settings import DpoRequest
 from brim.training.preference.cells import head_method
-from brim.training.preference.request import DpoRequest
 from brim.training.preference.table import Cell, metrics_by_seed, table_rows
 
 __all__ = ["summarise"]

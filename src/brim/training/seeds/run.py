@@ -20,6 +20,8 @@ from brim.models.placement import resolve_device
 from brim.monitor.sampler import Sampler
 from brim.ranks.world import current_world
 from brim.records import Plan
+from brim.settings.caller import given, named, resume_with
+from brim.settings.train_request import TrainRequest
 from brim.storage.files import write_atomic, write_json
 from brim.storage.run_folder import check_no_other_run, write_run
 from brim.storage.run_lock import locked_folder
@@ -28,7 +30,6 @@ from brim.training.checkpoint import find_checkpoint
 from brim.training.learner import model_reads
 from brim.training.listener import TrainListener
 from brim.training.objective import choose_monitor
-from brim.training.request import TrainRequest
 from brim.training.run import SEVERAL, TrainResult, run_fingerprint, run_training
 from brim.training.seeds.one_by_one import OneOfSeveral
 from brim.training.seeds.seed_folder import RunRecord, check_same, keep_stack, loop_record, read_finished
@@ -47,7 +48,8 @@ def run_seeds(
     """Train every seed at every learning rate, and leave one folder behind; a run that fails does not stop the rest."""
     if current_world().size > 1:
         raise RequestError(
-            "--seeds: several seeds are trained in one process; start it without torchrun, or train each under "
+            f"{named('seeds')}: several seeds are trained in one process; start it without torchrun, or train each "
+            "under "
             "torchrun with hp.seed=N"
         )
     watcher = listener or TrainListener()
@@ -67,10 +69,13 @@ def _check_contents(folder: Path, request: TrainRequest) -> None:
     several = (folder / SEVERAL).exists()
     if request.resume and not several:
         raise RequestError(
-            f"--resume: there is no run of several seeds in {folder}; give its folder with -o, or leave --resume out"
+            f"{named('resume')}: there is no run of several seeds in {folder}; give its folder with -o, or leave "
+            f"{named('resume')} out"
         )
     if not request.resume and (several or find_checkpoint(folder) is not None or (folder / "run.json").exists()):
-        raise RequestError(f"--output {folder}: it holds a run; continue it with --resume, or choose another folder")
+        raise RequestError(
+            f"{given('output', folder)}: it holds a run; continue it with {named('resume')}, or choose another folder"
+        )
 
 
 class _Seeds:
@@ -203,7 +208,7 @@ class _Seeds:
         if done or (self.folder / SEVERAL).exists():
             self.listener.note(
                 f"{done} of {plural(len(self.variants), 'run')} are done and kept, a stack under way begins again: "
-                f"continue with --resume -o {self.folder}"
+                f"continue with {resume_with(self.folder)}"
             )
 
     def _tell_what(self, subject: Subject, suitable: Suitable) -> None:

@@ -16,12 +16,13 @@ from brim.memory.environment import environment_facts
 from brim.memory.limit import resolve_limit
 from brim.monitor.sampler import MonitorSummary
 from brim.records import BatchSizes, MemoryFigures, Plan
+from brim.settings.caller import named
+from brim.settings.train_request import TrainRequest
 from brim.storage.files import read_json, write_atomic
 from brim.storage.fingerprint import differing_parts
 from brim.storage.run_folder import write_run
 from brim.storage.tables import csv_text
 from brim.training.checkpoint import save_weights
-from brim.training.request import TrainRequest
 from brim.training.run import run_fingerprint
 from brim.training.seeds.stacked import StackDone
 from brim.training.seeds.suitability import Suitable
@@ -99,7 +100,8 @@ def check_same(record: RunRecord, fingerprint: str) -> None:
 
 def _other(folder: Path, what: str) -> RequestError:
     return RequestError(
-        f"--resume: {folder} was trained with another {what}; resume with the file that it was started with, or "
+        f"{named('resume')}: {folder} was trained with another {what}; resume with the file that it was started with, "
+        "or "
         "choose another folder"
     )
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from brim.memory.devices import memory_of
+from brim.settings.train_request import TrainRequest
 from brim.training.fast_path.order import Counts
 from brim.training.fast_path.problem import (
     Batch,
@@ -28,7 +29,6 @@ from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from brim.training.items import TensorItems
 from brim.training.listener import TrainListener
 from brim.training.objective import Classification, Regression, choose_monitor
-from brim.training.request import TrainRequest
 from brim.training.seeds.follow import Follower, FollowRules, HeldOut, Track
 from brim.training.seeds.suitability import Suitable
 from brim.training.seeds.variants import Variant

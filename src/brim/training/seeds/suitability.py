@@ -17,7 +17,9 @@ from torch import nn
 from brim.errors import plural
 from brim.memory.devices import memory_of
 from brim.memory.limit import resolve_limit
+from brim.settings.caller import named, written
 from brim.settings.sizes import format_bytes
+from brim.settings.train_request import TrainRequest
 from brim.settings.train_settings import TrainSettings
 from brim.training.effective_batch import EarlierSizes, Effective, choose_effective_batch
 from brim.training.fast_path.choose import ROOM
@@ -25,7 +27,6 @@ from brim.training.fast_path.update_rules import rule_for
 from brim.training.items import TensorItems
 from brim.training.learner import Reads
 from brim.training.objective import Classification, Regression
-from brim.training.request import TrainRequest
 from brim.training.seeds.rate_table import RateTable, epochs_run, make_rate_table
 from brim.training.seeds.variants import Variant
 from brim.training.subject import Subject
@@ -63,7 +64,7 @@ def refused_by_request(request: TrainRequest) -> str | None:
         return "training.gradient_checkpointing is on"
     if training.fsdp:
         return "training.fsdp is on"
-    return "--fail-on-oom is given" if request.fail_on_oom else None
+    return f"{named('fail_on_oom')} is given" if request.fail_on_oom else None
 
 
 def judge_suitability(subject: Subject, request: TrainRequest, variants: Sequence[Variant]) -> Suitable | str:
@@ -144,5 +145,6 @@ def _refused_by_model(subject: Subject, request: TrainRequest) -> str | None:
     if any(not torch.equal(before, after) for before, after in zip(buffers, model.buffers(), strict=True)):
         return "the model's buffers change as it trains"
     if draws and request.fast_path == "auto":
-        return "the model draws noise (dropout), other in a stack than alone; --fast-path stacked allows that"
+        allowed = written("fast_path", "stacked")
+        return f"the model draws noise (dropout), other in a stack than alone; {allowed} allows that"
     return None

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
-from brim.errors import RequestError
+from brim.settings.train_request import TrainRequest
 from brim.settings.train_settings import TrainSettings
 from brim.training.fast_path.problem import RunSpec
-from brim.training.request import TrainRequest
 
-__all__ = ["MOST_RUNS", "Variant", "seeds_from", "variants_of"]
-
-
-MOST_RUNS = 100_000  # of one training: as many as a sweep may repeat an experiment
+__all__ = ["Variant", "variants_of"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,14 +47,3 @@ def variants_of(request: TrainRequest) -> tuple[Variant, ...]:
         for rate in rates
         for seed in seeds
     )
-
-
-def seeds_from(asked: int | Sequence[int], *, first: int) -> tuple[int, ...]:
-    """So many seeds from the first on, or those that are named."""
-    if not isinstance(asked, int):
-        return tuple(asked)
-    if asked < 1:
-        raise RequestError(f"--seeds {asked}: give how many, from 1, or which, by commas")
-    if asked > MOST_RUNS:
-        raise RequestError(f"--seeds {asked}: {MOST_RUNS:,} at most; one seed alone is written with a comma: {asked},")
-    return tuple(range(first, first + asked))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from brim.errors import RequestError, nearest_names
+from brim.settings.caller import given
+from brim.settings.ood_settings import BASELINES
 from brim.training.preference.baselines.base import Baseline
 from brim.training.preference.baselines.confidence import LogitEnergy, MaximumSoftmax, McDropout, Odin
 from brim.training.preference.baselines.distance import LocalOutlierFactor, Mahalanobis, NearestNeighbours
 from brim.training.preference.baselines.supervised import InOrOut
 
-__all__ = ["BASELINES", "baseline"]
+__all__ = ["baseline"]
 
 _KINDS: dict[str, type[Baseline]] = {
     kind.name: kind
@@ -16,13 +18,12 @@ _KINDS: dict[str, type[Baseline]] = {
         MaximumSoftmax, LogitEnergy, Odin, Mahalanobis, NearestNeighbours, LocalOutlierFactor, McDropout, InOrOut,
     )
 }  # fmt: skip
-BASELINES = tuple(_KINDS)
 
 
 def baseline(name: str) -> Baseline:
     """A fresh baseline; an unknown name is a `RequestError`."""
     if name not in _KINDS:
         raise RequestError(
-            f"--baselines {name}: it must be some of {','.join(BASELINES)}{nearest_names(name, BASELINES)}"
+            f"{given('baselines', name)}: it must be some of {','.join(BASELINES)}{nearest_names(name, BASELINES)}"
         )
     return _KINDS[name]()

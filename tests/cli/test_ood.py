@@ -25,7 +25,7 @@ def sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_table_fits_eighty_columns_and_names_the_folder(brim: Brim, sides: list[str]) -> None:
-    result = brim("train", "dpo", *sides, "--baselines", "knn", "-o", "run")
+    result = brim("ood", *sides, "--baselines", "knn", "-o", "run")
     assert result.code == 0
     lines = result.out.splitlines()
     assert lines[0].split() == ["method", "data", "AUROC", "AUPR", "FPR95"]
@@ -41,7 +41,7 @@ def test_the_table_fits_eighty_columns_and_names_the_folder(brim: Brim, sides: l
 
 
 def test_json_is_the_record_and_nothing_else(brim: Brim, sides: list[str]) -> None:
-    result = brim("train", "dpo", *sides, "--json", "-o", "run")
+    result = brim("train", "dpo", *sides, "--json", "-o", "run")  # the name of before
     assert result.code == 0
     assert json.loads(result.out)["summary"]["metrics"]["auroc"]["values"]
     assert result.err == ""
@@ -49,7 +49,7 @@ def test_json_is_the_record_and_nothing_else(brim: Brim, sides: list[str]) -> No
 
 def test_values_by_commas_and_underscores_are_understood(brim: Brim, sides: list[str]) -> None:
     arguments = ["--loss", "energy,hinge", "--lr", "1e-2,1e-3", "--effective_batch", "16", "--fast_path", "stacked"]
-    result = brim("train", "dpo", *sides[:-1], "3,5", *arguments, "--json", "-o", "run")
+    result = brim("ood", *sides[:-1], "3,5", *arguments, "--json", "-o", "run")
     run = json.loads(result.out)
     assert (run["request"]["seeds"], run["request"]["lrs"]) == ([3, 5], [0.01, 0.001])
     assert len(run["summary"]["table"]) == 4
@@ -58,7 +58,7 @@ def test_values_by_commas_and_underscores_are_understood(brim: Brim, sides: list
 
 
 def test_a_failed_seed_ends_with_exit_code_one_and_says_step_and_rows(brim: Brim, sides: list[str]) -> None:
-    result = brim("train", "dpo", *sides, "--lr", "1e38", "-o", "run")
+    result = brim("ood", *sides, "--lr", "1e38", "-o", "run")
     assert result.code == 1
     assert "the loss became nan in epoch" in result.out
     assert "on rows in.safetensors row" in result.out
@@ -68,19 +68,19 @@ def test_a_failed_seed_ends_with_exit_code_one_and_says_step_and_rows(brim: Brim
 def test_molecules_that_cannot_be_read_end_with_exit_code_one(brim: Brim, sides: list[str]) -> None:
     Path("in.csv").write_text("smiles\n" + "\n".join(["C" * n for n in range(1, 30)] + ["xx"]) + "\n", encoding="utf-8")
     Path("out.csv").write_text("smiles\n" + "\n".join(["N" + "C" * n for n in range(30)]) + "\n", encoding="utf-8")
-    result = brim("train", "dpo", "--id", "in.csv", "--ood", "out.csv", *sides[4:], "-o", "run")
+    result = brim("ood", "--id", "in.csv", "--ood", "out.csv", *sides[4:], "-o", "run")
     assert result.code == 1
     assert "left out: in.csv line 31: 'xx': it cannot be read as SMILES" in result.err
     assert "1 molecules left out" in result.out
 
 
 def test_resuming_needs_a_folder_and_says_what_was_done(brim: Brim, sides: list[str]) -> None:
-    assert "--resume: say which run with -o DIR" in brim("train", "dpo", *sides, "--resume").err
-    brim("train", "dpo", *sides, "-o", "run")
-    refused = brim("train", "dpo", *sides, "-o", "run")
+    assert "--resume: say which run with --output DIR" in brim("ood", *sides, "--resume").err
+    brim("ood", *sides, "-o", "run")
+    refused = brim("ood", *sides, "-o", "run")
     assert refused.code == 2
     assert "it holds the results of a run; continue it with --resume" in refused.err
-    resumed = brim("train", "dpo", *sides, "-o", "run", "--resume")
+    resumed = brim("ood", *sides, "-o", "run", "--resume")
     assert resumed.code == 0
     assert "resumed: 3 of 3 cells were done already" in resumed.err
 
@@ -94,13 +94,13 @@ def test_resuming_needs_a_folder_and_says_what_was_done(brim: Brim, sides: list[
         (["--lr", "fast"], "--lr fast: write numbers"),
         (["--hidden", "8,x"], "--hidden 8,x: write numbers"),
         (["--hidden", "9" * 40], "a layer has from 1 to 2147483647 units"),
-        (["--effective-batch", "many"], "--effective-batch many: give auto or a whole number"),
-        (["--map", "id=x"], "--map id=x: write smiles=COLUMN"),
+        (["--effective-batch", "many"], "--effective-batch many: it must be auto or a whole number"),
+        (["--map", "id=x"], "--map id=x: there is no 'id'; there are smiles, label"),
         (["--baselines", "knm"], "did you mean knn"),
     ],
 )
 def test_wrong_values_are_told_with_the_flag(brim: Brim, sides: list[str], arguments: list[str], message: str) -> None:
-    result = brim("train", "dpo", *sides, *arguments)
+    result = brim("ood", *sides, *arguments)
     assert result.code == 2
     assert message in result.err
     assert result.out == ""
@@ -117,15 +117,15 @@ def test_ctrl_c_keeps_what_is_finished(brim: Brim, sides: list[str], monkeypatch
         return real(features, specs, settings, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cells, "train_heads", stop_at_hinge)
-    result = brim("train", "dpo", *sides, "--loss", "energy,hinge", "-o", "run")
+    result = brim("ood", *sides, "--loss", "energy,hinge", "-o", "run")
     assert result.code == 130
     assert "go on with --resume -o run" in result.err
     assert len(Path("run/cells.jsonl").read_text(encoding="utf-8").splitlines()) == 3
 
 
 def test_help_has_an_example(brim: Brim) -> None:
-    result = brim("train", "dpo", "--help")
+    result = brim("ood", "--help")
     assert result.code == 0
-    assert "Example: brim train dpo" in result.out
+    assert "Example: brim ood" in result.out
     assert max(len(line) for line in result.out.splitlines()) <= 80
     assert "--fast-path" in result.out

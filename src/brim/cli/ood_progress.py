@@ -1,4 +1,4 @@
-"""What `brim train dpo` draws: a bar while it runs, one table at the end."""
+"""What `brim ood` draws: a bar while it runs, one table at the end."""
 
 from __future__ import annotations
 

@@ -1,0 +1,576 @@
+"""The commands as Python functions: the same settings, by the same names.
+
+Written by `python -m brim.settings.generated` from the declarations in `brim.settings`; do not edit it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from brim.calls import call, command_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from brim.evaluation.run import EvalResult
+    from brim.planning.forecast import ForecastResult
+    from brim.profiling.run import ProfileResult
+    from brim.records import Plan
+    from brim.reporting.write import ReportResult
+    from brim.sweeps.run import SweepResult
+    from brim.training.run import TrainResult
+
+__all__ = ["evaluate", "find", "forecast", "profile", "report", "sweep", "train"]
+
+
+@command_of("eval")
+def evaluate(
+    model: str,
+    data: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    limit: int | None = None,
+    map: Mapping[str, str] | None = None,
+    images: str | os.PathLike[str] | None = None,
+    skip_bad: bool = False,
+    task: str | None = None,
+    metrics: str | Sequence[str] | None = None,
+    plugin: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    knob: Mapping[str, object] | None = None,
+    max_tokens: int | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop: str | Sequence[str] | None = None,
+    chat: bool | None = None,
+    system: str | None = None,
+    weights: str = "auto",
+    trust_remote_code: bool = False,
+    batch_size: int | Literal["auto"] = "auto",
+    cost_cap: int | None = None,
+    no_auto_batch_size: bool = False,
+    fail_on_oom: bool = False,
+    memory_limit: int | str | None = None,
+    margin: float | None = None,
+    offload: str | None = None,
+    no_cache: bool = False,
+    device: str = "auto",
+    dtype: str = "auto",
+    num_workers: int | None = None,
+    pin_memory: bool = True,
+    prefetch_factor: int = 4,
+    fail_fast: bool = False,
+    resume: bool = False,
+    retry_failed: bool = False,
+    on: str | None = None,
+    workers: int | None = None,
+    gpus_per_worker: float | None = None,
+    output: str | os.PathLike[str] | None = None,
+) -> EvalResult:
+    """Evaluate a model on a data set: every sample once, at the batch size the card takes.
+
+    As `brim eval` on the command line.
+
+    Args:
+        model: A transformers folder, a torchvision or timm name, or py:FILE:FACTORY.
+        data: JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.
+        split: Which split of the data.
+        limit: Only N samples, classes in proportion.
+        map: Which column is what: {'prompt': 'query'}.
+        images: The folder that image names start from.
+        skip_bad: Leave out records that cannot be read.
+        task: generate, vqa, choice or classify; by default what the data is for.
+        metrics: Such as bleu,rouge,exact_match; by default the task's own.
+        plugin: A Python file with tasks or metrics of your own; repeatable.
+        knob: Settings of the model: {'size': 224, 'frames': 16}.
+        max_tokens: Short for the knob max_new_tokens.
+        temperature: 0 is greedy; above, tokens are drawn.
+        top_p: Draw from the likeliest tokens up to this.
+        seed: For drawn tokens.
+        stop: An answer ends before this text; repeatable.
+        chat: Use the model's chat template; by default if it has one.
+        system: A system prompt before every sample.
+        weights: For torchvision and timm: auto (published), none (random) or a file.
+        trust_remote_code: Let a transformers folder run its own Python code.
+        batch_size: auto, or N as a ceiling: lowered only where N does not fit.
+        cost_cap: At most so many tokens (padding included) in a batch, instead of a number of samples.
+        no_auto_batch_size: With batch_size=N: exactly N; split where it does not fit.
+        fail_on_oom: With no_auto_batch_size: an error instead of a split.
+        memory_limit: Use at most this much, e.g. 24GiB. On the CPU this bounds eager operations only.
+        margin: Keep this fraction free (0.05; 0 with memory_limit).
+        offload: cpu: if a sample does not fit even alone, weights go to host memory.
+        no_cache: Neither use a cached plan nor keep this one.
+        device: auto, cpu, cuda, cuda:N or mps.
+        dtype: auto, float32, float16 or bfloat16; in training, autocast.
+        num_workers: Loading processes; by default as many as a short trial asks for.
+        pin_memory: Load into pinned memory.
+        prefetch_factor: Samples each process prepares ahead.
+        fail_fast: Stop at the first sample that fails by an error of its own.
+        resume: Continue the run in output: samples that are done are not done again.
+        retry_failed: With resume: samples that failed are tried again.
+        on: ray: by the workers of a Ray cluster, one GPU each.
+        workers: With on='ray': how many; by default one for each GPU.
+        gpus_per_worker: With on='ray': the part of a GPU that each has (1).
+        output: The run's folder (default runs/<command>-<time>).
+
+    Returns:
+        `metrics`, `samples` with one line each, `summary`, `plan` and the run's `folder`. A sample that fails
+        has its error in its line and counts as wrong; it does not raise.
+
+    Example:
+
+        result = brim.evaluate("./my-model", "questions.jsonl", metrics="exact_match,rouge")
+        result.metrics["exact_match"]["value"]
+    """
+    result: EvalResult = call("eval", locals())
+    return result
+
+
+@command_of("find")
+def find(
+    model: str | nn.Module | Sequence[nn.Module] | None = None,
+    *,
+    mode: Literal["forward", "generate", "train"] | None = None,
+    knob: Mapping[str, object] | None = None,
+    device: str | torch.device = "auto",
+    dtype: str = "auto",
+    optimizer: str | torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = "adamw",
+    gradient_checkpointing: bool = False,
+    trust_remote_code: bool = False,
+    step: Callable[[Any], object] | None = None,
+    make_batch: Callable[[int], Any] | None = None,
+    scaler: object = None,
+    scheduler: object = None,
+    batch_length: Callable[[Any], int] | None = None,
+    unit: Literal["samples", "tokens"] = "samples",
+    key: str | None = None,
+    data: str | os.PathLike[str] | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    map: Mapping[str, str] | None = None,
+    images: str | os.PathLike[str] | None = None,
+    task: str | None = None,
+    max_tokens: int | None = None,
+    batch_size: int | Literal["auto"] = "auto",
+    no_auto_batch_size: bool = False,
+    fail_on_oom: bool = False,
+    objective: Literal["fastest", "largest"] = "fastest",
+    memory_limit: int | str | None = None,
+    margin: float | None = None,
+    tolerance: float = 0.02,
+    max_probes: int | None = None,
+    probe_timeout: float | None = None,
+    multiple_of: int = 1,
+    power_of_two: bool = False,
+    max_batch_size: int | None = None,
+    no_cache: bool = False,
+    per_rank: bool = False,
+    isolate: bool = False,
+    output: str | os.PathLike[str] | None = None,
+) -> Plan:
+    """Find the fastest batch size that fits, in a handful of probes.
+
+    As `brim find` on the command line.
+
+    Args:
+        model: A torchvision or timm name, a transformers folder, or py:FILE_OR_MODULE:FACTORY; prefixes
+            torchvision:, timm:, hf:, py: decide. With step: what it changes.
+        mode: forward, generate or train; by default what the model is for.
+        knob: Settings of the model: {'size': 224, 'frames': 16}.
+        device: auto, cpu, cuda, cuda:N or mps.
+        dtype: auto, float32, float16 or bfloat16; in training, autocast.
+        optimizer: Any of torch.optim, by name. With step: the optimizers that it uses.
+        gradient_checkpointing: Recompute activations in the backward pass.
+        trust_remote_code: Let a transformers folder run its own Python code.
+        step: A function that runs once on a batch, instead of a model by name.
+        make_batch: With step: returns the worst-case batch of n items on the device.
+        scaler: With step: the gradient scaler that it uses.
+        scheduler: With step: the scheduler that it uses.
+        batch_length: With step: how many items a batch has.
+        unit: With step: what the size counts.
+        key: With step: a name under which the plan is cached.
+        data: JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.
+        split: Which split of the data.
+        limit: Only N samples, classes in proportion.
+        map: Which column is what: {'prompt': 'query'}.
+        images: The folder that image names start from.
+        task: generate, vqa, choice or classify; by default what the data is for.
+        max_tokens: Short for the knob max_new_tokens.
+        batch_size: auto, or N as a ceiling: lowered only where N does not fit.
+        no_auto_batch_size: With batch_size=N: exactly N; split where it does not fit.
+        fail_on_oom: With no_auto_batch_size: an error instead of a split.
+        objective: fastest or largest.
+        memory_limit: Use at most this much, e.g. 24GiB. On the CPU this bounds eager operations only.
+        margin: Keep this fraction free (0.05; 0 with memory_limit).
+        tolerance: How close to the best rate is fast enough.
+        max_probes: Stop after N probes with the best size seen.
+        probe_timeout: Seconds; a probe that takes longer does not fit, and a hang needs isolate.
+        multiple_of: Only multiples of N.
+        power_of_two: Only powers of two.
+        max_batch_size: Look no further than N.
+        no_cache: Neither use a cached plan nor keep this one.
+        per_rank: Under torchrun, let each rank keep its own training size.
+        isolate: Probe in a child process: a crash, a kill or a hang becomes a verdict.
+        output: Also write run.json into this folder.
+
+    Returns:
+        The plan: `batch_size`, `batch_size_max`, `reason`, and the probes that it rests on.
+
+    Example:
+
+        brim.find("resnet50", mode="train", memory_limit="8GiB").batch_size
+        brim.find(step=step, make_batch=make_batch, model=model, optimizer=optimizer).batch_size
+    """
+    result: Plan = call("find", locals())
+    return result
+
+
+@command_of("forecast")
+def forecast(
+    model: str | nn.Module | Sequence[nn.Module] | None = None,
+    *,
+    mode: Literal["forward", "generate", "train"] | None = None,
+    knob: Mapping[str, object] | None = None,
+    dtype: str = "auto",
+    optimizer: str | torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = "adamw",
+    gradient_checkpointing: bool = False,
+    trust_remote_code: bool = False,
+    step: Callable[[Any], object] | None = None,
+    make_batch: Callable[[int], Any] | None = None,
+    scaler: object = None,
+    scheduler: object = None,
+    batch_length: Callable[[Any], int] | None = None,
+    unit: Literal["samples", "tokens"] = "samples",
+    data: str | os.PathLike[str] | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    map: Mapping[str, str] | None = None,
+    images: str | os.PathLike[str] | None = None,
+    task: str | None = None,
+    max_tokens: int | None = None,
+    gpu: str | Sequence[str] | None = None,
+    memory: int | str | None = None,
+    batch_size: int | Literal["auto"] = "auto",
+    margin: float | None = None,
+    multiple_of: int = 1,
+    power_of_two: bool = False,
+    max_batch_size: int | None = None,
+    plot: str | os.PathLike[str] | None = None,
+) -> ForecastResult:
+    """Forecast peak memory and the largest batch size for a card, without a GPU.
+
+    As `brim forecast` on the command line.
+
+    Args:
+        model: A torchvision or timm name, a transformers folder, or py:FILE_OR_MODULE:FACTORY; prefixes
+            torchvision:, timm:, hf:, py: decide. With step: what it changes.
+        mode: forward, generate or train; by default what the model is for.
+        knob: Settings of the model: {'size': 224, 'frames': 16}.
+        dtype: auto, float32, float16 or bfloat16; in training, autocast.
+        optimizer: Any of torch.optim, by name. With step: the optimizers that it uses.
+        gradient_checkpointing: Recompute activations in the backward pass.
+        trust_remote_code: Let a transformers folder run its own Python code.
+        step: A function that runs once on a batch, instead of a model by name.
+        make_batch: With step: returns the worst-case batch of n items on the device.
+        scaler: With step: the gradient scaler that it uses.
+        scheduler: With step: the scheduler that it uses.
+        batch_length: With step: how many items a batch has.
+        unit: With step: what the size counts.
+        data: JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.
+        split: Which split of the data.
+        limit: Only N samples, classes in proportion.
+        map: Which column is what: {'prompt': 'query'}.
+        images: The folder that image names start from.
+        task: generate, vqa, choice or classify; by default what the data is for.
+        max_tokens: Short for the knob max_new_tokens.
+        gpu: A card by name, such as a100-80gb or 'rtx 4090', or several.
+        memory: Any other card by its memory, as the driver reports it: 24GiB.
+        batch_size: auto: sizes up to the largest that fits; or one size N.
+        margin: Keep this fraction of the card free (0.05).
+        multiple_of: Only multiples of N.
+        power_of_two: Only powers of two.
+        max_batch_size: Look no further than N.
+        plot: Also draw it, as one HTML file that needs no network.
+
+    Returns:
+        `batch_size_max`, `forecasts` with the bytes of each size, and `cards` where several were asked for.
+
+    Example:
+
+        brim.forecast("resnet50", mode="train", gpu="rtx 4090").batch_size_max
+    """
+    result: ForecastResult = call("forecast", locals())
+    return result
+
+
+@command_of("profile")
+def profile(
+    model: str,
+    data: str | os.PathLike[str],
+    knob: str | Mapping[str, Sequence[object] | range | str | None],
+    *,
+    split: str | None = None,
+    limit: int | None = None,
+    map: Mapping[str, str] | None = None,
+    images: str | os.PathLike[str] | None = None,
+    skip_bad: bool = False,
+    task: str | None = None,
+    metrics: str | Sequence[str] | None = None,
+    plugin: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    max_tokens: int | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop: str | Sequence[str] | None = None,
+    chat: bool | None = None,
+    system: str | None = None,
+    weights: str = "auto",
+    trust_remote_code: bool = False,
+    batch_size: int | Literal["auto"] = "auto",
+    cost_cap: int | None = None,
+    no_auto_batch_size: bool = False,
+    fail_on_oom: bool = False,
+    memory_limit: int | str | None = None,
+    margin: float | None = None,
+    no_cache: bool = False,
+    device: str = "auto",
+    dtype: str = "auto",
+    num_workers: int | None = None,
+    pin_memory: bool = True,
+    prefetch_factor: int = 4,
+    pairing: Literal["cross", "zip"] = "cross",
+    sample: Literal["stratified", "lhs", "boundary"] | None = None,
+    num_points: int | None = None,
+    start_from: str | float | None = None,
+    order: Literal["given", "ascending", "descending"] = "given",
+    initial_scale: str | Sequence[tuple[float, float]] | None = None,
+    batch_size_for: str | Sequence[str] | Mapping[object, int] | None = None,
+    latency_samples: int = 20,
+    within: float = 0.01,
+    target_latency_ms: float | None = None,
+    target_memory: int | str | None = None,
+    resume: bool = False,
+    values: str | Sequence[object] | None = None,
+    output: str | os.PathLike[str] | None = None,
+) -> ProfileResult:
+    """Evaluate a model at every value of a knob: accuracy, speed, memory and latency, and which value to take.
+
+    As `brim profile` on the command line.
+
+    Args:
+        model: A transformers folder, a torchvision or timm name, or py:FILE:FACTORY.
+        data: JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.
+        knob: The knob to profile over its whole range, or knobs with their values: {'max_crops': range(2, 14)}.
+        split: Which split of the data.
+        limit: Only N samples, classes in proportion.
+        map: Which column is what: {'prompt': 'query'}.
+        images: The folder that image names start from.
+        skip_bad: Leave out records that cannot be read.
+        task: generate, vqa, choice or classify; by default what the data is for.
+        metrics: Such as bleu,rouge,exact_match; by default the task's own.
+        plugin: A Python file with tasks or metrics of your own; repeatable.
+        max_tokens: Short for the knob max_new_tokens.
+        temperature: 0 is greedy; above, tokens are drawn.
+        top_p: Draw from the likeliest tokens up to this.
+        seed: For drawn tokens.
+        stop: An answer ends before this text; repeatable.
+        chat: Use the model's chat template; by default if it has one.
+        system: A system prompt before every sample.
+        weights: For torchvision and timm: auto (published), none (random) or a file.
+        trust_remote_code: Let a transformers folder run its own Python code.
+        batch_size: auto, or N as a ceiling: lowered only where N does not fit.
+        cost_cap: At most so many tokens (padding included) in a batch, instead of a number of samples.
+        no_auto_batch_size: With batch_size=N: exactly N; split where it does not fit.
+        fail_on_oom: With no_auto_batch_size: an error instead of a split.
+        memory_limit: Use at most this much, e.g. 24GiB. On the CPU this bounds eager operations only.
+        margin: Keep this fraction free (0.05; 0 with memory_limit).
+        no_cache: Neither use a cached plan nor keep this one.
+        device: auto, cpu, cuda, cuda:N or mps.
+        dtype: auto, float32, float16 or bfloat16; in training, autocast.
+        num_workers: Loading processes; by default as many as a short trial asks for.
+        pin_memory: Load into pinned memory.
+        prefetch_factor: Samples each process prepares ahead.
+        pairing: Several knobs: cross (all combinations) or zip (one to one).
+        sample: Only some combinations: stratified, lhs or boundary.
+        num_points: With sample: how many.
+        start_from: Drop smaller values.
+        order: given, ascending or descending (the costliest first).
+        initial_scale: With batch_size=N: the first guess where nothing is known ('4=1,8=0.75,12=0.5,0.4' of N).
+        batch_size_for: One point's size by hand: {13: 24}, or {'max_crops=13,max_new_tokens=8': 24}.
+        latency_samples: Samples timed alone at each point; 0 for none, 100 for a P99.
+        within: Recommend the cheapest this close to the best accuracy.
+        target_latency_ms: Also the cheapest that answers one sample in this time.
+        target_memory: Also the cheapest that stays below this peak.
+        resume: Continue the run in output: samples that are done are not done again.
+        values: With one knob: '2-13', '2-13:3' or [2, 4, 8].
+        output: The run's folder (default runs/<command>-<time>).
+
+    Returns:
+        `entries` with one evaluation for each point, `document` with the recommendation, the `folder`.
+
+    Example:
+
+        result = brim.profile("./my-vlm", "vqa/", {"max_crops": range(2, 14)}, batch_size=64)
+        result.document["recommendation"]["text"]
+    """
+    result: ProfileResult = call("profile", locals())
+    return result
+
+
+@command_of("report")
+def report(
+    runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    output: str | os.PathLike[str] | None = None,
+) -> ReportResult:
+    """Write a run's report anew, or compare runs of one kind.
+
+    As `brim report` on the command line.
+
+    Args:
+        runs: The folder of a run; with several, they are compared.
+        output: Where the page goes (RUN/report.html; of a comparison ./report-compare.html).
+
+    Returns:
+        The `path` of the page, and the `document` of a comparison.
+
+    Example:
+
+        brim.report("runs/first").path
+        brim.report(["runs/first", "runs/second"]).document
+    """
+    result: ReportResult = call("report", locals())
+    return result
+
+
+@command_of("sweep")
+def sweep(
+    file: str | os.PathLike[str],
+    overrides: Mapping[str, object] | Sequence[str] | None = None,
+    *,
+    on: Literal["local", "ray", "slurm"] = "local",
+    jobs_per_gpu: int | None = None,
+    timeout: float | None = None,
+    no_retry: bool = False,
+    resume: bool = False,
+    no_cache: bool = False,
+    top_n: int = 10,
+    results_file: str | os.PathLike[str] | None = None,
+    max_experiments: int | None = None,
+    data_percentage: float | None = None,
+    log: str | Sequence[str] | None = None,
+    slurm: Mapping[str, object] | None = None,
+    strict: bool = False,
+    no_forecast: bool = False,
+    gpu: str | None = None,
+    memory: int | str | None = None,
+    output: str | os.PathLike[str] | None = None,
+) -> SweepResult:
+    """Train every experiment of a grid, each in its own process: models paired with batch sizes, or with auto.
+
+    As `brim sweep` on the command line.
+
+    Args:
+        file: A YAML file with a grid; docs/sweeps.md.
+        overrides: Settings of the file, changed: {'hp.learning_rate': [0.1, 0.01]}.
+        on: local, ray or slurm.
+        jobs_per_gpu: Experiments that may share a GPU (default: as many as fit), or the CPU (default 1).
+        timeout: Seconds; an experiment that takes longer is ended.
+        no_retry: A batch size that does not fit fails its experiment.
+        resume: Continue the sweep in output; failed experiments are tried again.
+        no_cache: Neither use cached plans and forecasts nor keep any.
+        top_n: How many of the best to show.
+        results_file: Also write results.csv here.
+        max_experiments: Only the first N.
+        data_percentage: Train on a part of the data.
+        log: tensorboard, mlflow or wandb; repeatable.
+        slurm: With on='slurm': {'partition': 'gpu', …}.
+        strict: Warnings are errors.
+        no_forecast: Do not forecast memory; experiments do not share a GPU then.
+        gpu: Forecast for this card instead of the one here.
+        memory: Forecast for a card of this memory.
+        output: The run's folder (default runs/<command>-<time>).
+
+    Returns:
+        `results` in the file's order, `best` first by figure, `failed`, `document`, the `folder`.
+
+    Example:
+
+        result = brim.sweep("grid.yaml", {"hp.epochs": 1}, max_experiments=3, output="runs/grid")
+        result.best[0]
+    """
+    result: SweepResult = call("sweep", locals())
+    return result
+
+
+@command_of("train")
+def train(
+    config: str | os.PathLike[str] | Mapping[str, object],
+    overrides: Mapping[str, object] | Sequence[str] | None = None,
+    *,
+    num_workers: int | None = None,
+    batch_size: int | Literal["auto"] | None = None,
+    effective_batch: int | Literal["auto"] | None = None,
+    optimizer: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    gradient_checkpointing: bool = False,
+    eval_batch_size: int | Literal["auto"] | None = None,
+    lr_scale: Literal["none", "sqrt", "linear", "auto"] | None = None,
+    scale_betas: bool = False,
+    memory_limit: str | None = None,
+    margin: float | None = None,
+    no_auto_batch_size: bool = False,
+    fail_on_oom: bool = False,
+    per_rank: bool = False,
+    plan: str | os.PathLike[str] | None = None,
+    no_cache: bool = False,
+    resume: bool = False,
+    seeds: int | str | Sequence[int] | None = None,
+    learning_rates: str | Sequence[float] | None = None,
+    fast_path: Literal["auto", "off", "resident", "stacked"] = "auto",
+    output: str | os.PathLike[str] | None = None,
+) -> TrainResult:
+    """Train a model as a file says: your effective batch, in micro-batches that fit the card.
+
+    As `brim train` on the command line.
+
+    Args:
+        config: A YAML file, or a mapping of the same keys; docs/training.md lists them.
+        overrides: Settings of the file, changed: {'hp.epochs': 3}.
+        num_workers: Loading processes; by default as many as a short trial asks for.
+        batch_size: Samples of a micro-batch on each rank: auto (default), or N as a ceiling.
+        effective_batch: Samples of an optimizer step over all ranks: N, or auto to let it grow.
+        optimizer: Any of torch.optim, by name.
+        device: auto, cpu, cuda, cuda:N or mps.
+        dtype: auto, float32, float16 or bfloat16 (autocast).
+        gradient_checkpointing: Recompute activations in the backward pass.
+        eval_batch_size: Samples of a validation batch: auto (default), or N as a ceiling.
+        lr_scale: How the learning rate follows the batch: none, sqrt, linear or auto.
+        scale_betas: With lr_scale, Adam's betas and eps too.
+        memory_limit: Use at most this much, e.g. 24GiB. On the CPU this bounds eager operations only.
+        margin: Keep this fraction free (0.05; 0 with memory_limit).
+        no_auto_batch_size: With batch_size=N: exactly N; split where it does not fit.
+        fail_on_oom: With no_auto_batch_size: an error instead of a split.
+        per_rank: Under torchrun, let each rank keep its own training size.
+        plan: Go back to the sizes of an earlier run.
+        no_cache: Neither use a cached plan nor keep this one.
+        resume: Continue from the last checkpoint in output.
+        seeds: The same for several: how many from hp.seed on, or which (3,5,8).
+        learning_rates: Every seed at each of these: 1e-3,3e-4.
+        fast_path: auto, off (one by one), resident (data on the device) or stacked (seeds as one).
+        output: The run's folder (default runs/<command>-<time>).
+
+    Returns:
+        `metrics`, `summary` and the run's `folder`; with several seeds, means and deviations over them.
+
+    Example:
+
+        result = brim.train("config.yaml", {"hp.epochs": 3}, output="runs/first")
+        result.metrics["top1"]["mean"]
+    """
+    result: TrainResult = call("train", locals())
+    return result

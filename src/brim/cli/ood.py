@@ -1,0 +1,32 @@
+"""`brim ood`: detectors of out-of-distribution molecules, many seeds at once, beside the baselines."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import typer
+
+from brim.cli.console import SOME_FAILED, error_console, output_console, print_document
+from brim.cli.run_report import leave_report
+
+if TYPE_CHECKING:
+    from brim.settings.ood_settings import OodCommand
+
+__all__ = ["ood"]
+
+
+def ood(settings: OodCommand) -> None:
+    """Train with a progress bar, write the report, print the table; something was left out: exit code 1."""
+    from brim.cli.ood_progress import DpoProgress, print_result
+    from brim.training.preference.run import train_dpo
+
+    with DpoProgress(error_console(), lines=not settings.json_output) as progress:
+        result = train_dpo(settings.request, output=settings.output, listener=progress)
+    leave_report(result.folder)
+    if settings.json_output:
+        print_document(json.loads((result.folder / "run.json").read_text(encoding="utf-8")))
+    else:
+        print_result(output_console(), result)
+    if result.failed or result.summary["molecules_left_out"]:
+        raise typer.Exit(SOME_FAILED)

@@ -1,0 +1,178 @@
+"""`brim find` and `brim.find`: the fastest batch size for a model by name, on data of its own, or for a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from brim.errors import BrimError, RequestError
+from brim.evaluation.subject import open_subject
+from brim.evaluation.workload import DataWorkload
+from brim.memory.weights import load_failure
+from brim.models.build import build_workload
+from brim.records import Objective, Plan, Unit
+from brim.searching.find import SearchListener, find_plan, find_with, probe_settings
+from brim.searching.isolate import IsolatedProber
+from brim.searching.probe import DeviceProber, Prober
+from brim.settings.caller import given, named
+from brim.settings.eval_settings import EvalRequest
+from brim.settings.find_settings import FindSettings, OwnStep, WorkloadRequest
+from brim.settings.search_settings import DEFAULT_MAX_SIZE, SearchSettings
+from brim.settings.sizes import parse_bytes
+from brim.storage.run_folder import check_folder, write_run
+from brim.workloads.callables import CallableWorkload
+
+__all__ = ["FoundPlan", "find", "find_batch_size", "find_recorded", "own_workload"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FoundPlan:
+    """The plan of a search, and what its record says beside it."""
+
+    plan: Plan
+    settings: FindSettings
+    environment: dict[str, Any]
+    started_at: datetime.datetime
+
+    def write(self) -> None:
+        """Write `run.json` where the search was asked to."""
+        if self.settings.output is None or self.settings.workload is None:
+            return
+        write_run(
+            self.settings.output,
+            kind="find",
+            request={**self.settings.workload.to_json(), "data": self.settings.on_data.data, "command": "find"},
+            environment=self.environment,
+            plan=self.plan.to_json(),
+            summary={"batch_size_used": self.plan.size, "batch_size_max": self.plan.batch_size_max},
+            started_at=self.started_at,
+        )
+
+
+def find(settings: FindSettings, *, listener: SearchListener | None = None) -> FoundPlan:
+    """Search as asked; nothing is written yet."""
+    started_at = datetime.datetime.now(datetime.UTC)
+    if settings.own is not None:
+        if settings.output is not None:
+            raise RequestError(f"{named('output')}: a run is recorded for a model by name only")
+        plan = find_plan(own_workload(settings.own), settings.search, listener=listener)
+        return FoundPlan(plan=plan, settings=settings, environment={}, started_at=started_at)
+    request = settings.workload
+    assert request is not None  # a model by name or a step of one's own, as the settings see to
+    evaluation = settings.on_data.request(request)
+    if settings.output is not None:
+        check_folder(settings.output)
+    prober: Prober | None = None
+    try:
+        prober = _prober(request, evaluation, settings.search, isolate=settings.isolate)
+        plan = find_with(prober, settings.search, listener=listener)
+        environment = prober.context.environment
+    except (BrimError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        what = "building the workload" if prober is None else prober.stage
+        full = load_failure(error, None, what=f"{request.model}: outside of any batch")
+        if full is not None:
+            raise full from error
+        raise RequestError(f"{request.model}: {what} raised {type(error).__name__}: {error}") from error
+    return FoundPlan(plan=plan, settings=settings, environment=environment, started_at=started_at)
+
+
+def find_recorded(settings: FindSettings) -> Plan:
+    """Search, and write the record where one is asked for."""
+    found = find(settings)
+    found.write()
+    return found.plan
+
+
+def find_batch_size(
+    step: Callable[[Any], Any],
+    make_batch: Callable[[int], Any],
+    *,
+    model: nn.Module | Sequence[nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    scaler: object = None,
+    scheduler: object = None,
+    batch_length: Callable[[Any], int] | None = None,
+    device: torch.device | str | None = None,
+    unit: Unit = "samples",
+    key: str | None = None,
+    batch_size: int | None = None,
+    objective: Objective = "fastest",
+    memory_limit: int | str | None = None,
+    max_batch_size: int | None = None,
+    listener: SearchListener | None = None,
+    fixed: bool = False,
+    fail_on_oom: bool = False,
+    memory_limit_bytes: int | None = None,
+    margin: float | None = None,
+    tolerance: float = 0.02,
+    max_probes: int | None = None,
+    probe_timeout_seconds: float | None = None,
+    multiple_of: int = 1,
+    power_of_two: bool = False,
+    max_size: int | None = None,
+    use_cache: bool = True,
+    per_rank: bool = False,
+) -> Plan:
+    """The fastest batch size that fits, for a step of your own: `brim.find(step=…)` with the names of before.
+
+    As accelerate's `find_executable_batch_size`, but it needs no starting guess, looks for the fastest size and
+    not the first that survives, and leaves weights, buffers, gradients, optimizer state and every random
+    generator bit-identical: name what the step changes as `model`, `optimizer`, `scaler`, `scheduler`.
+
+        plan = brim.find_batch_size(step, make_batch, model=model, optimizer=optimizer)
+        plan.batch_size, plan.batch_size_max, plan.probes
+
+    `make_batch(n)` returns the worst-case batch of n items on the device; `step(batch)` runs once on it.
+    The plan is cached on disk only under an explicit `key`. The others are the fields of `SearchSettings`.
+    """
+    own = OwnStep(
+        step=step, make_batch=make_batch, model=model, optimizer=optimizer, scaler=scaler, scheduler=scheduler,
+        batch_length=batch_length, unit=unit, device=device, key=key,
+    )  # fmt: skip
+    largest = max_batch_size if max_batch_size is not None else max_size
+    settings = SearchSettings(
+        batch_size=batch_size, objective=objective, fixed=fixed, fail_on_oom=fail_on_oom, margin=margin,
+        memory_limit_bytes=memory_limit_bytes if memory_limit is None else parse_bytes(memory_limit),
+        tolerance=tolerance, max_probes=max_probes, probe_timeout_seconds=probe_timeout_seconds,
+        multiple_of=multiple_of, power_of_two=power_of_two, max_size=DEFAULT_MAX_SIZE if largest is None else largest,
+        use_cache=use_cache, per_rank=per_rank,
+    )  # fmt: skip
+    return find_plan(own_workload(own), settings, listener=listener)
+
+
+def own_workload(own: OwnStep) -> CallableWorkload:
+    """The workload of a step of the caller's own."""
+    assert own.step is not None
+    assert own.make_batch is not None
+    return CallableWorkload(
+        step=own.step, make_batch=own.make_batch, model=own.model, optimizer=own.optimizer, scaler=own.scaler,
+        scheduler=own.scheduler, batch_length=own.batch_length, unit=own.unit, device=own.device, key=own.key,
+    )  # fmt: skip
+
+
+def _prober(
+    request: WorkloadRequest, evaluation: EvalRequest | None, settings: SearchSettings, *, isolate: bool
+) -> Prober:
+    if isolate:
+        factory = (
+            "brim.models.build:build_from_json" if evaluation is None else "brim.evaluation.workload:build_from_json"
+        )
+        asked = request if evaluation is None else evaluation
+        return IsolatedProber(factory, asked.to_json(), probe_settings(settings))
+    if evaluation is not None:
+        on_data = DataWorkload(open_subject(evaluation), evaluation)
+        if request.mode is not None and request.mode != on_data.mode:
+            raise RequestError(
+                f"{given('mode', request.mode)}: the task {on_data.task.name} is a {on_data.mode}; leave "
+                f"{named('mode')} out"
+            )
+        return DeviceProber(on_data, probe_settings(settings), preserve_state=False)
+    workload, _ = build_workload(request)
+    return DeviceProber(workload, probe_settings(settings), preserve_state=False)  # nothing outlives the search

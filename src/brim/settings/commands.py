@@ -1,0 +1,200 @@
+"""The commands: what each is called, what it does in a sentence, and where its settings are declared.
+
+A declaration is imported only when its command runs, or when the files made of it are written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["COMMANDS", "Command", "PythonCall"]
+
+_OF_EVALUATIONS = {
+    "fixed": "no_auto_batch_size", "use_cache": "!no_cache", "mapping": "map", "knobs": "knob", "plugins": "plugin",
+    "max_new_tokens": "max_tokens", "graphs": "graphs", "overlap": "overlap", "non_blocking": "non_blocking",
+    "decode_loop": "decode_loop",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PythonCall:
+    """The function of the package that does what a command does."""
+
+    name: str
+    returns: str  # module and class
+    told: str  # of what it returns
+    example: str  # lines of Python
+    old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)  # parameters of before; `!` turns a switch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command of the command line, and the function of the package that does the same."""
+
+    name: str  # as it is typed
+    summary: str
+    settings: str  # module and class of the declaration
+    example: str
+    more: str = ""  # of the help, after the summary
+    epilog: str = ""
+    alone_is_help: bool = False  # without anything after it, its help is shown
+    schema: str = ""  # the JSON Schema of the file that it takes
+    python: PythonCall | None = None  # None: there is no such function
+
+    def declaration(self) -> type[Any]:
+        """The dataclass of its settings."""
+        module, _, name = self.settings.partition(":")
+        found: type[Any] = getattr(importlib.import_module(f"brim.settings.{module}"), name)
+        return found
+
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command(
+            name="find",
+            summary="Find the fastest batch size that fits, in a handful of probes.",
+            more="With -d the search runs on the data's own worst case: its costliest sample, in batches of every "
+            "size.",
+            settings="find_settings:FindSettings",
+            example="brim find swin3d_t --mode train --knob frames=16 --knob size=224 --dtype bfloat16",
+            python=PythonCall(
+                name="find",
+                returns="brim.records:Plan",
+                told="The plan: `batch_size`, `batch_size_max`, `reason`, and the probes that it rests on.",
+                example='brim.find("resnet50", mode="train", memory_limit="8GiB").batch_size\n'
+                "brim.find(step=step, make_batch=make_batch, model=model, optimizer=optimizer).batch_size",
+            ),
+        ),
+        Command(
+            name="eval",
+            summary="Evaluate a model on a data set: every sample once, at the batch size the card takes.",
+            settings="eval_settings:EvaluateSettings",
+            example="brim eval -m ./my-model -d questions.jsonl --metrics exact_match,rouge -o runs/first",
+            python=PythonCall(
+                name="evaluate",
+                returns="brim.evaluation.run:EvalResult",
+                told="`metrics`, `samples` with one line each, `summary`, `plan` and the run's `folder`. A sample that "
+                "fails has its error in its line and counts as wrong; it does not raise.",
+                example='result = brim.evaluate("./my-model", "questions.jsonl", metrics="exact_match,rouge")\n'
+                'result.metrics["exact_match"]["value"]',
+                old_names=_OF_EVALUATIONS,
+            ),
+        ),
+        Command(
+            name="profile",
+            summary="Evaluate a model at every value of a knob: accuracy, speed, memory and latency, and which value "
+            "to take.",
+            settings="profile_settings:ProfileSettings",
+            example="brim profile -m ./my-vlm -d vqa/ --knob max_crops --values 2-13 -b 64 -o runs/crops",
+            python=PythonCall(
+                name="profile",
+                returns="brim.profiling.run:ProfileResult",
+                told="`entries` with one evaluation for each point, `document` with the recommendation, the `folder`.",
+                example='result = brim.profile("./my-vlm", "vqa/", {"max_crops": range(2, 14)}, batch_size=64)\n'
+                'result.document["recommendation"]["text"]',
+                old_names=_OF_EVALUATIONS,
+            ),
+        ),
+        Command(
+            name="sweep",
+            summary="Train every experiment of a grid, each in its own process: models paired with batch sizes, or "
+            "with auto.",
+            settings="sweep_request:SweepCommand",
+            schema="sweep.schema.json",
+            example="brim sweep config/ucf101_video_grid.yaml hp.learning_rate=0.01 --max-experiments 3 --dry-run",
+            python=PythonCall(
+                name="sweep",
+                returns="brim.sweeps.run:SweepResult",
+                told="`results` in the file's order, `best` first by figure, `failed`, `document`, the `folder`.",
+                example='result = brim.sweep("grid.yaml", {"hp.epochs": 1}, max_experiments=3, output="runs/grid")\n'
+                "result.best[0]",
+            ),
+        ),
+        Command(
+            name="train",
+            summary="Train a model as a file says: your effective batch, in micro-batches that fit the card.",
+            settings="train_request:TrainCommand",
+            schema="train.schema.json",
+            alone_is_help=True,
+            example="brim train config.yaml hp.epochs=3 --effective-batch 1024 --lr-scale sqrt -o runs/first",
+            python=PythonCall(
+                name="train",
+                returns="brim.training.run:TrainResult",
+                told="`metrics`, `summary` and the run's `folder`; with several seeds, means and deviations over them.",
+                example='result = brim.train("config.yaml", {"hp.epochs": 3}, output="runs/first")\n'
+                'result.metrics["top1"]["mean"]',
+                old_names={"fixed": "no_auto_batch_size", "use_cache": "!no_cache", "validate": "validate"},
+            ),
+        ),
+        Command(
+            name="ood",
+            summary="Train detectors of out-of-distribution molecules: energy heads, all seeds at once, one table.",
+            settings="ood_settings:OodCommand",
+            example="brim ood --id in.csv --ood out.csv --encoder morgan --seeds 10 --baselines knn,mahalanobis",
+        ),
+        Command(
+            name="forecast",
+            summary="Forecast peak memory and the largest batch size for a card, without a GPU.",
+            settings="find_settings:ForecastSettings",
+            example="brim forecast swin3d_t --mode train --knob frames=16 --dtype bfloat16 --gpu a100-80gb",
+            python=PythonCall(
+                name="forecast",
+                returns="brim.planning.forecast:ForecastResult",
+                told="`batch_size_max`, `forecasts` with the bytes of each size, and `cards` where several were asked "
+                "for.",
+                example='brim.forecast("resnet50", mode="train", gpu="rtx 4090").batch_size_max',
+            ),
+        ),
+        Command(
+            name="encode",
+            summary="Encode a file of SMILES: one row of features for every molecule that can be read.",
+            settings="encode_settings:EncodeSettings",
+            example="brim encode -m morgan -d smiles.csv -o features.safetensors --knob bits=1024",
+        ),
+        Command(
+            name="knobs",
+            summary="List a model's knobs: what --knob NAME=VALUE can set, with default and range.",
+            more="Nothing is built, no weights are read.",
+            settings="find_settings:KnobsSettings",
+            example="brim knobs torchvision:swin3d_t",
+        ),
+        Command(
+            name="report",
+            summary="Write a run's report anew, or compare runs of one kind.",
+            more="The page is one HTML file: it opens offline, on a phone, in the dark and on paper.",
+            settings="other_settings:ReportSettings",
+            example="brim report runs/eval-20260131-093000",
+            python=PythonCall(
+                name="report",
+                returns="brim.reporting.write:ReportResult",
+                told="The `path` of the page, and the `document` of a comparison.",
+                example='brim.report("runs/first").path\nbrim.report(["runs/first", "runs/second"]).document',
+            ),
+        ),
+        Command(
+            name="demo",
+            summary="Profile the shipped vision-language model over max_crops, on this machine's CPU, under a small "
+            "memory limit.",
+            more="The model reads boards of handwritten digits: small ones only if it is given enough crops. Nothing "
+            "is downloaded.",
+            settings="other_settings:DemoSettings",
+            example="brim demo -o runs/demo",
+        ),
+        Command(
+            name="cache list",
+            summary="List the cached plans, newest first.",
+            settings="other_settings:ListSettings",
+            example="brim cache list --json",
+        ),
+        Command(
+            name="cache clear",
+            summary="Remove every cached plan.",
+            settings="other_settings:ClearSettings",
+            example="brim cache clear",
+        ),
+    )
+}

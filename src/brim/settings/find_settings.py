@@ -1,0 +1,284 @@
+"""What `brim find`, `brim forecast` and `brim knobs` take: a model by name, or functions; and the data to try it on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from brim.errors import RequestError, nearest_names
+from brim.records import Unit
+from brim.settings import shared
+from brim.settings.caller import given, named, written
+from brim.settings.declare import Part, Setting, check_fields
+from brim.settings.eval_settings import EvalRequest
+from brim.settings.search_settings import DEFAULT_MAX_SIZE, SearchSettings
+from brim.settings.setting_checks import choice, flag, path, path_text, texts
+from brim.settings.shared import BATCH, OUTPUT, WHERE
+
+__all__ = ["DataSelection", "FindSettings", "ForecastSettings", "KnobsSettings", "OwnStep", "WorkloadRequest"]
+
+_MODEL = f"{shared.MODEL_HELP}; prefixes torchvision:, timm:, hf:, py: decide."
+_OBJECTS = ("scaler", "scheduler", "batch_length", "unit", "key")  # what goes with a step of the caller's own
+_BY_NAME = ("data", "split", "limit", "map", "images", "task", "mode", "knob", "max_tokens", "dtype", "isolate")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkloadRequest:
+    """What was asked for, in plain values, so that another process can build the same workload from its JSON."""
+
+    model: Annotated[
+        str,
+        Setting(
+            help=_MODEL, argument=True, metavar="MODEL", missing="give a model, such as resnet50",
+            python="str | nn.Module | Sequence[nn.Module] | None", python_default=None,
+            python_help=f"{_MODEL} With step: what it changes.",
+        ),
+    ]  # fmt: skip
+    mode: Annotated[
+        Literal["forward", "generate", "train"] | None,  # None: generate for a generative language model, else forward
+        Setting(
+            help="forward, generate or train; by default what the model is for.", metavar="MODE",
+            check=choice("forward", "generate", "train"), python='Literal["forward", "generate", "train"] | None',
+        ),
+    ] = None  # fmt: skip
+    knobs: shared.Knobs = dataclasses.field(default_factory=dict)
+    device: Annotated[str, shared.setting_of(shared.Device, python="str | torch.device")] = "auto"
+    dtype: shared.Dtype = "auto"
+    optimizer: Annotated[
+        str,
+        Setting(
+            help="Any of torch.optim, by name.", panel=WHERE, metavar="NAME",
+            python="str | torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None",
+            python_help="Any of torch.optim, by name. With step: the optimizers that it uses.",
+        ),
+    ] = "adamw"  # fmt: skip
+    gradient_checkpointing: shared.GradientCheckpointing = False
+    trust_remote_code: shared.TrustRemoteCode = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The request as plain JSON values."""
+        return {**dataclasses.asdict(self), "knobs": dict(self.knobs)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> WorkloadRequest:
+        """Read a request back; an unknown field is a `RequestError`, since ignoring it would change the workload."""
+        fields = {field.name for field in dataclasses.fields(cls)}
+        for key in data:
+            if key not in fields:
+                raise RequestError(f"workload request: unknown field {key!r}{nearest_names(key, fields)}")
+        if "model" not in data:
+            raise RequestError("workload request: the field model is missing")
+        return cls(**data)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataSelection:
+    """Data on whose costliest sample a model is tried; none, where `data` is not given."""
+
+    data: Annotated[
+        str | None,
+        Setting(
+            help="JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.", flags=("-d", "--data"),
+            panel=shared.DATA, metavar="PATH", check=path_text(), python="str | os.PathLike[str] | None",
+        ),
+    ] = None  # fmt: skip
+    split: shared.Split = None
+    limit: shared.Limit = None
+    mapping: shared.Columns = dataclasses.field(default_factory=dict)
+    images: shared.Images = None
+    task: shared.Task = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("split", "limit", "mapping", "images", "task"):
+            if self.data is None and getattr(self, name):
+                told = "map" if name == "mapping" else name
+                raise RequestError(f"{named(told)}: it goes with {written('data', 'DATA')}")
+
+    def request(self, workload: WorkloadRequest) -> EvalRequest | None:
+        """The same model, to be tried on the data."""
+        if self.data is None:
+            return None
+        if workload.mode == "train":
+            raise RequestError(
+                f"{given('mode', 'train')}: a search on data runs a task, which does not train; leave {named('data')} "
+                f"or {named('mode')} out"
+            )
+        return EvalRequest(
+            model=workload.model, knobs=workload.knobs, device=workload.device, dtype=workload.dtype,
+            trust_remote_code=workload.trust_remote_code, weights="none",
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
+        )  # fmt: skip
+
+
+def _python(text: str, kind: str, default: Any = None) -> Setting:
+    return Setting(help=text, python=kind, only="python", default=default)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnStep:
+    """A step of the caller's own, instead of a model by name."""
+
+    step: Annotated[
+        Callable[[Any], Any] | None,
+        _python("A function that runs once on a batch, instead of a model by name.", "Callable[[Any], object] | None"),
+    ] = None
+    make_batch: Annotated[
+        Callable[[int], Any] | None,
+        _python("With step: returns the worst-case batch of n items on the device.", "Callable[[int], Any] | None"),
+    ] = None
+    scaler: Annotated[Any, _python("With step: the gradient scaler that it uses.", "object")] = None
+    scheduler: Annotated[Any, _python("With step: the scheduler that it uses.", "object")] = None
+    batch_length: Annotated[
+        Callable[[Any], int] | None,
+        _python("With step: how many items a batch has.", "Callable[[Any], int] | None"),
+    ] = None
+    unit: Annotated[Unit, _python("With step: what the size counts.", 'Literal["samples", "tokens"]', "samples")] = (
+        "samples"
+    )
+    key: Annotated[str | None, _python("With step: a name under which the plan is cached.", "str | None")] = None
+    model: Any = None
+    optimizer: Any = None
+    device: Any = None
+
+
+def _with_own_step(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parts of a call with a step of the caller's own, or the values as they are with `--max-tokens` a knob."""
+    if values.get("step") is None:
+        for name in ("make_batch", *_OBJECTS):
+            if name in values:
+                raise RequestError(f"{named(name)}: it goes with {written('step', '…')}, a function of your own")
+        if not isinstance(values.get("model", ""), str) or not isinstance(values.get("optimizer", ""), str):
+            raise RequestError("model=: with a module, give the functions step= and make_batch= as well")
+        device = {"device": str(values["device"])} if "device" in values else {}
+        return {**_tokens_as_knob(values), **device, "own": None}
+    if values.get("make_batch") is None:
+        raise RequestError(f"{named('make_batch')} is missing: give a function that makes a batch of n items")
+    if isinstance(values.get("model"), str) or isinstance(values.get("optimizer"), str):
+        raise RequestError("step=: model= and optimizer= are then the objects that it uses, not names")
+    for name in _BY_NAME:
+        if name in values:
+            raise RequestError(f"{named(name)}: it goes with a model by name, not with {written('step', '…')}")
+    objects = ("step", "make_batch", "model", "optimizer", "device", *_OBJECTS)
+    return {**values, "own": OwnStep(**{name: values[name] for name in objects if name in values}), "workload": None}
+
+
+def _tokens_as_knob(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    tokens = values.get("max_tokens")
+    if tokens is None:
+        return values
+    knobs = values.get("knob", {})
+    if "max_new_tokens" in knobs:
+        raise RequestError(f"{named('max_tokens')} and the knob max_new_tokens say the same thing; keep one")
+    return {**values, "knob": {**knobs, "max_new_tokens": str(tokens)}}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FindSettings:
+    """A search for a batch size."""
+
+    workload: WorkloadRequest | None  # None: `own`
+    own: OwnStep | None = None
+    on_data: DataSelection = dataclasses.field(default_factory=DataSelection)
+    max_tokens: shared.MaxTokens = None
+    search: SearchSettings = dataclasses.field(default_factory=SearchSettings)
+    isolate: Annotated[
+        bool,
+        Setting(
+            help="Probe in a child process: a crash, a kill or a hang becomes a verdict.", panel=BATCH, check=flag()
+        ),
+    ] = False
+    output: Annotated[
+        Path | None,
+        Setting(
+            help="Also write run.json into this folder.", flags=("-o", "--output"), panel=OUTPUT, metavar="DIR",
+            check=path(), python="str | os.PathLike[str] | None",
+        ),
+    ] = None  # fmt: skip
+    json_output: shared.JsonOutput = False
+
+    arranged = staticmethod(_with_own_step)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForecastSettings:
+    """A forecast of memory for one card or several."""
+
+    workload: Annotated[
+        WorkloadRequest | None,  # traced, never run; None: `own`, a table or the list of cards
+        Part(without=("device",), optional={"model": "As in brim find; left out with --table."}),
+    ]
+    own: Annotated[OwnStep | None, Part(without=("key",))] = None
+    on_data: DataSelection = dataclasses.field(default_factory=DataSelection)
+    max_tokens: shared.MaxTokens = None
+    gpu: Annotated[
+        tuple[str, ...],
+        Setting(
+            help="A card by name, such as a100-80gb or 'rtx 4090'; repeatable. --gpus lists them.", panel=WHERE,
+            metavar="NAME", check=texts(), many=True, python="str | Sequence[str] | None",
+            python_help="A card by name, such as a100-80gb or 'rtx 4090', or several.",
+        ),
+    ] = ()  # fmt: skip
+    memory: Annotated[
+        int | str | None,
+        Setting(
+            help="Any other card by its memory, as the driver reports it: 24GiB.", panel=WHERE, metavar="SIZE",
+        ),
+    ] = None  # fmt: skip
+    batch_size: Annotated[
+        int | None,
+        shared.setting_of(shared.BatchSize, help="auto: sizes up to the largest that fits; or one size N."),
+    ] = None
+    margin: Annotated[
+        float | None,
+        shared.setting_of(shared.Margin, help="Keep this fraction of the card free (0.05).", python_help=""),
+    ] = None
+    multiple_of: shared.MultipleOf = 1
+    power_of_two: shared.PowerOfTwo = False
+    max_batch_size: shared.MaxBatchSize = DEFAULT_MAX_SIZE
+    table: Annotated[
+        bool,
+        Setting(
+            help="Batch sizes by card memory and size of language model, computed.", check=flag(), only="flags"
+        ),
+    ] = False  # fmt: skip
+    gpus: Annotated[bool, Setting(help="List the cards that are known, and stop.", check=flag(), only="flags")] = False
+    plot: Annotated[
+        Path | None,
+        Setting(
+            help="Also draw it, as one HTML file that needs no network.", panel=OUTPUT, metavar="FILE", check=path(),
+            python="str | os.PathLike[str] | None",
+        ),
+    ] = None  # fmt: skip
+    json_output: shared.JsonOutput = False
+
+    @staticmethod
+    def arranged(values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Without a model there is a table or a list of cards, or it is missing."""
+        if not (values.get("table") or values.get("gpus")):
+            if "model" not in values and values.get("step") is None:
+                raise RequestError("MODEL is missing: give a model, as to brim find (or --table, or --gpus)")
+            return _with_own_step(values)
+        if "model" in values and not values.get("gpus"):
+            raise RequestError(f"--table computes its own models; leave {values['model']} out, or leave --table out")
+        return {**values, "workload": None, "own": None}
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.plot is not None and not self.plot.absolute().parent.is_dir():
+            raise RequestError(f"{given('plot', str(self.plot))}: there is no folder {self.plot.absolute().parent}")
+        if self.plot is not None and self.plot.is_dir():
+            raise RequestError(
+                f"{given('plot', str(self.plot))}: it is a folder; give a file, such as {self.plot / 'forecast.html'}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KnobsSettings:
+    """A model whose knobs are listed."""
+
+    model: Annotated[str, Setting(help=_MODEL, argument=True, metavar="MODEL")]
+    trust_remote_code: shared.TrustRemoteCode = False
+    json_output: shared.JsonOutput = False

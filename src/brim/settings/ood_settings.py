@@ -1,0 +1,312 @@
+"""What `brim ood` takes: molecules in and out of a distribution, and the heads that are to tell them apart."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from brim.errors import RequestError, nearest_names
+from brim.settings import shared
+from brim.settings.caller import given, named, written
+from brim.settings.declare import Setting, check_fields
+from brim.settings.seeds import FAST_PATHS, read_seeds, seeds_from
+from brim.settings.setting_checks import (
+    MOST_SEED,
+    Check,
+    WrongEntryError,
+    choice,
+    entries_of,
+    flag,
+    names,
+    number,
+    numbers,
+    optional,
+    pairs,
+    path_text,
+    size_or_none,
+    texts,
+    whole,
+)
+from brim.settings.shared import BATCH, DATA, LARGEST_SIZE, OUTPUT
+from brim.settings.sizes import parse_bytes
+
+__all__ = ["BASELINES", "DEFAULT_BATCH", "ENCODERS", "LOSSES", "DpoRequest", "LossName", "OodCommand"]
+
+ENCODERS = ("morgan", "minimol", "unimol")
+LossName = Literal["energy", "reference", "hinge", "bce", "mse"]
+LOSSES: tuple[LossName, ...] = get_args(LossName)
+BASELINES = ("msp", "energy", "odin", "mahalanobis", "knn", "lof", "mc_dropout", "logistic")
+DEFAULT_BATCH = 512  # samples of each side in a step, where nothing else is asked for
+LOSS, TRAINING = "Loss", "Training"
+# How it is computed and on what, which a resumed run may change; the data's content is compared by itself.
+_NOT_THE_RESULT = (
+    "resume", "device", "fast_path", "batch_size", "effective_batch", "eval_batch_size", "memory_limit", "margin",
+    "use_cache", "data", "id", "ood",
+)  # fmt: skip
+# What may be more the next time: each cell of the table stands for itself.
+_MAY_GROW = ("seeds", "losses", "baselines", "encoders")
+
+
+def _some_of(known: tuple[str, ...]) -> Check:
+    """Names, each known and there once; a list may have texts with commas."""
+    words = names()
+
+    def read(value: Any) -> tuple[str, ...]:
+        found = known if value == "all" else tuple(name for text in entries_of(value) for name in words(text))
+        for name in found:
+            if name not in known:
+                raise WrongEntryError(name, f"it must be some of {','.join(known)}{nearest_names(name, known)}")
+        if len(set(found)) < len(found):
+            raise ValueError("one is named twice")
+        return found
+
+    return Check("names", read)
+
+
+def _read_seeds(value: Any) -> tuple[int, ...]:
+    found = read_seeds(value)
+    if isinstance(found, tuple) and len(set(found)) < len(found):
+        raise ValueError("one is named twice")
+    return seeds_from(found, first=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DpoRequest:
+    """A training of energy heads; None means that brim chooses."""
+
+    data: Annotated[  # DrugOOD-style files
+        tuple[str, ...],
+        Setting(
+            help="A file of splits (DrugOOD's JSON); repeatable.", flags=("-d", "--data"), panel=DATA, metavar="FILE",
+            check=texts(), many=True,
+        ),
+    ] = ()  # fmt: skip
+    id: Annotated[
+        str | None,
+        Setting(
+            help="In-distribution: SMILES (.csv, .smi) or features (.safetensors).", panel=DATA, metavar="FILE",
+            check=path_text(),
+        ),
+    ] = None  # fmt: skip
+    ood: Annotated[
+        str | None, Setting(help="Out-of-distribution, likewise.", panel=DATA, metavar="FILE", check=path_text())
+    ] = None
+    mapping: Annotated[
+        Mapping[str, str],
+        Setting(
+            name="map", help="smiles=COLUMN or label=COLUMN, where they are called otherwise.", panel=DATA,
+            metavar="FIELD=COLUMN", many=True,
+            check=pairs("smiles=COLUMN or label=COLUMN", ("smiles", "label")),
+        ),
+    ] = dataclasses.field(default_factory=dict)  # fmt: skip
+    limit: Annotated[  # of each part
+        int | None, Setting(help="At most N of each split.", panel=DATA, metavar="N", check=whole(1))
+    ] = None
+    split_seed: Annotated[
+        int,
+        Setting(
+            help="How files without splits are divided.", panel=DATA, metavar="N", check=whole(0, MOST_SEED),
+        ),
+    ] = 0  # fmt: skip
+    encoders: Annotated[
+        tuple[str, ...],
+        Setting(
+            name="encoder", help="morgan (default), minimol, unimol; several by commas.", panel=DATA, metavar="NAMES",
+            check=_some_of(ENCODERS), many=True, default=None,
+        ),
+    ] = ("morgan",)  # fmt: skip
+    knobs: Annotated[
+        Mapping[str, Any],
+        Setting(
+            name="knob", help="A setting of the encoder, repeatable: --knob bits=1024.", panel=DATA,
+            metavar="NAME=VALUE", many=True, check=pairs("NAME=VALUE, for example --knob bits=1024"),
+        ),
+    ] = dataclasses.field(default_factory=dict)  # fmt: skip
+    losses: Annotated[
+        tuple[str, ...],
+        Setting(
+            name="loss", help="energy, reference, hinge, bce, mse; several by commas.", panel=LOSS, metavar="NAMES",
+            check=_some_of(LOSSES), default="energy",
+        ),
+    ] = ("energy",)  # fmt: skip
+    pairs: Annotated[
+        str | None,
+        Setting(
+            help="all or matched; all, and for the reference loss matched.", panel=LOSS, metavar="WHICH",
+            check=choice("all", "matched"),
+        ),
+    ] = None  # fmt: skip
+    beta: Annotated[
+        float, Setting(help="Steepness of the preference.", panel=LOSS, metavar="NUMBER", check=number(above=0))
+    ] = 0.1
+    regulariser: Annotated[  # None: 0.01, and 0 for the reference loss
+        float | None,
+        Setting(
+            help="Weight of squared energies (0.01; reference: 0).", panel=LOSS, metavar="NUMBER",
+            check=number(least=0),
+        ),
+    ] = None  # fmt: skip
+    hinge_margin: Annotated[
+        float, Setting(help="Of the hinge loss.", panel=LOSS, metavar="NUMBER", check=number(above=0))
+    ] = 1.0
+    reference: Annotated[
+        str | None,
+        Setting(
+            help="The frozen head; by default each run's own first weights.", panel=LOSS, metavar="FILE",
+            check=path_text(),
+        ),
+    ] = None  # fmt: skip
+    hidden: Annotated[
+        tuple[int, ...],
+        Setting(help="Units of the hidden layers.", panel=TRAINING, metavar="SIZES", check=numbers(int)),
+    ] = (256, 128)
+    dropout: Annotated[
+        float, Setting(help="In the head, while training.", panel=TRAINING, metavar="FRACTION", check=number())
+    ] = 0.0
+    seeds: Annotated[
+        tuple[int, ...],
+        Setting(
+            help="How many, or which: 10, or 3,5,8.", panel=TRAINING, metavar="N|LIST",
+            check=Check("seeds", _read_seeds), default="10",
+        ),
+    ] = tuple(range(10))  # fmt: skip
+    lrs: Annotated[
+        tuple[float, ...],
+        Setting(
+            name="lr", help="Learning rates; several by commas.", panel=TRAINING, metavar="RATES",
+            check=numbers(float), default="1e-3",
+        ),
+    ] = (1e-3,)  # fmt: skip
+    epochs: Annotated[int, Setting(help="At most so many.", panel=TRAINING, metavar="N", check=whole(1))] = 50
+    patience: Annotated[
+        int | None,
+        Setting(
+            help="Validations without a better AUROC before a seed stops; 0: never.", panel=TRAINING, metavar="N",
+            check=Check("whole number", lambda value: whole(0)(value) or None),
+        ),
+    ] = 10  # fmt: skip
+    validate_every: Annotated[
+        int,
+        Setting(
+            name="eval_every", help="Epochs between validations.", panel=TRAINING, metavar="N", check=whole(1)
+        ),
+    ] = 1  # fmt: skip
+    optimizer: Annotated[str, Setting(help="Any of torch.optim, by name.", panel=TRAINING, metavar="NAME")] = "adamw"
+    weight_decay: Annotated[
+        float | None,
+        Setting(help="By default the optimizer's own.", panel=TRAINING, metavar="NUMBER", check=optional(number())),
+    ] = None
+    clip_norm: Annotated[
+        float | None,
+        Setting(help="Largest gradient norm of a seed.", panel=TRAINING, metavar="NUMBER", check=optional(number())),
+    ] = None
+    baselines: Annotated[
+        tuple[str, ...],
+        Setting(
+            help=f"By commas, or all: {', '.join(BASELINES)}.", panel=TRAINING, metavar="NAMES",
+            check=_some_of(BASELINES),
+        ),
+    ] = ()  # fmt: skip
+    fast_path: Annotated[
+        str,
+        Setting(
+            help="auto, off, resident (data on the device) or stacked (seeds as one).", panel=TRAINING, metavar="PATH",
+            check=choice("auto", *FAST_PATHS),
+        ),
+    ] = "auto"  # fmt: skip
+    batch_size: Annotated[  # samples of each side in one pass; None: as many as fit
+        int | None,
+        shared.setting_of(shared.BatchSize, help="Samples of each side in one pass: auto, or N as a ceiling."),
+    ] = None
+    effective_batch: Annotated[  # of each side in a step
+        int | None,
+        Setting(
+            help="Samples of each side in a step: N; auto is -b, or 512.", panel=BATCH, metavar="auto|N",
+            check=size_or_none(LARGEST_SIZE), default="auto",
+        ),
+    ] = None  # fmt: skip
+    eval_batch_size: Annotated[
+        int | None,
+        Setting(
+            help="Rows in one pass of a validation.", panel=BATCH, metavar="auto|N", check=size_or_none(LARGEST_SIZE),
+            default="auto",
+        ),
+    ] = None  # fmt: skip
+    memory_limit: shared.MemoryLimit = None
+    margin: shared.Margin = None
+    use_cache: Annotated[
+        bool,
+        Setting(
+            name="no_cache", help="Neither use cached features nor keep any.", panel=DATA, check=flag(), inverted=True
+        ),
+    ] = True
+    device: shared.Device = "auto"
+    dtype: shared.Dtype = "auto"
+    resume: Annotated[
+        bool,
+        Setting(
+            help="Go on with the run in -o: cells that are done are not done again.", panel=OUTPUT, check=flag()
+        ),
+    ] = False  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if (self.id is None) != (self.ood is None):
+            raise RequestError(f"{named('id')} and {named('ood')} go together: give one file of each kind")
+        if self.id is None and not self.data:
+            raise RequestError(
+                f"there is no data: give {written('id', 'IN')} and {written('ood', 'OUT')}, or "
+                f"{written('data', 'FILE.json')}"
+            )
+        check_fields(self)
+        for seed in self.seeds:
+            if not 0 <= seed <= MOST_SEED:
+                raise RequestError(f"{given('seeds', seed)}: a seed is a whole number from 0 to {MOST_SEED}")
+        if not self.seeds or not self.lrs:
+            raise RequestError(f"{named('seeds')} and {named('lr')}: there must be at least one of each")
+        for lr in self.lrs:
+            if not 0 < lr < float("inf"):
+                raise RequestError(f"{given('lr', lr)}: it must be above 0")
+        if self.reference is not None and "reference" not in self.losses:
+            raise RequestError(f"{given('reference', self.reference)}: it goes with {written('loss', 'reference')}")
+
+    @property
+    def step_size(self) -> int:
+        """Rows of each side in a step: what was asked for, or -b where only that was, or 512."""
+        return self.effective_batch or self.batch_size or DEFAULT_BATCH
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """The memory limit in bytes."""
+        return None if self.memory_limit is None else parse_bytes(self.memory_limit)
+
+    def to_json(self) -> dict[str, Any]:
+        """The request as plain JSON values."""
+        return {**dataclasses.asdict(self), "mapping": dict(self.mapping), "knobs": dict(self.knobs)}
+
+    def settings_that_matter(self) -> dict[str, Any]:
+        """What the results depend on; seeds, losses, encoders and baselines may be added when a run is resumed."""
+        facts = {**self.to_json(), "step_size": self.step_size}
+        for name in (*_NOT_THE_RESULT, *_MAY_GROW):
+            del facts[name]
+        return facts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OodCommand:
+    """A training of detectors of out-of-distribution molecules, and where its record goes."""
+
+    request: DpoRequest
+    objective: Annotated[
+        str,
+        Setting(
+            help="How the detectors learn: dpo, by preferring one molecule of a pair.", metavar="dpo",
+            check=choice("dpo"),
+        ),
+    ] = "dpo"  # fmt: skip
+    output: shared.RunFolder = None
+    json_output: shared.JsonOutput = False
+
+    def __post_init__(self) -> None:
+        if self.request.resume and self.output is None:
+            raise RequestError(f"{named('resume')}: say which run with {written('output', 'DIR')}")

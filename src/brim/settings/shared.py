@@ -1,0 +1,216 @@
+"""The settings that several commands have, each declared once; a command's own are where its dataclass is.
+
+A row is a type for a field: `device: Device = "auto"`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from brim.settings.declare import Setting
+from brim.settings.setting_checks import (
+    byte_count,
+    byte_size,
+    flag,
+    fraction,
+    pairs,
+    path,
+    path_text,
+    size_or_none,
+    whole,
+)
+
+__all__ = [
+    "ANSWERS", "BATCH", "DATA", "FIELDS", "LARGEST_SIZE", "LOADING", "OUTPUT", "WHERE", "BatchSize", "ByteLimit",
+    "Chat", "Columns", "Data", "Device", "Dtype", "FailOnOom", "GradientCheckpointing", "Images", "JsonOutput",
+    "Knobs", "Limit", "Margin", "MaxBatchSize", "MaxTokens", "MemoryLimit", "MultipleOf", "NoAutoBatchSize", "NoCache",
+    "NumWorkers", "PinMemory", "PowerOfTwo", "PrefetchFactor", "Resume", "RunFolder", "Split", "Task",
+    "TrustRemoteCode", "setting_of",
+]  # fmt: skip
+
+FIELDS = ("prompt", "input", "context", "reference", "image", "video", "choices", "id", "label", "group")
+LARGEST_SIZE = 2**31 - 1  # kernels count samples with 32 bits
+
+DATA, ANSWERS, BATCH, WHERE, LOADING, OUTPUT = (
+    "Data", "Answers", "Batch size", "Device and precision", "Loading", "Output",
+)  # fmt: skip
+
+
+def setting_of(row: Any, **changes: Any) -> Setting:
+    """The setting of a row, for a command that describes it otherwise or a field of another type."""
+    found: Setting = row.__metadata__[0]
+    return dataclasses.replace(found, **changes)
+
+
+# ------------------------------------------------------------------------------------------------ model
+
+MODEL_HELP = "A torchvision or timm name, a transformers folder, or py:FILE_OR_MODULE:FACTORY"
+
+Knobs = Annotated[
+    Mapping[str, Any],
+    Setting(
+        name="knob", help="A setting of the model, repeatable: --knob size=224 --knob frames=16.", metavar="NAME=VALUE",
+        check=pairs("NAME=VALUE, for example --knob size=224"), many=True, python="Mapping[str, object] | None",
+        python_help="Settings of the model: {'size': 224, 'frames': 16}.",
+    ),
+]  # fmt: skip
+MaxTokens = Annotated[
+    int | None,
+    Setting(
+        name="max_tokens", help="Short for --knob max_new_tokens=N.", metavar="N", check=whole(1),
+        python_help="Short for the knob max_new_tokens.",
+    ),
+]  # fmt: skip
+TrustRemoteCode = Annotated[bool, Setting(help="Let a transformers folder run its own Python code.", check=flag())]
+GradientCheckpointing = Annotated[
+    bool, Setting(help="Recompute activations in the backward pass.", panel=WHERE, check=flag())
+]
+
+# ------------------------------------------------------------------------------------------------- data
+
+Data = Annotated[
+    str,
+    Setting(
+        help="JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.", flags=("-d", "--data"),
+        panel=DATA, metavar="PATH", check=path_text(), python="str | os.PathLike[str]", positional=True,
+        missing="give the data to evaluate on, such as questions.jsonl",
+    ),
+]  # fmt: skip
+Split = Annotated[str | None, Setting(help="Which split of the data.", panel=DATA, metavar="NAME")]
+Limit = Annotated[
+    int | None, Setting(help="Only N samples, classes in proportion.", panel=DATA, metavar="N", check=whole(1))
+]
+Columns = Annotated[
+    Mapping[str, str],
+    Setting(
+        name="map", help="Which column is what: --map prompt=query; repeatable.", panel=DATA, metavar="FIELD=COLUMN",
+        check=pairs("FIELD=COLUMN, such as prompt=question", FIELDS), many=True, python="Mapping[str, str] | None",
+        python_help="Which column is what: {'prompt': 'query'}.",
+    ),
+]  # fmt: skip
+Images = Annotated[
+    str | None,
+    Setting(
+        help="The folder that image names start from.", panel=DATA, metavar="DIR", check=path_text(),
+        python="str | os.PathLike[str] | None",
+    ),
+]  # fmt: skip
+Task = Annotated[
+    str | None, Setting(help="generate, vqa, choice or classify; by default what the data is for.", metavar="TASK")
+]
+
+# ------------------------------------------------------------------------------------------- batch size
+
+BatchSize = Annotated[
+    int | None,
+    Setting(
+        help="auto, or N as a ceiling: lowered only where N does not fit.", flags=("-b", "--batch-size"), panel=BATCH,
+        metavar="auto|N", check=size_or_none(LARGEST_SIZE), default="auto", python='int | Literal["auto"]',
+    ),
+]  # fmt: skip
+NoAutoBatchSize = Annotated[
+    bool,
+    Setting(
+        name="no_auto_batch_size", help="With -b N: exactly N; split where it does not fit.", panel=BATCH, check=flag(),
+        python_help="With batch_size=N: exactly N; split where it does not fit.",
+    ),
+]  # fmt: skip
+FailOnOom = Annotated[
+    bool,
+    Setting(
+        help="With --no-auto-batch-size: an error instead of a split.", panel=BATCH, check=flag(),
+        python_help="With no_auto_batch_size: an error instead of a split.",
+    ),
+]  # fmt: skip
+_MEMORY_LIMIT = "Use at most this much, e.g. 24GiB. On the CPU this bounds eager operations only."
+MemoryLimit = Annotated[
+    int | str | None,
+    Setting(help=_MEMORY_LIMIT, panel=BATCH, metavar="SIZE", check=byte_size()),
+]
+ByteLimit = Annotated[
+    int | None,
+    Setting(
+        name="memory_limit", help=_MEMORY_LIMIT, panel=BATCH, metavar="SIZE", check=byte_count(),
+        python="int | str | None",
+    ),
+]  # fmt: skip
+Margin = Annotated[
+    float | None,
+    Setting(
+        help="Keep this fraction free (0.05; 0 with --memory-limit).", panel=BATCH, metavar="FRACTION",
+        check=fraction(), python_help="Keep this fraction free (0.05; 0 with memory_limit).",
+    ),
+]  # fmt: skip
+MultipleOf = Annotated[int, Setting(help="Only multiples of N.", panel=BATCH, metavar="N", check=whole(1))]
+PowerOfTwo = Annotated[bool, Setting(help="Only powers of two.", panel=BATCH, check=flag())]
+MaxBatchSize = Annotated[
+    int,
+    Setting(
+        name="max_batch_size", help="Look no further than N.", panel=BATCH, metavar="N", check=whole(1, LARGEST_SIZE),
+        default=None, python="int | None",
+    ),
+]  # fmt: skip
+NoCache = Annotated[
+    bool,
+    Setting(
+        name="no_cache", help="Neither use a cached plan nor keep this one.", panel=BATCH, check=flag(), inverted=True
+    ),
+]
+
+# -------------------------------------------------------------------------------------- device, loading
+
+Device = Annotated[str, Setting(help="auto, cpu, cuda, cuda:N or mps.", panel=WHERE, metavar="DEVICE")]
+Dtype = Annotated[
+    str,
+    Setting(
+        help="auto, float32, float16 or bfloat16; in training, autocast.", flags=("--dtype", "--torch-dtype"),
+        panel=WHERE, metavar="DTYPE",
+    ),
+]  # fmt: skip
+NumWorkers = Annotated[
+    int | None,
+    Setting(
+        help="Loading processes; by default as many as a short trial asks for.", panel=LOADING, metavar="N",
+        check=whole(0),
+    ),
+]  # fmt: skip
+PinMemory = Annotated[
+    bool, Setting(help="Load into pinned memory.", flags=("--pin-memory/--no-pin-memory",), panel=LOADING, check=flag())
+]
+PrefetchFactor = Annotated[
+    int, Setting(help="Samples each process prepares ahead.", panel=LOADING, metavar="N", check=whole(1))
+]
+Chat = Annotated[
+    bool | None,
+    Setting(
+        help="Use the model's chat template; by default if it has one.", flags=("--chat/--no-chat",), panel=ANSWERS,
+        check=flag(),
+    ),
+]  # fmt: skip
+
+# ----------------------------------------------------------------------------------------------- output
+
+Resume = Annotated[
+    bool,
+    Setting(
+        help="Go on with the run in -o: samples that are done are not done again.", panel=OUTPUT, check=flag(),
+        python_help="Continue the run in output: samples that are done are not done again.",
+    ),
+]  # fmt: skip
+RunFolder = Annotated[
+    Path | None,
+    Setting(
+        help="The run's folder (default runs/<command>-<time>).", flags=("-o", "--output"), panel=OUTPUT, metavar="DIR",
+        check=path(), python="str | os.PathLike[str] | None",
+    ),
+]  # fmt: skip
+JsonOutput = Annotated[
+    bool,
+    Setting(
+        name="json", help="One JSON document on standard output, the rest on standard error.", panel=OUTPUT,
+        check=flag(), only="flags",
+    ),
+]  # fmt: skip

@@ -1,0 +1,231 @@
+"""What `brim sweep` and `brim.sweep` take: a file with a grid, and how its experiments run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from brim.errors import RequestError
+from brim.settings import shared
+from brim.settings.caller import flag_of, given, named, written
+from brim.settings.declare import Setting, check_fields
+from brim.settings.overrides import parse_overrides
+from brim.settings.setting_checks import Check, choice, entries_of, flag, number, path_text, texts, whole
+from brim.settings.shared import OUTPUT
+
+__all__ = ["LOGGERS", "Place", "SweepCommand", "SweepRequest"]
+
+Place = Literal["local", "ray", "slurm"]
+LOGGERS = ("tensorboard", "mlflow", "wandb")
+EXPERIMENTS, RUNNING, WHERE = "Experiments", "Running", "Where"
+_IN_COMMAND = ("on", "jobs_per_gpu", "timeout", "top_n", "results_file", "max_experiments", "data_percentage")
+
+
+def _read_texts(value: Any) -> tuple[str, ...]:
+    """KEY=VALUE texts, or a mapping of keys to values, as texts."""
+    if isinstance(value, Mapping):
+        return tuple(f"{key}={_yaml(one)}" for key, one in value.items())
+    found: tuple[str, ...] = texts()(value)
+    return found
+
+
+def _yaml(value: Any) -> str:
+    """A value as YAML would have it in a line."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_yaml(one) for one in value)}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def _read_pairs(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else parse_overrides(map(str, entries_of(value)))
+
+
+def _read_loggers(value: Any) -> tuple[str, ...]:
+    one_of = choice(*LOGGERS)
+    return tuple(one_of(name) for name in texts()(value))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepRequest:
+    """How the experiments of a file run, not what they are."""
+
+    file: Annotated[
+        str,
+        Setting(
+            help="A YAML file with a grid; docs/sweeps.md.", argument=True, metavar="FILE", check=path_text(),
+            default=None, python="str | os.PathLike[str]", python_default=dataclasses.MISSING,
+        ),
+    ] = ""  # fmt: skip
+    overrides: Annotated[
+        tuple[str, ...],
+        Setting(
+            help="Settings of the file, changed: hp.learning_rate=[0.1,0.01].", argument=True, many=True,
+            metavar="KEY=VALUE", check=Check("settings", _read_texts),
+            python="Mapping[str, object] | Sequence[str] | None",
+            python_help="Settings of the file, changed: {'hp.learning_rate': [0.1, 0.01]}.",
+        ),
+    ] = ()  # fmt: skip
+    on: Annotated[
+        Place,
+        Setting(
+            help="local, ray or slurm.", panel=WHERE, metavar="WHERE", check=choice("local", "ray", "slurm"),
+            python='Literal["local", "ray", "slurm"]',
+        ),
+    ] = "local"  # fmt: skip
+    jobs_per_gpu: Annotated[
+        int | None,
+        Setting(
+            help="Experiments that may share a GPU (default: as many as fit), or the CPU (default 1).", panel=RUNNING,
+            metavar="N", check=whole(1),
+        ),
+    ] = None  # fmt: skip
+    timeout_seconds: Annotated[
+        float | None,
+        Setting(
+            name="timeout", help="End an experiment that takes longer.", panel=RUNNING, metavar="SECONDS",
+            check=number(above=0), python_help="Seconds; an experiment that takes longer is ended.",
+        ),
+    ] = None  # fmt: skip
+    retry: Annotated[
+        bool,
+        Setting(
+            name="no_retry", help="A batch size that does not fit fails its experiment.", panel=RUNNING, check=flag(),
+            inverted=True,
+        ),
+    ] = True  # fmt: skip
+    resume: Annotated[
+        bool,
+        Setting(
+            help="Go on with the sweep in -o; failed experiments are tried again.", panel=OUTPUT, check=flag(),
+            python_help="Continue the sweep in output; failed experiments are tried again.",
+        ),
+    ] = False  # fmt: skip
+    use_cache: Annotated[
+        bool,
+        Setting(
+            name="no_cache", help="Neither use cached plans and forecasts nor keep any.", panel=RUNNING, check=flag(),
+            inverted=True,
+        ),
+    ] = True  # fmt: skip
+    top_n: Annotated[int, Setting(help="How many of the best to show.", panel=OUTPUT, metavar="N", check=whole(1))] = 10
+    results_file: Annotated[
+        str | None,
+        Setting(
+            help="Also write results.csv here.", panel=OUTPUT, metavar="FILE", check=path_text(),
+            python="str | os.PathLike[str] | None",
+        ),
+    ] = None  # fmt: skip
+    max_experiments: Annotated[
+        int | None, Setting(help="Only the first N.", panel=EXPERIMENTS, metavar="N", check=whole(1))
+    ] = None
+    data_percentage: Annotated[
+        float | None,
+        Setting(
+            help="Train on a part of the data.", panel=EXPERIMENTS, metavar="PERCENT",
+            check=number(above=0, most=100),
+        ),
+    ] = None  # fmt: skip
+    loggers: Annotated[
+        tuple[str, ...],
+        Setting(
+            name="log", help="tensorboard, mlflow or wandb; repeatable.", panel=OUTPUT, metavar="NAME", many=True,
+            check=Check("names", _read_loggers), python="str | Sequence[str] | None",
+        ),
+    ] = ()  # fmt: skip
+    slurm: Annotated[
+        Mapping[str, Any],
+        Setting(
+            help="With --on slurm: partition=gpu, account=…; repeatable.", panel=WHERE, metavar="KEY=VALUE", many=True,
+            check=Check("settings", _read_pairs), python="Mapping[str, object] | None",
+            python_help="With on='slurm': {'partition': 'gpu', …}.",
+        ),
+    ] = dataclasses.field(default_factory=dict)  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.slurm and self.on != "slurm":
+            raise RequestError(f"{named('slurm')}: it goes with {given('on', 'slurm')}")
+
+    def to_json(self) -> dict[str, Any]:
+        """The request as plain JSON values, with the command that asks the same."""
+        return {**dataclasses.asdict(self), "argv": self.command()}
+
+    def command(self) -> list[str]:
+        """The command line of this request."""
+        words = ["brim", "sweep", self.file, *self.overrides]
+        fields = {"timeout": "timeout_seconds"}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in _IN_COMMAND:
+            value = getattr(self, fields.get(name, name))
+            if value != defaults[fields.get(name, name)]:
+                words += [flag_of(name), f"{value:g}" if isinstance(value, float) else str(value)]
+        words += [word for name in self.loggers for word in ("--log", name)]
+        words += [word for name, value in self.slurm.items() for word in ("--slurm", f"{name}={value}")]
+        return words + (["--no-retry"] if not self.retry else []) + (["--no-cache"] if not self.use_cache else [])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepCommand:
+    """A sweep, what is looked at before it starts, and where its record goes."""
+
+    request: SweepRequest
+    config: Annotated[
+        str | None,
+        Setting(
+            help="The same as FILE.", panel=EXPERIMENTS, metavar="FILE", check=path_text(), only="flags",
+        ),
+    ] = None  # fmt: skip
+    dry_run: Annotated[
+        bool,
+        Setting(help="Only show what would run, how it pairs, and its memory.", check=flag(), only="flags"),
+    ] = False
+    check: Annotated[bool, Setting(help="Only look for mistakes in the file.", check=flag(), only="flags")] = False
+    strict: Annotated[bool, Setting(help="Warnings are errors.", panel=EXPERIMENTS, check=flag())] = False
+    no_forecast: Annotated[
+        bool,
+        Setting(
+            help="Do not forecast memory; experiments do not share a GPU then.", panel=RUNNING, check=flag()
+        ),
+    ] = False  # fmt: skip
+    gpu: Annotated[
+        str | None, Setting(help="Forecast for this card instead of the one here.", panel=WHERE, metavar="NAME")
+    ] = None
+    memory: Annotated[
+        int | str | None, Setting(help="Forecast for a card of this memory.", panel=WHERE, metavar="SIZE")
+    ] = None
+    multi_gpu: Annotated[
+        bool, Setting(help="Always on: every GPU is used.", hidden=True, check=flag(), only="flags")
+    ] = False
+    output: shared.RunFolder = None
+    json_output: shared.JsonOutput = False
+
+    @staticmethod
+    def arranged(values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The file and the settings changed; `--config FILE` is the old way to name it."""
+        file, config, changes = values.get("file"), values.get("config"), tuple(values.get("overrides", ()))
+        if config is not None and file is not None:
+            if "=" not in file:
+                raise RequestError(f"--config {config} and {file} both name a file; keep one")
+            changes, file = (file, *changes), None
+        found = config if config is not None else file
+        if found is None:
+            raise RequestError(
+                "FILE is missing: name a YAML file with a grid, such as brim sweep config/ucf101_video_grid.yaml"
+            )
+        if "=" in found and not Path(found).exists():
+            raise RequestError(f"{found}: that is a setting; name the file first: brim sweep FILE {found}")
+        rest = {name: value for name, value in values.items() if name != "config"}
+        return {**rest, "file": os.fspath(found), "overrides": changes}
+
+    def __post_init__(self) -> None:
+        if self.request.resume and self.output is None:
+            raise RequestError(f"{named('resume')}: say which sweep with {written('output', 'DIR')}")
+        if self.gpu is not None and self.memory is not None:
+            raise RequestError(
+                f"{given('gpu', self.gpu)} and {given('memory', self.memory)} both name a card; give one"
+            )
