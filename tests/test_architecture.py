@@ -225,3 +225,13 @@ def test_no_public_signature_takes_anything() -> None:
                 kinds = inspect.signature(function).parameters.values()
                 loose += [f"{name}.{owner}" for one in kinds if one.kind is one.VAR_KEYWORD]
     assert loose == []
+
+
+DECIDING = ("Evidence", "FastestSizer", "LargestSizer", "LiveSizer")  # made in sizing/ alone, by what it is asked for
+
+
+@pytest.mark.parametrize("file", [file for file in source_files() if not file.startswith("sizing/")])
+def test_nothing_outside_sizing_decides_a_size(file: str) -> None:
+    calls = (node.func for node in ast.walk(parsed(file)) if isinstance(node, ast.Call))
+    assert {call.id for call in calls if isinstance(call, ast.Name)}.isdisjoint(DECIDING)
+    assert "brim.sizing.constants" not in imports_of(file)

@@ -138,7 +138,8 @@ def test_a_second_evaluation_is_refused_and_a_killed_one_is_not_in_the_way(brim:
     first = subprocess.Popen([sys.executable, "-m", "brim", *asked], stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
-        while not Path("seen.txt").exists():
+        finished = Path("run/samples.jsonl")
+        while not (finished.exists() and finished.stat().st_size):
             assert first.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)

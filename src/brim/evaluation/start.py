@@ -24,13 +24,13 @@ from brim.memory.environment import environment_facts
 from brim.records import Plan, Probe
 from brim.running.interrupts import InterruptWatch
 from brim.settings.eval_settings import EvalRequest
-from brim.sizing.constants import LONGEST_TRACE_SECONDS
 from brim.sizing.live import LiveSizer
 from brim.sizing.plans import PlanFile
 from brim.sizing.priors import ForecastBytes, LiveRequest, Prior, Room, forecast_pays, largest_worth_finding, start_live
 
 __all__ = ["FirstForecast", "MakeForecast", "Start", "StartingPoint", "forecast_first_batch", "is_worth_a_trace"]
 
+LONGEST_TRACE_SECONDS = 3.0  # a trace that takes longer is given up
 PREPARED = 8  # of the costliest samples that are tried: one that cannot be prepared never reaches the model
 
 

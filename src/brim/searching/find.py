@@ -16,7 +16,6 @@ from brim.records import MemoryFigures, Plan, Probe
 from brim.searching.probe import DeviceProber, Prober, ProbeSettings, WorkloadError
 from brim.settings.search_settings import SearchSettings
 from brim.settings.sizes import format_bytes
-from brim.sizing.constants import MORE_ROOM_THAN_PLAN
 from brim.sizing.plans import CachedPlan, PlanCache
 from brim.sizing.priors import ForecastCurve
 from brim.sizing.probing import Found, ProbeContext, SizeSearch, size_grid
@@ -168,13 +167,11 @@ def _problem_of(plan: Plan, context: ProbeContext, settings: SearchSettings) -> 
 def _from_cache(entry: CachedPlan, prober: Prober, settings: SearchSettings, listener: SearchListener) -> Plan | None:
     """The cached plan, if it holds now: enough memory is free, and the environment is the same or one probe agrees.
 
-    A plan made while the card was crowded says nothing about the room there is now: with a tenth more, search again.
+    Enough, but not much more than when the plan was made: then the card was crowded, and the search is made again.
     """
     context, chosen = prober.context, entry.plan.chosen_probe()
-    if chosen is None or (chosen.peak_reserved_bytes or 0) > context.limit_bytes:
-        return None
-    limit_then = entry.plan.memory.limit_bytes or 0
-    if settings.memory_limit_bytes is None and context.limit_bytes > MORE_ROOM_THAN_PLAN * limit_then:
+    named = settings.memory_limit_bytes is not None
+    if chosen is None or not entry.has_room(context.limit_bytes, named=named):
         return None
     memory = _figures(context, chosen)
     if entry.environment == fingerprint(context.environment):

@@ -36,7 +36,6 @@ SHORT_RUN_SAMPLES = 8  # the first batch of two is a quarter of such a run, and 
 FASTEST_FLOPS = 1e15  # floating-point operations a second
 LONG_RUN_SECONDS = 60.0
 POSITIONS_OF_A_SAMPLE = 128  # at least, in a picture or a clip: how often a sample uses each weight
-LONGEST_TRACE_SECONDS = 3.0  # a trace that takes longer is given up
 TRACED_SAMPLES = (2, 8)  # whose bytes are worked out first; these are also the sizes that are traced
 
 # --- A plan from the cache --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 
 from brim.errors import BrimError, RequestError
 from brim.records import MemoryFigures, Plan, Probe, Unit
-from brim.sizing.constants import MAX_SIZE_OVER_SEEN, MIN_LIMIT_OF_PLAN
+from brim.sizing.constants import MAX_SIZE_OVER_SEEN, MIN_LIMIT_OF_PLAN, MORE_ROOM_THAN_PLAN
 from brim.sizing.live import LiveSizer
 from brim.storage.files import cache_folder, read_json, write_json
 from brim.storage.fingerprint import fingerprint
@@ -36,6 +36,16 @@ class CachedPlan:
     identity: Mapping[str, Any]
     environment: str
     saved_at: float  # seconds since the epoch
+
+    def has_room(self, limit_bytes: int, *, named: bool) -> bool:
+        """Whether the plan's size fits a limit, and was not found on a card with much less room.
+
+        A plan made while the card was crowded says nothing about the room there is now, unless the limit was `named`.
+        """
+        chosen = self.plan.chosen_probe()
+        if chosen is None or (chosen.peak_reserved_bytes or 0) > limit_bytes:
+            return False
+        return named or limit_bytes <= MORE_ROOM_THAN_PLAN * (self.plan.memory.limit_bytes or 0)
 
     @property
     def command(self) -> str:
