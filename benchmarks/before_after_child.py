@@ -213,11 +213,14 @@ def rates(*, jobs: list[Row]) -> Row:
 
 
 def steady_rate(workload: Any, size: int) -> Row:
-    """The median over some steps, after two that warm up, from an emptied cache."""
+    """The median over some steps, after two that warm up; begun as a run begins: empty cache, no optimizer state."""
     import torch
 
     cuda = torch.cuda.is_available()
     workload.release()
+    for optimizer in workload.optimizers():
+        optimizer.state.clear()
+        optimizer.zero_grad(set_to_none=True)
     released()
     wait: Callable[[], None] = torch.cuda.synchronize if cuda else lambda: None
     seconds: list[float] = []

@@ -10,7 +10,7 @@ from brim.errors import DoesNotFitError, LostError, RequestError
 from brim.memory.remedies import memory_remedies, memory_savings
 from brim.records import Probe
 from brim.settings.search_settings import SearchSettings
-from brim.sizing.probing import Found
+from brim.sizing.probing import Found, notes_on
 from fake_curves import Curve, FakeDevice, context_of, searched
 
 MIB = 2**20
@@ -238,3 +238,13 @@ def test_an_allocator_that_strays_is_settled_to_two_percent() -> None:
     device = thousand()
     found = search(device, objective="largest", context={"exact": False})
     assert 980 <= found.chosen.batch_size <= 1_000
+
+
+@pytest.mark.parametrize(("growing", "noted"), [({64, 80}, True), ({64}, False), (set(), False)])
+def test_growth_is_noted_where_every_size_shows_it(growing: set[int], noted: bool) -> None:
+    probes = [
+        Probe(batch_size=size, verdict="fits", growth_bytes_per_step=1024 if size in growing else 0)
+        for size in (64, 80)
+    ]
+    probes.append(Probe(batch_size=96, verdict="oom"))  # ran out before growth could be seen
+    assert any("grows by 1.0 KiB with every step" in note for note in notes_on(probes)) is noted

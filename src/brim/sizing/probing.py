@@ -35,7 +35,7 @@ from brim.sizing.largest import LargestSizer
 from brim.sizing.priors import ForecastCurve
 from brim.sizing.sizer import Evidence, ProbingSizer, Trial
 
-__all__ = ["Found", "ProbeContext", "SizeSearch", "size_grid"]
+__all__ = ["Found", "ProbeContext", "SizeSearch", "notes_on", "size_grid"]
 
 _Result = TypeVar("_Result")
 _Strategy = TypeVar("_Strategy", bound=ProbingSizer)
@@ -301,7 +301,7 @@ class SizeSearch:
             largest_estimate=estimate,
             reason=reason,
             probes=self.probes,
-            notes=(*self._notes, *_notes_on(self.probes)),
+            notes=(*self._notes, *notes_on(self.probes)),
             complete=self._finished and not any(probe.verdict == "timeout" for probe in self.probes),
         )
 
@@ -336,7 +336,7 @@ class SizeSearch:
         )
 
 
-def _notes_on(probes: list[Probe]) -> list[str]:
+def notes_on(probes: list[Probe]) -> list[str]:
     """What the probes have shown beside sizes that fit: size limits, crashes, a step that keeps ever more memory."""
     notes = []
     for probe in probes:
@@ -344,8 +344,10 @@ def _notes_on(probes: list[Probe]) -> list[str]:
             notes.append(f"at {probe.batch_size} a size limit stops the step, not memory: {probe.detail}")
         elif probe.verdict == "fatal":
             notes.append(f"at {probe.batch_size} the probing process was lost: {probe.detail}")
-    growing = next((probe for probe in reversed(probes) if probe.growth_bytes_per_step), None)
-    if growing is not None:
+    # A step that keeps something keeps it at every size; at one size alone it is a workspace made late.
+    timed = [probe for probe in probes if probe.verdict in ("fits", "thrashes")]
+    if timed and all(probe.growth_bytes_per_step for probe in timed):
+        growing = timed[-1]
         notes.append(
             f"memory in use grows by {format_bytes(growing.growth_bytes_per_step)} with every step (seen at batch size "
             f"{growing.batch_size}): the step keeps something of each batch, such as a loss without .item() or a list "
