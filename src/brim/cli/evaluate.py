@@ -9,8 +9,7 @@ import typer
 
 from brim.cli.console import SOME_FAILED, error_console, output_console, print_document
 from brim.cli.run_report import leave_report
-from brim.errors import BrimError, RequestError
-from brim.settings.caller import named
+from brim.errors import BrimError
 
 if TYPE_CHECKING:
     from brim.evaluation.run import EvalResult
@@ -34,6 +33,7 @@ def _run(settings: EvaluateSettings) -> EvalResult:
     from brim.cli.evaluate_progress import EvalProgress
     from brim.evaluation.api import evaluate_as
     from brim.ranks.world import current_world
+    from brim.settings.eval_settings import failed_fast
 
     lines = not settings.json_output
     with EvalProgress(error_console(), quiet=current_world().rank > 0, lines=lines) as progress:
@@ -43,9 +43,7 @@ def _run(settings: EvaluateSettings) -> EvalResult:
             raise
         except Exception as error:
             if settings.request.fail_fast:
-                raise RequestError(
-                    f"{named('fail_fast')}: a sample failed with {type(error).__name__}: {error}"
-                ) from error
+                raise failed_fast(error) from error
             raise
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from brim.errors import BrimError, DoesNotFitError, RankError, RequestError
+from brim.errors import BrimError, DoesNotFitError, RankError
 from brim.evaluation.deal import deal
 from brim.evaluation.journals import Journals, check_contents
 from brim.evaluation.listener import EvalListener
@@ -26,7 +26,7 @@ from brim.ranks.shared_folder import shared_folder
 from brim.ranks.stopping import stop_signal_as_error
 from brim.records import Plan
 from brim.settings.caller import resume_with
-from brim.settings.eval_settings import EvalRequest
+from brim.settings.eval_settings import EvalRequest, failed_fast
 from brim.storage.run_folder import write_run
 
 __all__ = [
@@ -139,7 +139,7 @@ def _fail_fast_by_name(agreement: Agreement, request: EvalRequest) -> Iterator[N
     except Exception as error:
         if agreement.world.size == 1 or not request.fail_fast or isinstance(error, BrimError):
             raise
-        raise RequestError(f"--fail-fast: a sample failed with {type(error).__name__}: {error}") from error
+        raise failed_fast(error) from error
 
 
 def _share_of_work(agreement: Agreement, worker: Worker, journals: Journals) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -122,6 +123,11 @@ class StartingPoint:
         """Whether the size counts samples: the user gave a number of them."""
         return self.request.batch_size is not None
 
+    @property
+    def _given(self) -> bool:
+        """Whether the user gave the size."""
+        return self.by_count or self.request.cost_cap is not None
+
     def start(self, items: list[int]) -> Start:
         """The sizer of a run over these items."""
         request, costs = self.request, [self.subject.costs[item] for item in items]
@@ -132,11 +138,11 @@ class StartingPoint:
             fixed=request.fixed,
             ceiling=largest_worth_finding(costs),
         )
-        plan, notes = (None, ()) if asked.given else self._plan_file().load()
+        plan, notes = (None, ()) if self._given else self._plan_file.load()
         if plan is not None:
             return Start(sizer=start_live(asked, Prior(known_size=plan.size), self._room(item_cost)), cached=plan)
         forecast, prior = None, self.prior
-        if not asked.given and not prior.knows_bytes_near(item_cost):
+        if not self._given and not prior.knows_bytes_near(item_cost):
             forecast = self.forecast(self.subject, items, self.limit_bytes)
         if forecast is not None and forecast.bytes is not None:
             prior = dataclasses.replace(prior, forecast=forecast.bytes)
@@ -145,13 +151,12 @@ class StartingPoint:
 
     def plan(self, start: Start, largest: int, peak_bytes: int | None, trials: tuple[Probe, ...] = ()) -> Plan:
         """What the run settled at, to start the next one there."""
-        asked = self.by_count or self.request.cost_cap is not None
-        reason = "the size asked for" if asked else "grown on the run's own batches while that paid"
+        reason = "the size asked for" if self._given else "grown on the run's own batches while that paid"
         if start.by_forecast:
             reason += ", from a size that a forecast gave"
         if start.cached is not None:
             reason, largest = "a cached plan of an earlier run", max(largest, start.cached.batch_size_max)
-        return self._plan_file().plan(
+        return self._plan_file.plan(
             start.sizer,
             unit="samples" if self.by_count else self.subject.task.unit,
             size=start.sizer.kept,
@@ -164,9 +169,8 @@ class StartingPoint:
 
     def remember(self, plan: Plan, sizer: LiveSizer) -> None:
         """File the plan, unless the user gave the size or there was too little data to find one."""
-        given = self.by_count or self.request.cost_cap is not None
-        if sizer.overlaps and sizer.kept < sizer.ceiling and not given:
-            self._plan_file().save(plan)
+        if sizer.overlaps and sizer.kept < sizer.ceiling and not self._given:
+            self._plan_file.save(plan)
 
     def _room(self, item_cost: int) -> Room:
         module = self.subject.model.module
@@ -174,6 +178,7 @@ class StartingPoint:
         resident = sum(tensor.nbytes for tensor in held)
         return Room(limit_bytes=self.limit_bytes, resident_bytes=resident, item_cost=item_cost)
 
+    @functools.cached_property
     def _plan_file(self) -> PlanFile:
         task = {name: value for name, value in self.subject.task.identity().items() if name != "system"}
         device = device_name(self.memory.device)

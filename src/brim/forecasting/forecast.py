@@ -26,6 +26,7 @@ from brim.ranks.world import current_world
 from brim.records import Forecast
 from brim.settings.caller import given, named, written
 from brim.settings.search_settings import DEFAULT_MAX_SIZE
+from brim.settings.shared import check_one_card
 from brim.settings.sizes import format_bytes
 from brim.workloads.base import Workload
 
@@ -266,8 +267,7 @@ class Forecaster:
 
 def choose_gpu(gpu: str | None, memory: str | int | None) -> Gpu:
     """The card that is meant: a named one, one known by its memory, this machine's, or the reference card."""
-    if gpu is not None and memory is not None:
-        raise RequestError(f"{given('gpu', gpu)} and {given('memory', memory)} both name a card; give one")
+    check_one_card(gpu, memory)
     if gpu is not None:
         return find_gpu(gpu)
     if memory is not None:

@@ -218,9 +218,6 @@ class Executor:
                     self._land(queue, flight)
                 yield from self._hand_out()
 
-    def _finish(self, items: list[Finished]) -> None:
-        self._finished += items
-
     def _hand_out(self) -> Iterator[list[Finished]]:
         finished, self._finished = self._finished, []
         if finished:
@@ -270,7 +267,7 @@ class Executor:
         self.figures.seconds += seconds
         self._count(flight, seconds if busy is None else busy, failed=failed)
         self._clear(batch)
-        self._finish([_finished(item, result, len(batch)) for item, result in zip(batch, results, strict=True)])
+        self._finished += [_finished(item, result, len(batch)) for item, result in zip(batch, results, strict=True)]
 
     def _told_apart(self, error: Exception, batch: list[int]) -> tuple[Failure, str]:
         """What kind of failure an error is, with its own words; raises what must not be survived."""
@@ -365,7 +362,7 @@ class Executor:
         self.figures.items += 1
         attempts = self._retries.attempts(item)
         given_up = ItemFailure(reason=reason, message=message, needed_bytes=needed, attempts=attempts)
-        self._finish([Finished(item=item, result=None, failure=given_up, batch_size=1)])
+        self._finished.append(Finished(item=item, result=None, failure=given_up, batch_size=1))
 
     def _count(self, flight: _Flight, seconds: float, *, failed: int) -> None:
         figures, batch, reading = self.figures, flight.batch, flight.reading

@@ -13,7 +13,7 @@ from brim.settings.setting_checks import Check, choice, flag, names, number, siz
 from brim.settings.shared import ANSWERS, BATCH, OUTPUT, WHERE
 from brim.settings.sizes import parse_bytes
 
-__all__ = ["EvalRequest", "EvaluateSettings"]
+__all__ = ["EvalRequest", "EvaluateSettings", "failed_fast"]
 
 
 def _read_place(value: Any) -> str:
@@ -214,8 +214,7 @@ class EvaluateSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.request.resume and self.output is None:
-            raise RequestError(f"{named('resume')}: say which run with {written('output', 'DIR')}")
+        shared.check_resume(self.request.resume, self.output)
         for name, value in (("workers", self.workers), ("gpus_per_worker", self.gpus_per_worker)):
             if value is not None and self.on is None:
                 raise RequestError(
@@ -223,3 +222,8 @@ class EvaluateSettings:
                 )
         if self.compare_batch and self.on is not None:
             raise RequestError(f"{named('compare_batch')}: sizes are compared on one device; leave {named('on')} out")
+
+
+def failed_fast(error: Exception) -> RequestError:
+    """The error of a sample that ends a run, since that was asked for."""
+    return RequestError(f"{named('fail_fast')}: a sample failed with {type(error).__name__}: {error}")

@@ -308,5 +308,4 @@ class OodCommand:
     json_output: shared.JsonOutput = False
 
     def __post_init__(self) -> None:
-        if self.request.resume and self.output is None:
-            raise RequestError(f"{named('resume')}: say which run with {written('output', 'DIR')}")
+        shared.check_resume(self.request.resume, self.output)

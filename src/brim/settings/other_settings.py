@@ -8,7 +8,7 @@ from typing import Annotated
 
 from brim.errors import RequestError
 from brim.settings import shared
-from brim.settings.caller import given, named, written
+from brim.settings.caller import given, named
 from brim.settings.declare import Setting, check_fields
 from brim.settings.setting_checks import Check, byte_size, flag, path, texts, whole
 from brim.settings.shared import OUTPUT
@@ -76,8 +76,7 @@ class DemoSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.resume and self.output is None:
-            raise RequestError(f"{named('resume')}: say which run with {written('output', 'DIR')}")
+        shared.check_resume(self.resume, self.output)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

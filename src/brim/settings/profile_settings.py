@@ -272,8 +272,7 @@ class ProfileSettings:
         return {**values, "knob": dict.fromkeys(axes, listed)}
 
     def __post_init__(self) -> None:
-        if self.request.resume and self.output is None:
-            raise RequestError(f"{named('resume')}: say which run with {written('output', 'DIR')}")
+        shared.check_resume(self.request.resume, self.output)
         for name, values in self.request.axes.items():
             if self.explain_speed and (values is None or len(values) != 1):
                 raise RequestError(

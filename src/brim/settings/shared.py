@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+from brim.errors import RequestError
+from brim.settings.caller import given, named, written
 from brim.settings.declare import Setting
 from brim.settings.setting_checks import (
     byte_count,
@@ -28,7 +30,7 @@ __all__ = [
     "Chat", "Columns", "Data", "Device", "Dtype", "FailOnOom", "GradientCheckpointing", "Images", "JsonOutput",
     "Knobs", "Limit", "Margin", "MaxBatchSize", "MaxTokens", "MemoryLimit", "MultipleOf", "NoAutoBatchSize", "NoCache",
     "NumWorkers", "PinMemory", "PowerOfTwo", "PrefetchFactor", "Resume", "RunFolder", "Split", "Task",
-    "TrustRemoteCode", "setting_of",
+    "TrustRemoteCode", "check_one_card", "check_resume", "setting_of",
 ]  # fmt: skip
 
 FIELDS = ("prompt", "input", "context", "reference", "image", "video", "choices", "id", "label", "group")
@@ -43,6 +45,18 @@ def setting_of(row: Any, **changes: Any) -> Setting:
     """The setting of a row, for a command that describes it otherwise or a field of another type."""
     found: Setting = row.__metadata__[0]
     return dataclasses.replace(found, **changes)
+
+
+def check_resume(resume: bool, output: Path | None, *, what: str = "run") -> None:
+    """A run to continue must be named."""
+    if resume and output is None:
+        raise RequestError(f"{named('resume')}: say which {what} with {written('output', 'DIR')}")
+
+
+def check_one_card(gpu: str | None, memory: str | int | None) -> None:
+    """A card is given by name or by memory."""
+    if gpu is not None and memory is not None:
+        raise RequestError(f"{given('gpu', gpu)} and {given('memory', memory)} both name a card; give one")
 
 
 # ------------------------------------------------------------------------------------------------ model

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from brim.errors import RequestError
 from brim.settings import shared
-from brim.settings.caller import flag_of, given, named, written
+from brim.settings.caller import flag_of, given, named
 from brim.settings.declare import Setting, check_fields
 from brim.settings.overrides import parse_overrides
 from brim.settings.setting_checks import Check, choice, entries_of, flag, number, path_text, texts, whole
@@ -223,9 +223,5 @@ class SweepCommand:
         return {**rest, "file": os.fspath(found), "overrides": changes}
 
     def __post_init__(self) -> None:
-        if self.request.resume and self.output is None:
-            raise RequestError(f"{named('resume')}: say which sweep with {written('output', 'DIR')}")
-        if self.gpu is not None and self.memory is not None:
-            raise RequestError(
-                f"{given('gpu', self.gpu)} and {given('memory', self.memory)} both name a card; give one"
-            )
+        shared.check_resume(self.request.resume, self.output, what="sweep")
+        shared.check_one_card(self.gpu, self.memory)

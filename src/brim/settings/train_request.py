@@ -199,8 +199,7 @@ class TrainCommand:
         return {**rest, "settings": settings, "file": file, "notes": tuple(str(problem) for problem in problems)}
 
     def __post_init__(self) -> None:
-        if self.request.resume and self.output is None:
-            raise RequestError(f"{named('resume')}: say which run with {written('output', 'DIR')}")
+        shared.check_resume(self.request.resume, self.output)
         if self.compare_batch and self.request.several:
             raise RequestError(
                 f"{named('compare_batch')}: sizes are compared for one seed; leave {named('seeds')} and "

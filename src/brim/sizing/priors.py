@@ -230,11 +230,6 @@ class LiveRequest:
     fixed: bool = False  # exactly `batch_size`
     ceiling: int | None = None  # of a size that is found
 
-    @property
-    def given(self) -> bool:
-        """Whether the user gave a size."""
-        return self.batch_size is not None or self.cost_cap is not None
-
 
 def start_live(asked: LiveRequest, prior: Prior, room: Room) -> LiveSizer:
     """The sizer of a run: at the size asked for, at that of a plan, or where a climb begins."""

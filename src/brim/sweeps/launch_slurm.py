@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
-from brim.settings.caller import pair, written
+from brim.settings.caller import named, pair, written
 from brim.sweeps.experiment_process import CHILD_COMMAND
 from brim.sweeps.job import Job
 from brim.sweeps.launch_remote import Delivery, RemoteLauncher, RemoteWork
@@ -68,7 +68,7 @@ class SlurmLauncher(RemoteLauncher):
         try:
             self._executor.update_parameters(**self._parameters())
         except (ValueError, TypeError, NameError) as error:
-            raise RequestError(f"--slurm: {error}") from error
+            raise RequestError(f"{named('slurm')}: {error}") from error
         yield
 
     def _parameters(self) -> dict[str, Any]:

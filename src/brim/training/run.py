@@ -196,8 +196,8 @@ class _Run:
         if stored.get("fingerprint") != fingerprint:
             what = " and ".join(differing_parts(str(stored.get("fingerprint")), fingerprint)) or "content"
             raise RequestError(
-                f"--resume: {checkpoint} was written for another {what}; resume with the file that it was started "
-                "with, or choose another folder"
+                f"{named('resume')}: {checkpoint} was written for another {what}; resume with the file that it was "
+                "started with, or choose another folder"
             )
 
     @contextlib.contextmanager
