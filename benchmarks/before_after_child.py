@@ -186,8 +186,8 @@ def profile(*, flags: list[str], folder: str, make: Row, place: str) -> Row:
 def rates(*, jobs: list[Row]) -> Row:
     """Samples per second of each size, in turns, under the limit."""
     import torch
-    from benchmarks.workloads import Spec, build
 
+    from benchmarks.workloads import Spec, build
     from brim.settings.sizes import parse_bytes
 
     found: Row = {}
@@ -251,7 +251,6 @@ def median_of(turns: Sequence[Row]) -> Row:
 def profile_rates(*, common: Row, sizes: Mapping[str, list[int]]) -> Row:
     """Samples per second of the device at each size of each value, pictures prepared, in turns."""
     from benchmarks.knob_profile import prepared, rate_at
-
     from brim.models.load import KeptModel
     from brim.settings.eval_settings import EvalRequest
 

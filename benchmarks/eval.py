@@ -135,7 +135,6 @@ class Generation:
     def brim(self, way: str, prompts: Sequence[list[int]], cost_cap: int | None = None) -> float:
         """Through the evaluation itself: loader, executor, journal, scoring."""
         from benchmarks.prompt_subject import prompt_subject
-
         from brim.evaluation.listener import EvalListener
         from brim.evaluation.run import run_subject
         from brim.settings.eval_settings import EvalRequest
@@ -193,8 +192,9 @@ class Generation:
         self._row(way, len(some), time.perf_counter() - started)
 
     def _pipeline(self, way: str) -> None:
-        from benchmarks.prompt_subject import number_tokenizer
         from transformers import pipeline
+
+        from benchmarks.prompt_subject import number_tokenizer
 
         chosen = [prompt for batch in _chunks(self.sorted, 64)[:: 2 * self.share] for prompt in batch]
         generator = pipeline("text-generation", model=self.model, tokenizer=number_tokenizer(), batch_size=64)

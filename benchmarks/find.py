@@ -170,8 +170,8 @@ def _result(job: dict[str, Any], process: subprocess.Popen[str], patience: float
 
 def _worker(job: dict[str, Any]) -> None:
     import torch
-    from benchmarks.workloads import build
 
+    from benchmarks.workloads import build
     from brim.settings.sizes import parse_bytes
 
     limit = parse_bytes(job["limit"]) if job.get("limit") else None

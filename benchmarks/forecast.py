@@ -61,7 +61,6 @@ def compared(files: Sequence[str], part: str = "") -> list[Row]:
 
 def _compared_measurement(gpu: str, measurement: dict[str, Any], part: str) -> list[Row]:
     from benchmarks.forecast_cases import case_named
-
     from brim.forecasting.overheads import version_pair
 
     version = version_pair(measurement["environment"]["packages"]["torch"])
@@ -81,7 +80,6 @@ def _compared_case(
 ) -> list[Row]:
     """Two traces serve all sizes of a case. `after` is the size that a process began with: that one it ran afresh."""
     from benchmarks.forecast_cases import build, case_named
-
     from brim.forecasting.forecast import Forecaster, TracedWorkload
     from brim.forecasting.gpus import find_gpu
     from brim.forecasting.skeleton import without_initialisation
@@ -152,8 +150,8 @@ def _in_a_process(job: Row) -> Row:
 
 def _worker(job: Row) -> Row:
     import torch
-    from benchmarks.forecast_cases import build, case_named
 
+    from benchmarks.forecast_cases import build, case_named
     from brim.memory.devices import memory_of
     from brim.memory.limit import DEFAULT_MARGIN
 
@@ -173,7 +171,6 @@ def _worker(job: Row) -> Row:
 def _forecast_row(case: Any, device: str) -> Row:
     """The forecast, made before anything is put on the card."""
     from benchmarks.forecast_cases import build
-
     from brim.forecasting.forecast import Forecaster, TracedWorkload, choose_gpu
     from brim.forecasting.skeleton import without_initialisation
 
@@ -313,7 +310,6 @@ def _mib(count: int) -> str:
 
 def _environment() -> dict[str, Any]:
     from benchmarks.environment import environment
-
     from brim.monitor.nvml import driver_version
 
     return {**environment(), "driver": driver_version()}

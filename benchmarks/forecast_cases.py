@@ -15,7 +15,6 @@ from typing import Any
 from benchmarks.prompts import QWEN2_SHAPE
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads import build as build_spec
-
 from brim.models.build import build_workload
 from brim.settings.find_settings import WorkloadRequest
 from brim.workloads.base import Workload

@@ -55,7 +55,6 @@ def main() -> None:
     stored = json.loads(Path(sys.argv[1]).read_text())
     ((limit, curves),) = stored["curves"].items()
     from benchmarks.forecast_cases import build, case_named
-
     from brim.settings.sizes import parse_bytes
 
     environment = stored["environments"][limit]

@@ -23,7 +23,6 @@ from typing import Any
 
 from benchmarks.environment import environment
 from benchmarks.vision_language import save_model, write_questions
-
 from brim.evaluation.listener import EvalListener
 from brim.memory.nested import replaced
 from brim.running.figures import ExecutionFigures

@@ -104,7 +104,6 @@ def stored() -> Found:
     """Five workloads on an H200, with the forecast off by each factor."""
     from benchmarks import forecast_search
     from benchmarks.forecast_cases import build, case_named
-
     from brim.settings.sizes import parse_bytes
 
     environment, limit, curves = stored_curves()

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.environment import environment
 from PIL import Image
 
+from benchmarks.environment import environment
 from brim.models import python_factory
 from brim.settings.train_request import TrainRequest
 from brim.settings.train_settings import train_settings

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import environment
-
 from brim.memory.devices import memory_of
 from brim.settings.sizes import format_bytes, parse_bytes
 from brim.settings.sweep_file import read_sweep

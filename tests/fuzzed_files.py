@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from brim.settings.train_settings import SETTING_KEYS
-from fuzzed_lines import SWEEP_FILE, TRAIN_FILE
+from tests.fuzzed_lines import SWEEP_FILE, TRAIN_FILE
 
 FILES = {"train": ("config.yaml", TRAIN_FILE), "sweep": ("grid.yaml", SWEEP_FILE)}
 VALUES: tuple[Any, ...] = (

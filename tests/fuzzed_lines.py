@@ -18,7 +18,7 @@ import typer
 from safetensors.numpy import save_file
 
 from brim.cli.main import app
-from reported_runs import write_find
+from tests.reported_runs import write_find
 
 FACTORIES = """
 import torch

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from sweep_runs import ForecastsHere, LauncherHere
 
 from brim.cli.main import run
+from tests.sweeps.sweep_runs import ForecastsHere, LauncherHere
 
 FIXTURES = Path(__file__).parent / "fixtures" / "c7a9703"
 SHOUT = shlex.split("eval -m py:older_functions.py:shout -d words.jsonl --device cpu --num-workers 0")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from benchmarks import before_after
 from benchmarks.before_after import Case, Session
 

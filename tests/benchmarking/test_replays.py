@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+
 from benchmarks import replays
 from benchmarks.replay_curves import held_out_curves, tuned_cards
 

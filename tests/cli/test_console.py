@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_runs import FakeLauncher, failed
 
 from brim.cli.main import run
 from brim.errors import RequestError
+from tests.sweeps.sweep_runs import FakeLauncher, failed
 
 Brim = Callable[..., Any]
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import saved_models
 from brim.cli.evaluate_progress import EvalProgress, comparison_table, print_result
 from brim.evaluation.run import EvalResult
 from brim.running.figures import ExecutionFigures
+from tests import saved_models
 
 Brim = Callable[..., Any]
 

@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 
-import saved_models
+from tests import saved_models
 
 Brim = Callable[..., Any]
 

@@ -28,8 +28,8 @@ from brim.errors import BrimError, RequestError
 from brim.settings.train_settings import SETTING_KEYS
 from brim.sweeps.forecast_process import ForecastProcess
 from brim.sweeps.forecast_server import answer
-from fuzzed_files import drawn_file
-from fuzzed_lines import BASES, commands, drawn_line, write_inputs
+from tests.fuzzed_files import drawn_file
+from tests.fuzzed_lines import BASES, commands, drawn_line, write_inputs
 
 CODES = {0, 1, 2, 3, 4}
 INTERRUPTED = 130

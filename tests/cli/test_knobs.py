@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import saved_models
 from brim.cli.knobs import values_text
 from brim.workloads.knobs import Knob
+from tests import saved_models
 
 Brim = Callable[..., Any]
 

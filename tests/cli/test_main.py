@@ -11,11 +11,11 @@ from typing import Any
 import numpy
 import pytest
 
-import saved_models
 from brim import __version__
 from brim.cli.main import run
 from brim.cli.pasted import dashed
 from brim.errors import DoesNotFitError, LostError, RankError, RequestError
+from tests import saved_models
 
 Brim = Callable[..., Any]
 

@@ -14,7 +14,7 @@ import typer
 from brim.cli.main import app
 from brim.cli.pasted import LISTS, OLD_FLAGS, VALUE, ListFlag, OldFlag, rewritten
 from brim.errors import RequestError
-from fuzzed_lines import commands
+from tests.fuzzed_lines import commands
 
 Brim = Callable[..., Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import saved_models
+from tests import saved_models
 
 Brim = Callable[..., Any]
 

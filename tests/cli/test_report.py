@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from reported_runs import profile_document, profile_entry, sample_line, write_evaluation, write_find, write_profile
+from tests.reported_runs import (
+    profile_document,
+    profile_entry,
+    sample_line,
+    write_evaluation,
+    write_find,
+    write_profile,
+)
 
 Brim = Callable[..., Any]
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy
 import pytest
 from rich.console import Console
-from sweep_runs import ForecastsHere, LauncherHere
 
 from brim.cli.sweep_progress import SweepProgress
 from brim.errors import RequestError
 from brim.sweeps.forecast_process import ForecastProcess
 from brim.sweeps.job import Job, Outcome
 from brim.sweeps.listener import Recorder
+from tests.sweeps.sweep_runs import ForecastsHere, LauncherHere
 
 Brim = Callable[..., Any]
 

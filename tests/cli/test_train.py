@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import saved_models
+from tests import saved_models
 
 Brim = Callable[..., Any]
 

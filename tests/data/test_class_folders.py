@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from media_files import opened, write_image
 
 from brim.errors import RequestError
+from tests.data.media_files import opened, write_image
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

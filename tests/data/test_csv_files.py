@@ -4,9 +4,9 @@ import csv
 from pathlib import Path
 
 import pytest
-from media_files import opened
 
 from brim.errors import RequestError
+from tests.data.media_files import opened
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

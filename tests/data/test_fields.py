@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from media_files import opened, write_image, write_lines
 
 from brim.data.base import Sample, SampleSet
 from brim.data.samples import with_unique_ids
 from brim.errors import RequestError
 from brim.settings.declare import read_settings
 from brim.settings.find_settings import DataSelection
+from tests.data.media_files import opened, write_image, write_lines
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

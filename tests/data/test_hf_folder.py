@@ -9,10 +9,10 @@ from typing import Any
 
 import datasets
 import pytest
-from media_files import encoded, opened, write_image, write_lines
 
 from brim.data.images import load_image
 from brim.errors import RequestError
+from tests.data.media_files import encoded, opened, write_image, write_lines
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from media_files import encoded
 from PIL import Image
 
 from brim.data.base import DataError, ImageFile
 from brim.data.images import image_size, load_image
+from tests.data.media_files import encoded
 
 
 def in_format(image: Image.Image, kind: str, **options: object) -> ImageFile:

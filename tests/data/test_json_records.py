@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from media_files import opened, write_lines
 
 from brim.errors import RequestError
+from tests.data.media_files import opened, write_lines
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

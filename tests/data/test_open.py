@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from media_files import opened, write_image, write_lines
 
 from brim.data.splits import choose_split
 from brim.errors import RequestError
 from brim.storage.fingerprint import fingerprint
+from tests.data.media_files import opened, write_image, write_lines
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from media_files import encoded, opened, write_image
 
 from brim.data.base import DataError
 from brim.data.images import load_image
 from brim.errors import RequestError
+from tests.data.media_files import encoded, opened, write_image
 
 STORED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 

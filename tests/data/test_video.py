@@ -6,13 +6,13 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from media_files import cut, write_video
 
 from brim.data import video
 from brim.data.base import DataError
 from brim.data.containers import declared_bytes
 from brim.data.video import frame_places, load_video
 from brim.errors import RequestError
+from tests.data.media_files import cut, write_video
 
 SHADES = range(0, 240, 8)  # 30 frames
 

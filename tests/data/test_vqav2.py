@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from media_files import opened, write_image, write_lines
 
 from brim.errors import RequestError
+from tests.data.media_files import opened, write_image, write_lines
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -12,7 +12,7 @@ import pytest
 import transformers
 from PIL import Image
 
-import saved_models
+from tests import saved_models
 
 Folder = Callable[[str], Path]
 

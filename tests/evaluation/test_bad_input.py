@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from evaluation_runs import predictions, run, shout, write_lines, write_words
 
 from brim.errors import RequestError
 from brim.evaluation.tasks import registry as tasks_registry
 from brim.metrics import registry as metrics_registry
+from tests.evaluation.evaluation_runs import predictions, run, shout, write_lines, write_words
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import psutil
 import pytest
-from evaluation_runs import lines_of, record_of, run, shout, without_sizes, write_words
 
 from brim.errors import LostError, RequestError
 from brim.evaluation import on_ray
@@ -28,6 +27,7 @@ from brim.running.figures import ExecutionFigures
 from brim.running.ray_cluster import RayCluster, WorkerLostError
 from brim.settings.declare import read_settings
 from brim.settings.eval_settings import EvalRequest, EvaluateSettings
+from tests.evaluation.evaluation_runs import lines_of, record_of, run, shout, without_sizes, write_words
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation_runs import lines_of, record_of, run, shout, without_sizes, write_words
 
 import brim
 from brim.errors import BrimError, RequestError
@@ -30,6 +29,10 @@ from brim.records import MemoryFigures, Plan
 from brim.running.figures import ExecutionFigures
 from brim.settings.eval_settings import EvalRequest
 from brim.storage.run_lock import locked_folder
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script by its ranks
+
+from tests.evaluation.evaluation_runs import lines_of, record_of, run, shout, without_sizes, write_words
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation_runs import lines_of, predictions, run, shout, without_sizes, write_words
 
 from brim.errors import LostError, RequestError
 from brim.evaluation.listener import EvalListener
@@ -19,6 +18,7 @@ from brim.evaluation.run import EvalResult, evaluate
 from brim.evaluation.tasks.function import FunctionTask
 from brim.evaluation.tasks.generate import GenerateTask
 from brim.settings.eval_settings import EvalRequest
+from tests.evaluation.evaluation_runs import lines_of, predictions, run, shout, without_sizes, write_words
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from evaluation_runs import lines_of, predictions, record_of, run, shout, without_sizes, write_lines, write_words
 
 from brim.errors import RequestError
 from brim.evaluation.compare import compare_batch_sizes
@@ -17,6 +16,16 @@ from brim.evaluation.run import EvalResult
 from brim.evaluation.tasks.base import LaterAnswers
 from brim.evaluation.tasks.function import FunctionTask
 from brim.settings.eval_settings import EvalRequest
+from tests.evaluation.evaluation_runs import (
+    lines_of,
+    predictions,
+    record_of,
+    run,
+    shout,
+    without_sizes,
+    write_lines,
+    write_words,
+)
 
 TOKENS = 6
 SUMMARY = {

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from evaluation_runs import lines_of, predictions, record_of, run, write_lines
 
 from brim.errors import DoesNotFitError
 from brim.evaluation.listener import EvalListener
@@ -15,6 +14,7 @@ from brim.evaluation.model_memory import ModelMemory
 from brim.evaluation.run import EvalResult, evaluate
 from brim.memory.devices import memory_of
 from brim.settings.eval_settings import EvalRequest
+from tests.evaluation.evaluation_runs import lines_of, predictions, record_of, run, write_lines
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

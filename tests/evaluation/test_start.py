@@ -11,7 +11,6 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from evaluation_runs import predictions, run, shout, write_lines, write_words
 from PIL import Image
 
 from brim.evaluation import start as module
@@ -35,7 +34,8 @@ from brim.records import Probe
 from brim.settings.eval_settings import EvalRequest
 from brim.sizing.live import LiveSizer
 from brim.sizing.priors import ForecastBytes, Prior
-from trials import ran
+from tests.evaluation.evaluation_runs import predictions, run, shout, write_lines, write_words
+from tests.trials import ran
 
 TOKENS = 6
 MIB = 2**20

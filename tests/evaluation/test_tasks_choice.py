@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from evaluation_runs import predictions, run, write_lines
 
 from brim.errors import RequestError
+from tests.evaluation.evaluation_runs import predictions, run, write_lines
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torchvision
 import transformers
-from evaluation_runs import predictions, run, write_lines
 from PIL import Image
 from safetensors.torch import save_file
 
 from brim.errors import RequestError
 from brim.evaluation.tasks.class_names import align_classes
+from tests.evaluation.evaluation_runs import predictions, run, write_lines
 
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11", "w12 w13", "w14 w15 w16 w17", "w18"]
 NUMBERS = ("0", "1", "2")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from evaluation_runs import predictions, run, write_lines
 from PIL import Image
 
 from brim.data.open import DataRequest, open_data
@@ -22,7 +21,8 @@ from brim.evaluation.tasks.multimodal import MultimodalInputs, joined
 from brim.evaluation.tasks.prompts import PromptWriter
 from brim.models.load import load_model
 from brim.models.loaded import LoadedModel, LoadRequest
-from saved_models import VOCABULARY
+from tests.evaluation.evaluation_runs import predictions, run, write_lines
+from tests.saved_models import VOCABULARY
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation_runs import predictions, record_of, run, shout, write_lines, write_words
 
 from brim.evaluation.tasks.function import FunctionTask
 from brim.generation.fallback import GenerateFallback
 from brim.records import Probe
 from brim.sizing.constants import FORGIVING_BATCHES
+from tests.evaluation.evaluation_runs import predictions, record_of, run, shout, write_lines, write_words
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, before: Callable[[list[int]], None]) -> list[int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from traced_workloads import convolutional, perceptron, rows, training
 
 from brim.forecasting.approximation import _metered, approximate_trace
 from brim.forecasting.trace import UntraceableError, trace_workload
+from tests.forecasting.traced_workloads import convolutional, perceptron, rows, training
 
 
 class ThroughNumpy(nn.Module):

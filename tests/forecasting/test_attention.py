@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from traced_workloads import training
 
 from brim.forecasting.events import Target, Trace
 from brim.forecasting.trace import trace_workload
 from brim.workloads.forward import ForwardWorkload
+from tests.forecasting.traced_workloads import training
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 512, 64
 

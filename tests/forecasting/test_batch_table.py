@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from synthetic_traces import MIB, TracedByHand
 
 from brim.forecasting.table import BY_HAND_CARDS, CARD_GB, MODELS, ModelClass, batch_size_table, card_of
+from tests.forecasting.synthetic_traces import MIB, TracedByHand
 
 SMALL = ModelClass(label="small", stands_for_it="A", config={"weight": 40 * MIB}, parameters=10**8, by_hand="8-16")
 LARGE = ModelClass(label="large", stands_for_it="B", config={"weight": 400 * MIB}, parameters=10**9, by_hand="1-2")

@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 import pytest
-from synthetic_traces import convolution
 
 from brim.forecasting.convolution_workspaces import convolution_workspaces
 from brim.forecasting.events import ConvCall
+from tests.forecasting.synthetic_traces import convolution
 
 
 def call(input: tuple[int, ...], weight: tuple[int, ...], stride: int = 1, **changes: Any) -> ConvCall:

@@ -8,11 +8,11 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_traces import MIB, Writer, training_trace
 
 from brim.forecasting.allocator import AllocatorSettings
 from brim.forecasting.extrapolate import SizeModel, _window
 from brim.forecasting.overheads import Environment, Timeline, make_timeline
+from tests.forecasting.synthetic_traces import MIB, Writer, training_trace
 
 AMPERE = Environment(compute_capability=(8, 0), torch_version=(2, 11))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_traces import MIB, TracedByHand, training_trace
 
 import brim
 from brim.errors import DoesNotFitError, RequestError
@@ -13,6 +12,7 @@ from brim.forecasting.extrapolate import SizeModel
 from brim.forecasting.forecast import Forecaster, TracedWorkload, choose_gpu
 from brim.forecasting.gpus import find_gpu, gpu_of_memory
 from brim.forecasting.overheads import Environment, make_timeline
+from tests.forecasting.synthetic_traces import MIB, TracedByHand, training_trace
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

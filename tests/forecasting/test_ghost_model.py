@@ -8,7 +8,6 @@ from collections import Counter
 import pytest
 import torch
 from torch import nn
-from traced_workloads import perceptron, rows, training
 
 from brim.forecasting.events import Event
 from brim.forecasting.ghost import Ghost, make_ghost
@@ -17,6 +16,7 @@ from brim.forecasting.trace import UntraceableError, trace_workload
 from brim.models.build import build_workload
 from brim.settings.find_settings import WorkloadRequest
 from brim.workloads.forward import ForwardWorkload
+from tests.forecasting.traced_workloads import perceptron, rows, training
 
 
 def test_a_layer_of_forty_gigabytes_is_built_and_traced_in_none() -> None:

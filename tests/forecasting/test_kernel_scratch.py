@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from traced_workloads import training
 
 from brim.forecasting.events import Trace
 from brim.forecasting.trace import trace_workload
+from tests.forecasting.traced_workloads import training
 
 ROWS, WIDTH = 200, 96
 WHOLE = 4 * ROWS * WIDTH * WIDTH

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from synthetic_traces import MIB, Writer, convolution, training_trace
 
 from brim.forecasting.allocator import FREE
 from brim.forecasting.overheads import PARTS, Environment, make_timeline, version_pair
 from brim.forecasting.reductions import describe_reduction
+from tests.forecasting.synthetic_traces import MIB, Writer, convolution, training_trace
 
 HOPPER = Environment(compute_capability=(9, 0), torch_version=(2, 11))
 AMPERE = Environment(compute_capability=(8, 6), torch_version=(2, 11))

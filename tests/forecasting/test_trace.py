@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
-from traced_workloads import Residual, convolutional, pairwise, perceptron, rows, training
 
 from brim.errors import RequestError
 from brim.forecasting.approximation import _metered
@@ -25,6 +24,7 @@ from brim.workloads.base import Workload
 from brim.workloads.callables import CallableWorkload
 from brim.workloads.checkpointing import enable_gradient_checkpointing
 from brim.workloads.forward import ForwardWorkload
+from tests.forecasting.traced_workloads import Residual, convolutional, pairwise, perceptron, rows, training
 
 HOPPER = Target(name="h200", compute_capability=(9, 0), total_bytes=141 * 10**9)
 

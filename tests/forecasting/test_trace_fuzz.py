@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
-from traced_workloads import training
 
 from brim.errors import BrimError
 from brim.forecasting.events import Target
 from brim.forecasting.trace import trace_workload
 from brim.workloads.forward import ForwardWorkload
+from tests.forecasting.traced_workloads import training
 
 # Each takes and gives [n, 8, 8, 8] as far as it can; what it cannot take it raises on, as a user's model would.
 PIECES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import END, NO_ENDS, PAD, llama, settings
 
 from brim.generation.choose import PADDING, TokenChooser, generation_config_for, uniforms
 from brim.generation.settings import TokenIds
+from tests.generation.tiny_models import END, NO_ENDS, PAD, llama, settings
 
 LOGITS = torch.tensor([2.0, 0.5, -1.0, 1.0, 0.0, -3.0, 1.5, 0.2])
 DRAWS = 20_000

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import (
+
+from brim.generation.graphs import CaptureFailedError, graphs_work_on
+from brim.generation.loop import DecodeLoop
+from brim.generation.select import make_decoder
+from brim.generation.settings import TokenIds
+from tests.generation.tiny_models import (
     NO_ENDS,
     PAD,
     answers_of,
@@ -18,11 +23,6 @@ from tiny_models import (
     qwen2,
     settings,
 )
-
-from brim.generation.graphs import CaptureFailedError, graphs_work_on
-from brim.generation.loop import DecodeLoop
-from brim.generation.select import make_decoder
-from brim.generation.settings import TokenIds
 
 TOKENS = 19
 

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import (
+
+from brim.generation.fallback import GenerateFallback
+from brim.generation.loop import DecodeLoop, Padding, _EndWatch
+from brim.generation.select import make_decoder
+from brim.generation.seq2seq import Seq2SeqLoop
+from brim.generation.settings import TokenIds
+from brim.generation.state import DecodeState
+from tests.generation.tiny_models import (
     END,
     FAMILIES,
     NO_ENDS,
@@ -26,13 +33,6 @@ from tiny_models import (
     settings,
     t5,
 )
-
-from brim.generation.fallback import GenerateFallback
-from brim.generation.loop import DecodeLoop, Padding, _EndWatch
-from brim.generation.select import make_decoder
-from brim.generation.seq2seq import Seq2SeqLoop
-from brim.generation.settings import TokenIds
-from brim.generation.state import DecodeState
 
 TOKENS = 19
 

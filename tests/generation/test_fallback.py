@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tiny_models import (
+
+from brim.generation.fallback import GenerateFallback
+from brim.generation.settings import TokenIds
+from tests.generation.tiny_models import (
     NO_ENDS,
     PAD,
     SINCE_VERSION_5,
@@ -17,9 +20,6 @@ from tiny_models import (
     own_answers,
     settings,
 )
-
-from brim.generation.fallback import GenerateFallback
-from brim.generation.settings import TokenIds
 
 
 @pytest.mark.parametrize("make", [llama, pytest.param(bart, marks=SINCE_VERSION_5)])

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import NO_ENDS, batch_of, llama, make_prompts, qwen2, settings
 
 from brim.generation.cache import GROUPED, grouped_attention
 from brim.generation.loop import DecodeLoop
+from tests.generation.tiny_models import NO_ENDS, batch_of, llama, make_prompts, qwen2, settings
 
 
 @torch.inference_mode()

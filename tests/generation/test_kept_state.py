@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import NO_ENDS, answers_of, bart, batch_of, llama, make_prompts, own_answers, qwen2, settings
 
 from brim.generation.answers import Answers
 from brim.generation.cache import Slots, make_cache
@@ -15,6 +14,17 @@ from brim.generation.select import make_decoder
 from brim.generation.seq2seq import Seq2SeqLoop
 from brim.generation.settings import TokenIds
 from brim.generation.state import DecodeState, round_up
+from tests.generation.tiny_models import (
+    NO_ENDS,
+    answers_of,
+    bart,
+    batch_of,
+    llama,
+    make_prompts,
+    own_answers,
+    qwen2,
+    settings,
+)
 
 TOKENS = 12
 CPU = torch.device("cpu")

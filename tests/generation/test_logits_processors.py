@@ -6,13 +6,24 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tiny_models import NO_ENDS, PAD, answers_of, bart, gpt2, llama, make_prompts, own_answers, settings, t5
 
 from brim.generation.fallback import GenerateFallback
 from brim.generation.loop import DecodeLoop
 from brim.generation.select import make_decoder
 from brim.generation.seq2seq import Seq2SeqLoop
 from brim.generation.settings import TokenIds
+from tests.generation.tiny_models import (
+    NO_ENDS,
+    PAD,
+    answers_of,
+    bart,
+    gpt2,
+    llama,
+    make_prompts,
+    own_answers,
+    settings,
+    t5,
+)
 
 TOKENS = 19
 

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import (
+
+from brim.generation.fallback import GenerateFallback
+from brim.generation.loop import DecodeLoop, Padding
+from brim.generation.select import Decoder, disagreement, make_decoder, padded_batch
+from brim.generation.seq2seq import Seq2SeqLoop
+from brim.generation.state import DecodeState
+from tests.generation.tiny_models import (
     FAMILIES,
     NO_ENDS,
     PAD,
@@ -22,12 +28,6 @@ from tiny_models import (
     own_answers,
     settings,
 )
-
-from brim.generation.fallback import GenerateFallback
-from brim.generation.loop import DecodeLoop, Padding
-from brim.generation.select import Decoder, disagreement, make_decoder, padded_batch
-from brim.generation.seq2seq import Seq2SeqLoop
-from brim.generation.state import DecodeState
 
 TOKENS = 12
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tiny_models import NO_ENDS, batch_of, llama, make_prompts, own_answers, settings
 
 from brim.generation import fallback, loop
 from brim.generation.fallback import GenerateFallback
 from brim.generation.loop import DecodeLoop
+from tests.generation.tiny_models import NO_ENDS, batch_of, llama, make_prompts, own_answers, settings
 
 
 def decoder_of(kind: str, model: Any, new_tokens: int) -> Any:

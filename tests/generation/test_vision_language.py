@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_models import IDS, NO_ENDS, PAD, SHAPE, VOCABULARY, own_answers, settings, varied
 
 from brim.generation.fallback import GenerateFallback
 from brim.generation.loop import DecodeLoop, PromptBatch
 from brim.generation.select import make_decoder, padded_batch
 from brim.generation.settings import GenerationSettings, TokenIds
+from tests.generation.tiny_models import IDS, NO_ENDS, PAD, SHAPE, VOCABULARY, own_answers, settings, varied
 
 IMAGE = VOCABULARY - 2  # the token that stands for a patch
 PATCHES = 4

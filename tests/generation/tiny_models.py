@@ -14,7 +14,7 @@ from brim.generation.answers import Answers
 from brim.generation.loop import PromptBatch
 from brim.generation.select import padded_batch
 from brim.generation.settings import GenerationSettings, TokenIds
-from saved_models import varied
+from tests.saved_models import varied
 
 # Weights are drawn in the order of a model's parameters, which version 5 changed for BART; and before it padding leaks
 # into a state-space model, so that its batches answer otherwise than its single prompts.

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-import saved_models
 from brim.generation.loop import DecodeLoop
 from brim.generation.select import make_decoder, padded_batch
 from brim.generation.settings import GenerationSettings, TokenIds
+from tests import saved_models
 
 pytestmark = pytest.mark.gpu
 transformers = pytest.importorskip("transformers")

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training_runs import largest_difference, losses, record_of, run, settings_of, write_features
-from training_runs import weights as saved_weights
 
 import brim
 from brim.settings.ood_settings import LOSSES
@@ -21,6 +19,8 @@ from brim.training.preference.heads import HeadSettings, train_heads
 from brim.training.preference.losses import PreferenceLoss
 from brim.training.preference.pair_sums import LogSigmoid, mean_over_pairs
 from brim.training.preference.parts import PARTS, FeatureSet
+from tests.training.training_runs import largest_difference, losses, record_of, run, settings_of, write_features
+from tests.training.training_runs import weights as saved_weights
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda", 0)

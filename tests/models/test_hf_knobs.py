@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from vision_language_folders import FAMILIES, SIDE
 
 from brim.errors import RequestError
 from brim.models.build import build_workload, model_knobs
@@ -20,6 +19,7 @@ from brim.models.hf_knobs import TABLE
 from brim.models.load import load_model
 from brim.models.loaded import LoadedModel, LoadRequest
 from brim.settings.find_settings import WorkloadRequest
+from tests.models.vision_language_folders import FAMILIES, SIDE
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -13,10 +13,10 @@ import torchvision
 from PIL import Image
 from safetensors.torch import save_file
 
-import saved_models
 from brim.errors import RequestError
 from brim.models.load import load_model
 from brim.models.loaded import LoadedModel, LoadRequest
+from tests import saved_models
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_nvml import FakeNvml
+
+from tests.monitor.fake_nvml import FakeNvml
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fake_nvml import GIB, UUID, FakeNvml
 
 from brim.monitor import nvml
+from tests.monitor.fake_nvml import GIB, UUID, FakeNvml
 
 NOT_AVAILABLE = 2**64 - 1
 

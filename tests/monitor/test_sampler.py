@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_nvml import GIB, UUID, FakeNvml
-from sampling import HEADER, ONCE, sample_once, wait_for_more, wait_until
 
 from brim.errors import RequestError
 from brim.monitor import sampler as sampler_module
 from brim.monitor.sampler import MonitorSummary, Sampler
 from brim.monitor.trace_file import read_rows
+from tests.monitor.fake_nvml import GIB, UUID, FakeNvml
+from tests.monitor.sampling import HEADER, ONCE, sample_once, wait_for_more, wait_until
 
 CARD = {
     "gpu_utilisation": 0.37,

@@ -4,12 +4,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fake_nvml import FakeNvml
-from sampling import HEADER, sample_once, wait_for_more, wait_until
 
 from brim.monitor import trace_file
 from brim.monitor.sampler import Sampler
 from brim.monitor.trace_file import read_rows
+from tests.monitor.fake_nvml import FakeNvml
+from tests.monitor.sampling import HEADER, sample_once, wait_for_more, wait_until
 
 
 def test_rows_wait_for_the_flush(path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from profile_runs import request
 
 from brim.errors import RequestError
 from brim.profiling.points import plan_points, point_folder, point_label, whole_range
 from brim.workloads.knobs import Knob
+from tests.profiling.profile_runs import request
 
 
 def values(folder: Path, **more: Any) -> list[Any]:

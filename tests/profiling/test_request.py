@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from profile_runs import request
 
 from brim.errors import RequestError
 from brim.settings.declare import read_settings
 from brim.settings.profile_settings import SEED_SCALE, ProfileRequest, ProfileSettings, scale_for
+from tests.profiling.profile_runs import request
 
 
 def asked(**values: object) -> ProfileRequest:

@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import profile_runs
 import pytest
-from profile_runs import batches, request, run
 
 from brim.errors import DoesNotFitError, RequestError
 from brim.profiling.listener import ProfileListener
 from brim.profiling.run import profile
+from tests.profiling import profile_runs
+from tests.profiling.profile_runs import batches, request, run
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chromium import Chromium, missing
-from reported_pages import PAGES
+
+from tests.reporting.chromium import Chromium, missing
+from tests.reporting.reported_pages import PAGES
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trained_pages import TRAINED_PAGES
-
 from brim.reporting.write import write_comparison, write_report
-from reported_runs import (
+from tests.reported_runs import (
     failed_entry,
     profile_document,
     profile_entry,
@@ -20,6 +18,7 @@ from reported_runs import (
     write_profile,
     write_run,
 )
+from tests.reporting.trained_pages import TRAINED_PAGES
 
 HOSTILE = '<script>window.hacked = 1</script><img src=x onerror="window.hacked=1">&\'"</style></script>'
 

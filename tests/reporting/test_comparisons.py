@@ -12,7 +12,14 @@ from brim.reporting.comparisons.base import labels_of
 from brim.reporting.comparisons.registry import comparison_of
 from brim.reporting.read import open_run
 from brim.reporting.write import write_comparison
-from reported_runs import profile_document, profile_entry, sample_line, write_evaluation, write_find, write_profile
+from tests.reported_runs import (
+    profile_document,
+    profile_entry,
+    sample_line,
+    write_evaluation,
+    write_find,
+    write_profile,
+)
 
 
 def compare(*folders: Path) -> tuple[dict[str, Any], Any]:

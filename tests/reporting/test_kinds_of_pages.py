@@ -12,7 +12,7 @@ from brim.reporting.base import Page, Panel, Section
 from brim.reporting.kinds.registry import page_of
 from brim.reporting.read import open_run
 from brim.reporting.write import write_report
-from reported_runs import (
+from tests.reported_runs import (
     failed_entry,
     plan_document,
     profile_document,

@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 
 import pytest
-from reported_pages import HOSTILE, PAGES
+
+from tests.reporting.reported_pages import HOSTILE, PAGES
 
 Pages = dict[str, Path]
 

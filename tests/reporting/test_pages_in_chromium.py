@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import Chromium
-from reported_pages import PAGES
+
+from tests.reporting.chromium import Chromium
+from tests.reporting.reported_pages import PAGES
 
 Pages = dict[str, Path]
 

@@ -9,7 +9,7 @@ import pytest
 from brim.reporting.rows.points import make_points
 from brim.reporting.rows.probes import probe_rows
 from brim.reporting.rows.profile import accuracy_row, cost_of, front_rows, latency_rows, recommended
-from reported_runs import GIB, profile_document, profile_entry
+from tests.reported_runs import GIB, profile_document, profile_entry
 
 
 def points_of(document: dict[str, Any]) -> Any:

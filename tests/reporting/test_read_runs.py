@@ -10,7 +10,7 @@ import pytest
 
 from brim.errors import RequestError
 from brim.reporting.read import open_run
-from reported_runs import profile_document, write_evaluation, write_find, write_json, write_profile
+from tests.reported_runs import profile_document, write_evaluation, write_find, write_json, write_profile
 
 
 def test_a_run_is_opened_by_its_folder_or_by_one_of_its_files(tmp_path: Path) -> None:

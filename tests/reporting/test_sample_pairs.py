@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from brim.reporting.rows.pairs import EXAMPLES, difference_of, pair_samples
-from reported_runs import sample_line
+from tests.reported_runs import sample_line
 
 
 def lines(scores: list[float], **more: Any) -> list[dict[str, Any]]:

@@ -8,19 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import Chromium
-from test_pages_in_chromium import MARKS, OVERLAPS, TEXTS
-from trained_pages import TRAINED_PAGES
-from trained_runs import (
-    GROWS_AT,
-    epoch_lines,
-    preference_cells,
-    step_lines,
-    training_summary,
-    write_preference,
-    write_seeds,
-    write_training,
-)
 
 from brim.reporting.base import Page, Section
 from brim.reporting.comparisons.registry import comparison_of
@@ -37,7 +24,20 @@ from brim.reporting.rows.training import (
     schedule_rows,
     smoothed,
 )
-from reported_runs import write_evaluation
+from tests.reported_runs import write_evaluation
+from tests.reporting.chromium import Chromium
+from tests.reporting.test_pages_in_chromium import MARKS, OVERLAPS, TEXTS
+from tests.reporting.trained_pages import TRAINED_PAGES
+from tests.reporting.trained_runs import (
+    GROWS_AT,
+    epoch_lines,
+    preference_cells,
+    step_lines,
+    training_summary,
+    write_preference,
+    write_seeds,
+    write_training,
+)
 
 Pages = dict[str, Path]
 

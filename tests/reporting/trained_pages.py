@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from trained_runs import (
+from brim.reporting.write import write_comparison, write_report
+from tests.reporting.trained_runs import (
     epoch_lines,
     preference_cells,
     step_lines,
@@ -16,8 +17,6 @@ from trained_runs import (
     write_seeds,
     write_training,
 )
-
-from brim.reporting.write import write_comparison, write_report
 
 
 def training(folder: Path) -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reported_runs import GIB, LIMIT, write_run, write_trace
+from tests.reported_runs import GIB, LIMIT, write_run, write_trace
 
 EPOCHS, TRAIN_SAMPLES = 12, 9_000
 GROWS_AT = 36_000  # samples, where the effective batch doubles

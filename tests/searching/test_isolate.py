@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from isolated_factories import UNMADE
 
 from brim.errors import RequestError
 from brim.searching.find import find_with
 from brim.searching.isolate import IsolatedProber
 from brim.searching.probe import ProbeSettings, WorkloadError
 from brim.settings.search_settings import SearchSettings
+from tests.searching.isolated_factories import UNMADE
 
 KIB = 1024
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sweep_problems import FILES, Write, check_model, told
 
 from brim.settings.easytrain_keys import read_foreign
 from brim.settings.sweep_file import expand_grid, read_sweep
 from brim.settings.train_settings import train_settings
+from tests.settings.sweep_problems import FILES, Write, check_model, told
 
 
 def test_a_whole_file_of_that_system_works_unchanged() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sweep_problems import FILES, GRID, KNOWN, Write, check_model, errors
 
 import brim
 from brim.errors import RequestError
 from brim.settings.sweep_file import expand_grid, read_sweep, validate_grid
 from brim.settings.train_settings import SETTING_KEYS, train_settings
+from tests.settings.sweep_problems import FILES, GRID, KNOWN, Write, check_model, errors
 
 
 def test_the_seeds_own_file_works_unchanged() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sweep_problems import FILES, GRID, SHORT, Write, check_model, errors
 
 from brim.errors import RequestError
 from brim.settings.sweep_file import expand_grid, inspect_sweep, validate_grid
+from tests.settings.sweep_problems import FILES, GRID, SHORT, Write, check_model, errors
 
 
 def test_every_problem_of_a_file_is_told_at_once_with_its_line() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.sizing.byte_model import ByteModel
-from fake_curves import Curve, affine, quadratic
+from tests.fake_curves import Curve, affine, quadratic
 
 
 def model_of(points: dict[int, int], **settings: float) -> ByteModel:

@@ -13,7 +13,7 @@ from brim.sizing.byte_model import ByteModel
 from brim.sizing.fastest import FastestSizer
 from brim.sizing.grid import SizeGrid
 from brim.sizing.sizer import Evidence, Trial
-from fake_curves import Curve, FakeDevice
+from tests.fake_curves import Curve, FakeDevice
 
 LAST = 65_536
 

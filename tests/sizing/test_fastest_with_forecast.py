@@ -19,7 +19,7 @@ from brim.sizing.grid import SizeGrid
 from brim.sizing.priors import ForecastCurve
 from brim.sizing.sizer import Evidence, Trial
 from brim.workloads.callables import CallableWorkload
-from fake_curves import Curve, FakeDevice, context_of, searched
+from tests.fake_curves import Curve, FakeDevice, context_of, searched
 
 LAST = 65_536
 

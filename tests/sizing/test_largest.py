@@ -12,7 +12,7 @@ from brim.sizing.byte_model import ByteModel
 from brim.sizing.grid import SizeGrid
 from brim.sizing.largest import LargestSizer
 from brim.sizing.sizer import Evidence, Trial
-from fake_curves import (
+from tests.fake_curves import (
     BOUND,
     Curve,
     FakeDevice,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from brim.sizing.constants import FORGIVING_BATCHES, QUIET_BATCHES
 from brim.sizing.live import LiveSizer
-from trials import ran, ran_out, ran_short
+from tests.trials import ran, ran_out, ran_short
 
 
 def feed(sizer: LiveSizer, batches: int, *, overhead: float = 0.1, per_unit: float = 0.01) -> list[int]:

@@ -11,7 +11,7 @@ from brim.memory.remedies import memory_remedies, memory_savings
 from brim.records import Probe
 from brim.settings.search_settings import SearchSettings
 from brim.sizing.probing import Found, notes_on
-from fake_curves import Curve, FakeDevice, context_of, searched
+from tests.fake_curves import Curve, FakeDevice, context_of, searched
 
 MIB = 2**20
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_runs import GIB
 
 from brim.errors import RequestError
 from brim.sweeps.devices import local_devices, mps_is_running
+from tests.sweeps.sweep_runs import GIB
 
 
 def cards(count: int, **more: Any) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy
 import pytest
-from sweep_runs import failed
 
 from brim.errors import DoesNotFitError, LostError, RequestError
 from brim.running.child_main import INTERRUPTED
@@ -18,6 +17,7 @@ from brim.sweeps import experiment
 from brim.sweeps.experiment import run_job, train_run
 from brim.sweeps.job import Job, Outcome, read_outcome, write_outcome
 from brim.sweeps.retry import next_attempt
+from tests.sweeps.sweep_runs import failed
 
 
 def a_job(folder: Path, **settings: Any) -> Job:

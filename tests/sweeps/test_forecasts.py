@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_runs import GIB, sweep_of
 
 from brim.settings.sweep_file import read_sweep
 from brim.sweeps.forecast_cache import CachedForecasts
 from brim.sweeps.forecasts import SizeForecast, bytes_needed, forecast_experiments, foreseen, workload_key
 from brim.sweeps.preview import render_sweep
 from brim.sweeps.summary import preview_document
+from tests.sweeps.sweep_runs import GIB, sweep_of
 
 GRID = """grid_search:
   grid:

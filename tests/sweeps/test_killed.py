@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sweep_runs import journal_of, write_child
+
+from tests.sweeps.sweep_runs import journal_of, write_child
 
 Start = Callable[..., subprocess.Popen[bytes]]
 

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from sweep_runs import GIB, Watcher, sweep_of, write_child
 
 from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.experiment_process import ExperimentProcess
@@ -17,6 +16,7 @@ from brim.sweeps.job import Job
 from brim.sweeps.launch_local import LocalLauncher, _environment, _within
 from brim.sweeps.run import SweepPlan, SweepResult, run_sweep
 from brim.sweeps.scheduler import Device
+from tests.sweeps.sweep_runs import GIB, Watcher, sweep_of, write_child
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_runs import CHILD, GIB, Watcher, journal_of, sweep_of
 
 from brim.running.ray_cluster import RayCluster
 from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.job import Job
 from brim.sweeps.launch_ray import ClusterCard, RayLauncher, task_resources
 from brim.sweeps.run import SweepPlan, run_sweep
+from tests.sweeps.sweep_runs import CHILD, GIB, Watcher, journal_of, sweep_of
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (brim[ray])")
 

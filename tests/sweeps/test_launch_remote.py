@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_runs import Watcher, done, failed, sweep_of, write_child
 
 from brim.errors import RequestError
 from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.job import Job, Outcome
 from brim.sweeps.launch_remote import Delivery, RemoteLauncher, RemoteWork, receive
 from brim.sweeps.run import SweepPlan, SweepResult, run_sweep
+from tests.sweeps.sweep_runs import Watcher, done, failed, sweep_of, write_child
 
 
 class FakeCluster(RemoteLauncher):

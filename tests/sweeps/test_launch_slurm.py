@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from sweep_runs import Watcher, sweep_of, write_child
 
 from brim.errors import RequestError
 from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.job import Job
 from brim.sweeps.launch_slurm import SlurmLauncher
 from brim.sweeps.run import SweepPlan, run_sweep
+from tests.sweeps.sweep_runs import Watcher, sweep_of, write_child
 
 needs_submitit = pytest.mark.skipif(
     importlib.util.find_spec("submitit") is None, reason="submitit is not installed (brim[slurm])"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_runs import done, failed
 
 from brim.errors import RequestError
 from brim.sweeps.job import Job
 from brim.sweeps.loggers import open_loggers
+from tests.sweeps.sweep_runs import done, failed
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

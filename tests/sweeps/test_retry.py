@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from sweep_runs import failed
 
 from brim.sweeps.job import Job, Outcome
 from brim.sweeps.retry import next_attempt
+from tests.sweeps.sweep_runs import failed
 
 
 def job(size: int | str = 64, **more: object) -> Job:

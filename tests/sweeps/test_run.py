@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_runs import Watcher, done, failed, journal_of, run_fake, sweep_of
 
 from brim.errors import RequestError
 from brim.sweeps.forecasts import SizeForecast
 from brim.sweeps.job import Job, Outcome, write_outcome
+from tests.sweeps.sweep_runs import Watcher, done, failed, journal_of, run_fake, sweep_of
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

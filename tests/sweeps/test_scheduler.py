@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sweep_runs import GIB
 
 from brim.sweeps.scheduler import PATIENCE, SETTLE_SECONDS, Device, Need, Packing, ThroughputWatch
+from tests.sweeps.sweep_runs import GIB
 
 
 def card(index: int = 0, *, gib: int = 80, slots: int = 8) -> Device:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import numpy
 import pytest
 import torch
 from PIL import Image
-from training_runs import Watcher, record_of, run, settings_of, weights, write_features
 
-import saved_models
 from brim.errors import RequestError
 from brim.settings.train_settings import train_settings
 from brim.training.data_sets import make_items, read_data
@@ -22,8 +19,8 @@ from brim.training.feature_head import FeatureHead
 from brim.training.features import read_features
 from brim.training.learner import build_learner, model_reads, smallest_micro_batch
 from brim.training.moving_shapes import DIRECTIONS, SHAPES, MovingShapes, shape_class_names
-
-sys.path.insert(0, str(Path(__file__).parent))
+from tests import saved_models
+from tests.training.training_runs import Watcher, record_of, run, settings_of, weights, write_features
 
 TINY = """
 import torch

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training_runs import StopsAt, largest_difference, losses, run, settings_of, weights
 
 from brim.running.loader import LoaderSettings
 from brim.training.draws import drawing_from
 from brim.training.epoch_loader import EpochLoader
 from brim.training.items import OwnItems
 from brim.training.windows import Window, epoch_order
+from tests.training.training_runs import StopsAt, largest_difference, losses, run, settings_of, weights
 
 COUNT = 12
 

@@ -15,7 +15,7 @@ from brim.memory.devices import CpuMemory, memory_of
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.training.micro_batches import MicroBatches, WindowDone, WindowWork
 from brim.training.objective import Batch, Classification, LossSum
-from trials import micro_ran
+from tests.trials import micro_ran
 
 WIDTH = 16
 CLASSES = 3

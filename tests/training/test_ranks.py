@@ -21,9 +21,14 @@ import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script by its ranks
 
-from training_runs import (
+from brim.errors import BrimError, RequestError
+from brim.memory.devices import CpuMemory
+from brim.training import run_files
+from brim.training.objective import Batch, Classification, LossSum
+from brim.training.run import run_training
+from tests.training.training_runs import (
     Watcher,
     largest_difference,
     losses,
@@ -34,12 +39,6 @@ from training_runs import (
     weights,
     write_features,
 )
-
-from brim.errors import BrimError, RequestError
-from brim.memory.devices import CpuMemory
-from brim.training import run_files
-from brim.training.objective import Batch, Classification, LossSum
-from brim.training.run import run_training
 
 SHARDS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # before, gloo cannot deal shards
 ENOUGH_SECONDS = 120.0  # many times what it takes; a rank that waits for ever takes longer

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import (
+
+from brim.errors import RequestError
+from brim.sizing.live import LiveSizer
+from brim.sizing.sizer import Trial
+from brim.training.listener import StepRecord
+from tests.training.training_runs import (
     StopsAt,
     Watcher,
     largest_difference,
@@ -24,11 +29,6 @@ from training_runs import (
     weights,
     write_features,
 )
-
-from brim.errors import RequestError
-from brim.sizing.live import LiveSizer
-from brim.sizing.sizer import Trial
-from brim.training.listener import StepRecord
 
 DROPOUT: dict[str, Any] = {
     "model__params": {"hidden": [16], "dropout": 0.4},

@@ -11,11 +11,20 @@ import numpy
 import pytest
 import torch
 from torch import nn
-from training_runs import Watcher, largest_difference, losses, record_of, run, settings_of, weights, write_features
 
 import brim
 from brim.errors import BrimError, DoesNotFitError, RequestError
 from brim.training.objective import Batch, Classification, LossSum
+from tests.training.training_runs import (
+    Watcher,
+    largest_difference,
+    losses,
+    record_of,
+    run,
+    settings_of,
+    weights,
+    write_features,
+)
 
 SUMMARY = (
     "metrics", "samples_per_second", "micro_batch_size", "effective_batch_size", "accumulation_steps",

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.replay_curves import video_curves
 from brim.memory.devices import Reading
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
-from trials import micro_ran
+from tests.trials import micro_ran
 
 GIB = 2**30
 WINDOW = 128
@@ -26,11 +26,8 @@ MODELS = ("r3d_18", "mvit_v1_b", "mvit_v2_s", "swin3d_b", "swin3d_s", "swin3d_t"
 
 
 @pytest.fixture
-def curve_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Any]:
+def curve_of() -> Callable[[str, int], Any]:
     """The curve of a model under a limit, as benchmarks have it."""
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
-    from benchmarks.replay_curves import video_curves
-
     return lambda model, limit: next(one for one in video_curves(limit) if one.name.startswith(f"{model} "))
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fast_path_problems import preference_problem, specs
 
 from brim.training.fast_path.epoch import EpochRunner
 from brim.training.fast_path.problem import RunOutcome, RunsListener, Settings
 from brim.training.fast_path.row_feed import RowFeed
 from brim.training.fast_path.stacked_runs import StackedRuns
 from brim.training.fast_path.training import TrainingFigures, train_together
+from tests.training.fast_path.fast_path_problems import preference_problem, specs
 
 SETTINGS = Settings(epochs=4, batch_size=8)
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from fast_path_problems import preference_problem, specs
 
 from brim.generation.graphs import CaptureFailedError
 from brim.training.fast_path import epoch as epoch_module
 from brim.training.fast_path.problem import RunsListener, Settings
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
+from tests.training.fast_path.fast_path_problems import preference_problem, specs
 
 
 class Graph:

@@ -7,14 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from fast_path_problems import (
-    head,
-    preference_criterion,
-    preference_problem,
-    preference_rows,
-    specs,
-    supervised_problem,
-)
 from torch import nn
 
 from brim.errors import DoesNotFitError, RequestError
@@ -22,6 +14,14 @@ from brim.training.fast_path.order import EpochPlan, epoch_orders
 from brim.training.fast_path.problem import Outputs, Problem, RowData, RunOutcome, RunsListener, RunSpec, Settings
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from brim.workloads.optimizers import make_optimizer
+from tests.training.fast_path.fast_path_problems import (
+    head,
+    preference_criterion,
+    preference_problem,
+    preference_rows,
+    specs,
+    supervised_problem,
+)
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preference_files import csv_of
 
 from brim.errors import RequestError
 from brim.models.molecules import MoleculeEncoder, MorganEncoder
 from brim.training.preference.encode_file import EncodeRequest, encode_file
 from brim.training.preference.encoding import encode_molecules, feature_cache
 from brim.training.preference.feature_files import read_arrays, read_metadata
+from tests.training.preference.preference_files import csv_of
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

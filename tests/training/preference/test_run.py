@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from preference_files import ALKANES, RINGS, csv_of, drugood, features_of
 from safetensors.torch import load_file
 
 from brim.errors import RequestError
@@ -17,6 +16,7 @@ from brim.settings.ood_settings import DpoRequest
 from brim.training.preference import cells
 from brim.training.preference.listener import DpoListener
 from brim.training.preference.run import DpoResult, train_dpo
+from tests.training.preference.preference_files import ALKANES, RINGS, csv_of, drugood, features_of
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -4,10 +4,10 @@ import gzip
 from pathlib import Path
 
 import pytest
-from preference_files import csv_of, drugood
 
 from brim.errors import RequestError
 from brim.training.preference.smiles_files import read_smiles, read_splits
+from tests.training.preference.preference_files import csv_of, drugood
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

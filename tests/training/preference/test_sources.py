@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from preference_files import ALKANES, RINGS, csv_of, drugood, features_of
 from safetensors.numpy import save_file
 
 from brim.errors import RequestError
@@ -15,6 +14,7 @@ from brim.models.molecules import load_encoder
 from brim.training.preference.encoding import EncodedMolecules, encode_molecules
 from brim.training.preference.parts import PARTS, FeatureSet, divided
 from brim.training.preference.sources import open_pair, open_splits
+from tests.training.preference.preference_files import ALKANES, RINGS, csv_of, drugood, features_of
 
 
 def encode(name: str, smiles: object) -> EncodedMolecules:

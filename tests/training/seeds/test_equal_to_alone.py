@@ -8,10 +8,18 @@ from typing import Any
 
 import numpy
 import pytest
-from training_runs import largest_difference, losses, record_of, run, settings_of, weights, write_features
 
 import brim
 from brim.training.run import TrainResult
+from tests.training.training_runs import (
+    largest_difference,
+    losses,
+    record_of,
+    run,
+    settings_of,
+    weights,
+    write_features,
+)
 
 SEEDS = (2, 3, 4, 5, 6)
 CASES: dict[str, dict[str, Any]] = {

@@ -10,7 +10,6 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from training_runs import Watcher, losses, record_of, request_of, settings_of, weights, write_features
 
 import brim
 from brim.errors import RequestError
@@ -22,6 +21,7 @@ from brim.training.run import TrainResult, run_training
 from brim.training.seeds import run as seeds_run
 from brim.training.seeds.follow import Follower
 from brim.training.seeds.run import run_seeds
+from tests.training.training_runs import Watcher, losses, record_of, request_of, settings_of, weights, write_features
 
 SUMMARY = (
     "metrics", "samples_per_second", "micro_batch_size", "effective_batch_size", "accumulation_steps",
