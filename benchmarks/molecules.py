@@ -21,8 +21,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from brim.molecules.run import train_dpo
 from brim.settings.ood_settings import BASELINES, DpoRequest
-from brim.training.preference.run import train_dpo
 
 FILES = {"in": "moses/dataset/data/test.csv.gz", "out": "moses/dataset/data/test_scaffolds.csv.gz"}
 

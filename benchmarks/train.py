@@ -30,14 +30,14 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader, TensorDataset
 
 import brim
+from brim.molecules.head import EnergyHead, make_heads
+from brim.molecules.losses import PreferenceLoss
+from brim.molecules.run import train_dpo
 from brim.settings.ood_settings import DpoRequest
 from brim.training.fast_path.epoch import EpochRunner
 from brim.training.fast_path.problem import Batch, Problem, RowData, RunSpec, Settings
 from brim.training.fast_path.row_feed import RowFeed
 from brim.training.fast_path.stacked_runs import StackedRuns
-from brim.training.preference.head import EnergyHead, make_heads
-from brim.training.preference.losses import PreferenceLoss
-from brim.training.preference.run import train_dpo
 
 WIDTH = 512
 LOSS = PreferenceLoss(pairs="matched")

@@ -19,7 +19,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "brim"
 LAYERS = (
     "errors", "records", "settings", "storage", "ranks", "monitor", "memory", "generation", "workloads", "sizing",
     "forecasting", "running", "searching", "models", "data", "metrics", "advice", "evaluation", "planning",
-    "profiling", "training",
+    "profiling", "training", "molecules",
     "sweeps", "demo", "reporting", "cli",
 )  # fmt: skip
 
@@ -49,8 +49,8 @@ WITHOUT_TORCH = (
 ENTRIES = (
     "brim.cli.", "brim.settings.", "brim.errors", "brim.reporting.", "brim.storage.files", "brim.storage.run_lock",
     "brim.ranks.world", "brim.planning.", "brim.evaluation.api", "brim.evaluation.compare", "brim.profiling.api",
-    "brim.profiling.explain_speed", "brim.training.api", "brim.training.compare", "brim.training.preference.run",
-    "brim.training.preference.encode_file", "brim.sweeps.prepare", "brim.sweeps.preview", "brim.sweeps.summary",
+    "brim.profiling.explain_speed", "brim.training.api", "brim.training.compare", "brim.molecules.run",
+    "brim.molecules.encode_file", "brim.sweeps.prepare", "brim.sweeps.preview", "brim.sweeps.summary",
     "brim.models.build", "brim.forecasting.gpus", "brim.sizing.plans", "brim.demo.shipped_profile",
 )  # fmt: skip
 MOST_STATEMENTS = 40  # of a function of the command line

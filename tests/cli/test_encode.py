@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from brim.models.molecules import MorganEncoder
+from brim.molecules.encoders import MorganEncoder
 
 Brim = Callable[..., Any]
 

@@ -107,7 +107,7 @@ def test_wrong_values_are_told_with_the_flag(brim: Brim, sides: list[str], argum
 
 
 def test_ctrl_c_keeps_what_is_finished(brim: Brim, sides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from brim.training.preference import cells
+    from brim.molecules import cells
 
     real = cells.train_heads
 

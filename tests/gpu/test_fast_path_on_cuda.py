@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 import brim
+from brim.molecules.head import make_heads
+from brim.molecules.heads import HeadSettings, train_heads
+from brim.molecules.losses import PreferenceLoss
+from brim.molecules.pair_sums import LogSigmoid, mean_over_pairs
+from brim.molecules.parts import PARTS, FeatureSet
 from brim.settings.ood_settings import LOSSES
 from brim.training.fast_path.problem import Batch, Problem, RowData, RunSpec, Settings
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
-from brim.training.preference.head import make_heads
-from brim.training.preference.heads import HeadSettings, train_heads
-from brim.training.preference.losses import PreferenceLoss
-from brim.training.preference.pair_sums import LogSigmoid, mean_over_pairs
-from brim.training.preference.parts import PARTS, FeatureSet
 from tests.training.training_runs import largest_difference, losses, record_of, run, settings_of, write_features
 from tests.training.training_runs import weights as saved_weights
 

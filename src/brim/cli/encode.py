@@ -10,8 +10,8 @@ import typer
 from brim.cli.console import SOME_FAILED, error_console, output_console, print_document
 
 if TYPE_CHECKING:
+    from brim.molecules.encode_file import EncodedFile
     from brim.settings.encode_settings import EncodeRequest, EncodeSettings
-    from brim.training.preference.encode_file import EncodedFile
 
 __all__ = ["encode"]
 
@@ -29,7 +29,7 @@ def encode(settings: EncodeSettings) -> None:
 def _run(request: EncodeRequest) -> EncodedFile:
     from rich.progress import Progress
 
-    from brim.training.preference.encode_file import encode_file
+    from brim.molecules.encode_file import encode_file
 
     console = error_console()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

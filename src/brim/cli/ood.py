@@ -19,7 +19,7 @@ __all__ = ["ood"]
 def ood(settings: OodCommand) -> None:
     """Train with a progress bar, write the report, print the table; something was left out: exit code 1."""
     from brim.cli.ood_progress import DpoProgress, print_result
-    from brim.training.preference.run import train_dpo
+    from brim.molecules.run import train_dpo
 
     with DpoProgress(error_console(), lines=not settings.json_output) as progress:
         result = train_dpo(settings.request, output=settings.output, listener=progress)

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from brim.cli.live_bars import LiveBars
 from brim.errors import plural
+from brim.molecules.listener import DpoListener
+from brim.molecules.run import DpoResult
+from brim.molecules.table import Cell
 from brim.settings.sizes import format_bytes
-from brim.training.preference.listener import DpoListener
-from brim.training.preference.run import DpoResult
-from brim.training.preference.table import Cell
 
 __all__ = ["DpoProgress", "print_result"]
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from brim.molecules.losses import PreferenceLoss
 from brim.training.fast_path.problem import Problem, RowData, RunSpec
-from brim.training.preference.losses import PreferenceLoss
 
 ENERGY = PreferenceLoss()
 

@@ -1,0 +1,276 @@
+"""`brim ood` from end to end: data sets × encoders × methods × seeds, each cell once, one table.
+
+A finished cell is journalled at once, so an interrupted run goes on with the cells that are left. Knows neither
+terminals nor flags.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from brim.errors import RequestError
+from brim.memory.devices import device_uuid
+from brim.memory.environment import environment_facts
+from brim.models.placement import resolve_device, resolve_precision
+from brim.molecules.cells import CellMaker
+from brim.molecules.encoders import MoleculeEncoder, encoder_knobs, knobs_for, load_encoder
+from brim.molecules.encoding import EncodedMolecules, encode_molecules
+from brim.molecules.listener import DpoListener
+from brim.molecules.losses import loss_of
+from brim.molecules.sources import FEATURES, Source, open_pair, open_splits
+from brim.molecules.summary import summarise
+from brim.molecules.table import Cell, cells_csv, table_csv, table_rows
+from brim.monitor.sampler import Sampler
+from brim.ranks.world import current_world
+from brim.settings.caller import given, named, resume_with
+from brim.settings.ood_settings import DpoRequest
+from brim.storage.files import write_atomic, write_json
+from brim.storage.fingerprint import combined_fingerprint
+from brim.storage.journal import Journal
+from brim.storage.run_folder import check_no_other_run, write_run
+from brim.storage.run_lock import locked_folder
+from brim.workloads.optimizers import optimizer_class
+
+__all__ = ["DpoResult", "train_dpo"]
+
+JOURNAL, LABEL = "cells.jsonl", "journal.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DpoResult:
+    """A finished training: its summary and folder, and every cell of the table."""
+
+    summary: dict[str, Any]
+    folder: Path
+    cells: tuple[Cell, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> list[Cell]:
+        """Cells without figures."""
+        return [cell for cell in self.cells if cell.error is not None]
+
+
+def train_dpo(request: DpoRequest, *, output: Path | None = None, listener: DpoListener | None = None) -> DpoResult:
+    """Train energy heads and compare them with baselines; leave the run's folder behind.
+
+    A run whose loss is no number has its error in its cell; the others go on.
+    """
+    if current_world().size > 1:
+        raise RequestError("brim ood runs in one process, with its seeds stacked; start it without torchrun")
+    _check_names(request)
+    watcher = listener or DpoListener()
+    with locked_folder(output, command="train", note=watcher.note) as folder:
+        _check_contents(folder, resume=request.resume)
+        run = _Run(request, _open_sources(request), folder, watcher)
+        try:
+            return run.run()
+        except KeyboardInterrupt:
+            if (folder / JOURNAL).exists():
+                watcher.note(f"what is finished is kept: go on with {resume_with(folder)}")
+            raise
+
+
+def _check_names(request: DpoRequest) -> None:
+    """What the settings cannot know: the knobs of the encoders, the optimizers of torch."""
+    known = {knob.name for name in request.encoders for knob in encoder_knobs(name)}
+    for knob in request.knobs:
+        if knob not in known:
+            has = f"they have {', '.join(sorted(known))}" if known else "they have none"
+            raise RequestError(f"{named('knob')} {knob}: the encoders asked for have no such knob ({has})")
+    optimizer_class(request.optimizer)
+    for name in request.losses:
+        loss_of(request, name)  # checks beta, margin and the rest
+
+
+def _check_contents(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds another run, or cells without `resume`, or nothing to resume. Loads no encoder."""
+    check_no_other_run(folder, "train dpo")
+    path = folder / JOURNAL
+    if resume and not path.exists():
+        raise RequestError(f"{named('resume')}: {folder} holds no {JOURNAL} to go on from; leave {named('resume')} out")
+    if not resume and path.exists() and path.stat().st_size > 0:
+        raise RequestError(
+            f"{given('output', folder)}: it holds the results of a run; continue it with {named('resume')}, or choose "
+            "another folder"
+        )
+
+
+def _problem(entry: Mapping[str, Any]) -> str | None:
+    """Why a line of the journal is not a cell; None: it is."""
+    try:
+        cell = Cell.from_json(entry)
+    except TypeError:
+        return "not a cell of the table"
+    known = (
+        all(isinstance(name, str) for name in (cell.data, cell.encoder, cell.method))
+        and isinstance(cell.seed, int | None)
+        and isinstance(cell.metrics, dict | None)
+        and isinstance(cell.details, dict)
+    )
+    return None if known else "not a cell of the table"
+
+
+def _open_sources(request: DpoRequest) -> list[Source]:
+    """Every data set, read and checked before anything is encoded."""
+    sources: list[Source] = []
+    for text in request.data:
+        path = Path(text)
+        if path.name.lower().removesuffix(".gz").endswith(".json"):
+            sources.append(open_splits(path, seed=request.split_seed, limit=request.limit))
+        else:
+            raise RequestError(
+                f"{given('data', text)}: it must be a .json file of splits; single files go to {named('id')} and "
+                f"{named('ood')}"
+            )
+    if request.id is not None and request.ood is not None:
+        sources.append(
+            open_pair(
+                Path(request.id), Path(request.ood), seed=request.split_seed, limit=request.limit,
+                mapping=request.mapping,
+            )
+        )  # fmt: skip
+    names = [source.name for source in sources]
+    for source in sources:
+        if names.count(source.name) > 1:
+            raise RequestError(f"two data sets are called {source.name}; rename one of the files")
+    return sources
+
+
+class _Run:
+    def __init__(self, request: DpoRequest, sources: Sequence[Source], folder: Path, listener: DpoListener) -> None:
+        self.request = request
+        self.sources = sources
+        self.folder = folder
+        self.listener = listener
+        self.notes: list[str] = []
+        self.encodings: list[dict[str, Any]] = []
+        self.trainings: list[dict[str, Any]] = []
+        self.device = resolve_device(request.device)
+        self.precision = resolve_precision(request.dtype, "train")
+        self._encoders: dict[str, MoleculeEncoder] = {}
+        self._done: dict[tuple[str, str, str, int | None], Cell] = {}
+
+    def run(self) -> DpoResult:
+        started_at, started = datetime.datetime.now(datetime.UTC), time.perf_counter()
+        if not self.request.resume:  # a package that is missing is told before anything is written
+            for name in dict.fromkeys(name for one in self.sources for name in one.encoders(self.request.encoders)):
+                if name != FEATURES:
+                    self._encoder(name)
+        fingerprint = self._fingerprint()
+        monitor = Sampler(self.folder / "monitor.csv", device_uuid=device_uuid(self.device))
+        journal = Journal(
+            self.folder / JOURNAL,
+            fingerprint=fingerprint,
+            resume=self.request.resume,
+            label=self.folder / LABEL,
+            check=_problem,
+        )
+        with journal, monitor:
+            for note in journal.notes:
+                self._note(note)
+            for entry in journal.entries:
+                cell = Cell.from_json(entry)
+                self._done[cell.key] = cell
+            self._done = {key: cell for key, cell in self._done.items() if cell.error is None}
+            maker = CellMaker(self.request, self.device, self.precision, self.folder, self.listener, self._note)
+            wanted = [
+                (source, encoder, maker.wanted(source.name, encoder))
+                for source in self.sources
+                for encoder in source.encoders(self.request.encoders)
+            ]
+            total = [cell for _, _, cells in wanted for cell in cells]
+            self.listener.planned(len(total), sum(key in self._done for key in total))
+            for source, encoder, keys in wanted:
+                self._fill(source, encoder, [key for key in keys if key not in self._done], maker, journal)
+        self.trainings = maker.trainings
+        cells = tuple(self._done[key] for key in total)
+        summary = summarise(
+            self.request, cells, encodings=self.encodings, trainings=self.trainings, notes=self.notes,
+            failures={source.name: source.failures for source in self.sources if source.failures},
+            monitor=monitor.summary(), seconds=time.perf_counter() - started,
+        )  # fmt: skip
+        self._write(cells, summary, fingerprint, started_at)
+        return DpoResult(summary=summary, folder=self.folder, cells=cells, notes=tuple(self.notes))
+
+    def _fill(self, source: Source, encoder: str, keys: Sequence[Any], maker: CellMaker, journal: Journal) -> None:
+        """Make the cells of one data set under one encoder that are not there yet."""
+        if not keys:
+            return
+        features = source.features(encoder, lambda name, smiles: self._encode(source.name, name, smiles))
+        for note in source.notes:
+            self._note(note)
+        if source.failures:
+            place, why = next(iter(source.failures.items()))
+            more = f" and {len(source.failures) - 1:,} more" if len(source.failures) > 1 else ""
+            self._note(f"left out: {place}: {why}{more}")
+        self.listener.opened(data=source.name, encoder=encoder, counts=features.counts(), width=features.width)
+
+        def keep(cells: list[Cell]) -> None:
+            journal.append(cell.to_json() for cell in cells)
+            self._done.update((cell.key, cell) for cell in cells)
+            self.listener.cells(cells)
+
+        maker.make(features, keys, keep)
+
+    def _encode(self, data: str, name: str, smiles: Sequence[str]) -> EncodedMolecules:
+        journal = self.folder / f"encoding-{data}-{name}.jsonl"
+        resume = self.request.resume and journal.exists()
+
+        def told(done: int) -> None:
+            self.listener.encoding(data=data, encoder=name, done=done, total=len(smiles))
+
+        encoded = encode_molecules(
+            smiles,
+            self._encoder(name),
+            memory_limit=self.request.memory_limit,
+            journal=journal,
+            resume=resume,
+            use_cache=self.request.use_cache,
+            on_batch=told,
+        )
+        for note in encoded.notes:
+            self._note(note)
+        journal.unlink(missing_ok=True)
+        self.encodings.append({"data": data, "encoder": name, **encoded.figures.to_json()})
+        return encoded
+
+    def _encoder(self, name: str) -> MoleculeEncoder:
+        if name not in self._encoders:
+            knobs = knobs_for(name, self.request.knobs)
+            self._encoders[name] = load_encoder(name, knobs, device=self.request.device)
+        return self._encoders[name]
+
+    def _fingerprint(self) -> str:
+        parts: dict[str, dict[str, Any]] = {"settings": self.request.settings_that_matter()}
+        for source in self.sources:
+            parts[source.name.replace(" ", "-").replace(":", "-")] = source.identity()
+        return combined_fingerprint(parts)
+
+    def _note(self, line: str) -> None:
+        if line not in self.notes:
+            self.notes.append(line)
+            self.listener.note(line)
+
+    def _write(
+        self, cells: Sequence[Cell], summary: dict[str, Any], fingerprint: str, started_at: datetime.datetime
+    ) -> None:
+        rows = table_rows(cells)
+        write_atomic(self.folder / "results.csv", cells_csv(cells))
+        write_atomic(self.folder / "table.csv", table_csv(rows))
+        write_json(self.folder / "table.json", {"schema": "brim.table/1", "rows": rows})
+        write_run(
+            self.folder,
+            kind="train",
+            request={**self.request.to_json(), "command": "train dpo"},
+            environment=json.loads(json.dumps(environment_facts(self.device), default=str)),
+            plan=None,
+            summary={**summary, "fingerprint": fingerprint},
+            started_at=started_at,
+        )
