@@ -21,8 +21,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from brim.molecules.run import train_dpo
-from brim.settings.ood_settings import BASELINES, DpoRequest
+from brim.molecules.run import ood
+from brim.settings.ood_settings import BASELINES, OodCommand, OodRequest
 
 FILES = {"in": "moses/dataset/data/test.csv.gz", "out": "moses/dataset/data/test_scaffolds.csv.gz"}
 
@@ -34,7 +34,7 @@ def main() -> None:
             smiles = _read(Path(arguments.wheel), inside)
             drawn = random.Random(0).sample(smiles, arguments.count)
             Path(f"{folder}/{name}.csv").write_text("smiles\n" + "\n".join(drawn) + "\n", encoding="utf-8")
-        request = DpoRequest(
+        request = OodRequest(
             id=f"{folder}/in.csv",
             ood=f"{folder}/out.csv",
             encoders=(arguments.encoder,),
@@ -50,7 +50,7 @@ def main() -> None:
             device=arguments.device,
         )
         started = time.perf_counter()
-        result = train_dpo(request, output=Path(folder) / "run")
+        result = ood(OodCommand(request=request, output=Path(folder) / "run"))
         seconds = time.perf_counter() - started
     print(f"{_facts()}\n{arguments.count:,} molecules of each kind, {seconds:.0f} s in all\n")
     print("| method | AUROC | AUPR | FPR95 | seeds |")

@@ -30,10 +30,10 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader, TensorDataset
 
 import brim
-from brim.molecules.head import EnergyHead, make_heads
+from brim.molecules.heads import EnergyHead, make_heads
 from brim.molecules.losses import PreferenceLoss
-from brim.molecules.run import train_dpo
-from brim.settings.ood_settings import DpoRequest
+from brim.molecules.run import ood
+from brim.settings.ood_settings import OodCommand, OodRequest
 from brim.training.fast_path.epoch import EpochRunner
 from brim.training.fast_path.problem import Batch, Problem, RowData, RunSpec, Settings
 from brim.training.fast_path.row_feed import RowFeed
@@ -165,7 +165,7 @@ def _train(sides: list[torch.Tensor], batch: int, path: str, pairs: str, argumen
         for name, side in zip(("in", "out"), sides, strict=True):
             repeated = side.repeat(2, 1)[:whole].contiguous()
             save_file({"features": repeated}, f"{folder}/{name}.safetensors")
-        request = DpoRequest(
+        request = OodRequest(
             id=f"{folder}/in.safetensors",
             ood=f"{folder}/out.safetensors",
             hidden=tuple(int(size) for size in arguments.hidden.split(",")),
@@ -178,7 +178,7 @@ def _train(sides: list[torch.Tensor], batch: int, path: str, pairs: str, argumen
             fast_path=path,
             device=arguments.device,
         )
-        result = train_dpo(request, output=Path(folder) / "run")
+        result = ood(OodCommand(request=request, output=Path(folder) / "run"))
         training: dict[str, Any] = result.summary["trainings"][0]
         return training
 

@@ -54,7 +54,7 @@ def test_ctrl_c_keeps_what_is_encoded_and_resume_goes_on(brim: Brim, monkeypatch
         patch.setattr(MorganEncoder, "encode", stopping)
         result = brim("encode", "-d", "good.csv", "-o", "f.safetensors")
     assert result.code == 130
-    assert "go on with --resume" in result.err
+    assert "continue with --resume" in result.err
     assert not Path("f.safetensors").exists()
     assert "holds" in brim("encode", "-d", "good.csv", "-o", "f.safetensors").err
     done = json.loads(brim("encode", "-d", "good.csv", "-o", "f.safetensors", "--resume", "--json").out)
@@ -71,7 +71,7 @@ def test_ctrl_c_keeps_what_is_encoded_and_resume_goes_on(brim: Brim, monkeypatch
         (["-d", "good.csv", "-o", "f.safetensors", "-m", "morgn"], "did you mean morgan"),
         (["-d", "good.csv", "-o", "f.safetensors", "--map", "smiles=x"], "has the columns smiles"),
         (["-d", "good.csv", "-o", "f.safetensors", "--map", "x"], "write it as smiles=COLUMN"),
-        (["-d", "good.csv", "-o", "f.safetensors", "--resume"], "nothing to go on from"),
+        (["-d", "good.csv", "-o", "f.safetensors", "--resume"], "nothing to resume"),
         (["-d", "good.csv", "-o", "f.safetensors", "-b", "0"], "--batch-size 0"),
         (["-d", "good.csv", "-o", "cache.safetensors/"], "cache.safetensors"),
     ],

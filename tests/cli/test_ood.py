@@ -57,6 +57,12 @@ def test_values_by_commas_and_underscores_are_understood(brim: Brim, sides: list
     assert run["summary"]["fast_path"] == "stacked"
 
 
+def test_patience_is_a_number_of_validations_and_zero_is_never(brim: Brim, sides: list[str]) -> None:
+    for patience, kept in (("2", 2), ("0", None)):
+        run = json.loads(brim("ood", *sides, "--patience", patience, "--json", "-o", f"run-{patience}").out)
+        assert run["request"]["patience"] == kept
+
+
 def test_a_failed_seed_ends_with_exit_code_one_and_says_step_and_rows(brim: Brim, sides: list[str]) -> None:
     result = brim("ood", *sides, "--lr", "1e38", "-o", "run")
     assert result.code == 1
@@ -111,15 +117,15 @@ def test_ctrl_c_keeps_what_is_finished(brim: Brim, sides: list[str], monkeypatch
 
     real = cells.train_heads
 
-    def stop_at_hinge(features: object, specs: object, settings: object, **more: object) -> object:
-        if settings.loss.name == "hinge":  # type: ignore[attr-defined]
+    def stop_at_hinge(features: Any, loss: Any, *rest: Any, **more: Any) -> object:
+        if loss.name == "hinge":
             raise KeyboardInterrupt
-        return real(features, specs, settings, **more)  # type: ignore[arg-type]
+        return real(features, loss, *rest, **more)
 
     monkeypatch.setattr(cells, "train_heads", stop_at_hinge)
     result = brim("ood", *sides, "--loss", "energy,hinge", "-o", "run")
     assert result.code == 130
-    assert "go on with --resume -o run" in result.err
+    assert "continue with --resume -o run" in result.err
     assert len(Path("run/cells.jsonl").read_text(encoding="utf-8").splitlines()) == 3
 
 

@@ -11,12 +11,10 @@ import torch
 from torch import nn
 
 import brim
-from brim.molecules.head import make_heads
-from brim.molecules.heads import HeadSettings, train_heads
-from brim.molecules.losses import PreferenceLoss
-from brim.molecules.pair_sums import LogSigmoid, mean_over_pairs
-from brim.molecules.parts import PARTS, FeatureSet
-from brim.settings.ood_settings import LOSSES
+from brim.molecules.data_sets import PARTS, FeatureSet
+from brim.molecules.heads import make_heads, train_heads
+from brim.molecules.losses import LogSigmoid, PreferenceLoss, mean_over_pairs
+from brim.settings.ood_settings import LOSSES, OodRequest
 from brim.training.fast_path.problem import Batch, Problem, RowData, RunSpec, Settings
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from tests.training.training_runs import largest_difference, losses, record_of, run, settings_of, write_features
@@ -181,10 +179,8 @@ def test_heads_learn_on_the_card_and_the_choice_is_measured(name: Any) -> None:
         features[part][:, :4] += 2.0 if part.endswith("_out") else 0.0
     ids = {part: [str(row) for row in range(400)] for part in PARTS}
     data = FeatureSet(name="toy", encoder="features", features=features, ids=ids)
-    settings = HeadSettings(
-        loss=PreferenceLoss(name=name), hidden=(32,), training=Settings(epochs=10, batch_size=64, patience=5)
-    )
-    heads = train_heads(data, [RunSpec(seed=seed, lr=1e-2) for seed in range(10)], settings, device=CUDA)
+    asked = OodRequest(id="in", ood="out", hidden=(32,), epochs=10, effective_batch=64, patience=5)
+    heads = train_heads(data, PreferenceLoss(name=name), [(seed, 1e-2) for seed in range(10)], asked, device=CUDA)
     assert heads.trained.graph
     assert heads.trained.peak_allocated_bytes is not None
     assert heads.eval_peak_allocated_bytes is not None

@@ -7,9 +7,9 @@ from torch import nn
 
 from brim.errors import RequestError
 from brim.metrics.detection import auroc
-from brim.molecules.baselines.classifier import Classifier, ClassifierSettings, train_classifiers
-from brim.molecules.baselines.registry import baseline
-from brim.molecules.parts import PARTS, FeatureSet, Part
+from brim.molecules.baselines import baseline, class_labels
+from brim.molecules.data_sets import PARTS, FeatureSet, Part
+from brim.molecules.heads import Classifier, ClassifierSettings, train_classifiers
 from brim.settings.ood_settings import BASELINES
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
@@ -36,7 +36,7 @@ def blobs(*, labels: bool = True, rows: int = 120) -> FeatureSet:
 
 @pytest.fixture(scope="module")
 def classifier() -> Classifier:
-    (found,) = train_classifiers(blobs(), [3], SETTINGS, device=CPU)
+    (found,) = train_classifiers(blobs(), class_labels(blobs()), [3], SETTINGS, device=CPU)
     return found
 
 
@@ -52,17 +52,17 @@ def test_every_baseline_finds_rows_that_lie_apart(name: str, classifier: Classif
 
 
 def test_classifiers_learn_the_labels_and_differ_by_seed() -> None:
-    first, second = train_classifiers(blobs(), [0, 1], SETTINGS, device=CPU)
+    first, second = train_classifiers(blobs(), class_labels(blobs()), [0, 1], SETTINGS, device=CPU)
     assert min(first.accuracy, second.accuracy) > 0.95
-    assert first.classes == "labels"
+    assert class_labels(blobs()).origin == "labels"
     assert not first.module.training
     rows = blobs().features["test_in"]
     assert not torch.equal(first.module(rows), second.module(rows))
 
 
 def test_without_labels_the_classes_are_clusters_of_in_distribution_rows() -> None:
-    (found,) = train_classifiers(blobs(labels=False), [0], SETTINGS, device=CPU)
-    assert found.classes == "10 clusters"
+    (found,) = train_classifiers(blobs(labels=False), class_labels(blobs(labels=False)), [0], SETTINGS, device=CPU)
+    assert class_labels(blobs(labels=False)).origin == "10 clusters"
     last = [part for part in found.module.modules() if isinstance(part, nn.Linear)][-1]
     assert last.out_features == 10
 
@@ -73,8 +73,7 @@ def test_labels_that_are_measurements_are_not_classes() -> None:
     features = FeatureSet(
         name="x", encoder="features", features=features.features, ids=features.ids, labels=values
     )  # fmt: skip
-    (found,) = train_classifiers(features, [0], SETTINGS, device=CPU)
-    assert found.classes == "10 clusters"
+    assert class_labels(features).origin == "10 clusters"
 
 
 def test_msp_energy_and_odin_are_what_their_papers_say(classifier: Classifier) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from brim.errors import RequestError
-from brim.molecules.encode_file import EncodeRequest, encode_file
 from brim.molecules.encoders import MoleculeEncoder, MorganEncoder
-from brim.molecules.encoding import encode_molecules, feature_cache
-from brim.molecules.feature_files import read_arrays, read_metadata
+from brim.molecules.encoding import encode, encode_molecules, feature_cache
+from brim.molecules.files import read_arrays, read_metadata
+from brim.settings.encode_settings import EncodeRequest, EncodeSettings
 from tests.molecules.molecule_files import csv_of
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
@@ -100,7 +100,9 @@ def test_an_interrupted_run_goes_on_without_encoding_anything_twice(tmp_path: Pa
 
 def test_a_file_of_features_knows_where_its_rows_come_from(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "in.csv", ["CCO", "c1ccc", "C", "CC(C)(C)(C)C"])
-    result = encode_file(EncodeRequest(model="morgan", data=str(path), output=str(tmp_path / "f.safetensors")))
+    result = encode(
+        EncodeSettings(request=EncodeRequest(model="morgan", data=str(path), output=str(tmp_path / "f.safetensors")))
+    )
     assert list(result.failures) == ["in.csv line 3", "in.csv line 5"]
     arrays, metadata = read_arrays(result.path), read_metadata(result.path)
     assert arrays["features"].shape == (2, 2048)
@@ -114,10 +116,20 @@ def test_a_file_of_features_knows_where_its_rows_come_from(tmp_path: Path) -> No
 def test_requests_that_cannot_be_carried_out_say_why(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "in.csv", ["not smiles", "neither"])
     with pytest.raises(RequestError, match=r"none of 2 molecules can be encoded; in\.csv line 2"):
-        encode_file(EncodeRequest(model="morgan", data=str(path), output=str(tmp_path / "f.safetensors")))
+        encode(
+            EncodeSettings(
+                request=EncodeRequest(model="morgan", data=str(path), output=str(tmp_path / "f.safetensors"))
+            )
+        )
     with pytest.raises(RequestError, match=r"--output features: features are written as FILE\.safetensors"):
         EncodeRequest(model="morgan", data=str(path), output="features")
-    with pytest.raises(RequestError, match="nothing to go on from"):
-        encode_file(EncodeRequest(model="morgan", data=str(path), output=str(tmp_path / "g.safetensors"), resume=True))
+    with pytest.raises(RequestError, match="nothing to resume"):
+        encode(
+            EncodeSettings(
+                request=EncodeRequest(
+                    model="morgan", data=str(path), output=str(tmp_path / "g.safetensors"), resume=True
+                )
+            )
+        )
     with pytest.raises(RequestError, match="--limit 0"):
         EncodeRequest(model="morgan", data=str(path), output="f.safetensors", limit=0)

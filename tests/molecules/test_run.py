@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from brim.errors import RequestError
 from brim.molecules import cells
-from brim.molecules.listener import DpoListener
-from brim.molecules.run import DpoResult, train_dpo
-from brim.settings.ood_settings import DpoRequest
+from brim.molecules.heads import OodListener
+from brim.molecules.run import OodResult, ood
+from brim.settings.ood_settings import OodCommand, OodRequest
 from tests.molecules.molecule_files import ALKANES, RINGS, csv_of, drugood, features_of
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
@@ -26,7 +26,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-class Told(DpoListener):
+class Notes(OodListener):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -34,24 +34,28 @@ class Told(DpoListener):
         self.lines.append(line)
 
 
-def request(**more: Any) -> DpoRequest:
+def request(**more: Any) -> OodRequest:
     given = {"seeds": (0, 1), "epochs": 3, "hidden": (8,), "device": "cpu", "lrs": (1e-2,), **more}
-    return DpoRequest(**given)
+    return OodRequest(**given)
 
 
-def on_features(tmp_path: Path, **more: Any) -> DpoRequest:
+def train(request: OodRequest, output: Path, listener: OodListener | None = None) -> OodResult:
+    return ood(OodCommand(request=request, output=output), listener=listener)
+
+
+def on_features(tmp_path: Path, **more: Any) -> OodRequest:
     inner = features_of(tmp_path / "in.safetensors", 60, shift=0.0)
     outer = features_of(tmp_path / "out.safetensors", 50, shift=1.5, seed=1)
     return request(id=str(inner), ood=str(outer), **more)
 
 
-def document(result: DpoResult) -> dict[str, Any]:
+def document(result: OodResult) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((result.folder / "run.json").read_text(encoding="utf-8"))
     return found
 
 
 def test_a_run_leaves_table_results_heads_and_a_record(tmp_path: Path) -> None:
-    result = train_dpo(on_features(tmp_path, baselines=("knn", "msp")), output=tmp_path / "run")
+    result = train(on_features(tmp_path, baselines=("knn", "msp")), tmp_path / "run")
     run = document(result)
     assert (run["schema"], run["kind"], run["request"]["command"]) == ("brim.run/1", "train", "train dpo")
     summary = run["summary"]
@@ -84,7 +88,7 @@ def test_data_sets_encoders_losses_and_rates_make_one_table(tmp_path: Path) -> N
         data=(str(drugood(tmp_path / "a.json")), str(drugood(tmp_path / "b.json"))), losses=("energy", "hinge"),
         lrs=(1e-2, 1e-3), knobs={"bits": "64"}, baselines=("lof",),
     )  # fmt: skip
-    result = train_dpo(asked, output=tmp_path / "run")
+    result = train(asked, tmp_path / "run")
     rows = result.summary["table"]
     assert [(row["data"], row["method"]) for row in rows] == [
         (data, method)
@@ -97,7 +101,7 @@ def test_data_sets_encoders_losses_and_rates_make_one_table(tmp_path: Path) -> N
 
 
 def test_every_head_keeps_its_loss_curve(tmp_path: Path) -> None:
-    result = train_dpo(on_features(tmp_path, epochs=4, patience=None), output=tmp_path / "run")
+    result = train(on_features(tmp_path, epochs=4, patience=None), tmp_path / "run")
     for cell in result.cells:
         assert len(cell.details["losses"]) == cell.details["epochs"] == 4
         assert cell.details["losses"][-1] == cell.details["last_loss"]
@@ -106,22 +110,22 @@ def test_every_head_keeps_its_loss_curve(tmp_path: Path) -> None:
 
 def test_chains_and_rings_are_told_apart(tmp_path: Path) -> None:
     inner, outer = csv_of(tmp_path / "in.csv", ALKANES), csv_of(tmp_path / "out.csv", RINGS)
-    result = train_dpo(request(id=str(inner), ood=str(outer), epochs=10), output=tmp_path / "run")
+    result = train(request(id=str(inner), ood=str(outer), epochs=10), tmp_path / "run")
     assert result.summary["metrics"]["auroc"]["mean"] > 0.99
 
 
 def test_a_batch_larger_than_the_data_is_said_and_is_one_step(tmp_path: Path) -> None:
-    told = Told()
-    result = train_dpo(on_features(tmp_path, effective_batch=8192), output=tmp_path / "run", listener=told)
+    notes = Notes()
+    result = train(on_features(tmp_path, effective_batch=8192), tmp_path / "run", notes)
     assert any("a batch of 8,192 is more than the 42 samples to train on; every epoch is one step of 42" in line
-               for line in told.lines)  # fmt: skip
+               for line in notes.lines)  # fmt: skip
     assert result.summary["effective_batch_size"] == 42
     assert result.summary["trainings"][0]["steps_per_epoch"] == 1
 
 
 def test_a_ceiling_on_one_pass_leaves_the_step_as_it_is(tmp_path: Path) -> None:
-    whole = train_dpo(on_features(tmp_path, effective_batch=32), output=tmp_path / "one")
-    cut = train_dpo(on_features(tmp_path, effective_batch=32, batch_size=8), output=tmp_path / "two")
+    whole = train(on_features(tmp_path, effective_batch=32), tmp_path / "one")
+    cut = train(on_features(tmp_path, effective_batch=32, batch_size=8), tmp_path / "two")
     assert (cut.summary["micro_batch_size"], cut.summary["accumulation_steps"]) == (8, 4)
     assert (whole.summary["micro_batch_size"], whole.summary["accumulation_steps"]) == (32, 1)
     assert cut.summary["metrics"]["auroc"]["values"] == pytest.approx(
@@ -131,7 +135,7 @@ def test_a_ceiling_on_one_pass_leaves_the_step_as_it_is(tmp_path: Path) -> None:
 
 def test_molecules_that_cannot_be_read_are_left_out_and_named(tmp_path: Path) -> None:
     inner, outer = csv_of(tmp_path / "in.csv", [*ALKANES, "C1CC", ""]), csv_of(tmp_path / "out.csv", RINGS)
-    result = train_dpo(request(id=str(inner), ood=str(outer)), output=tmp_path / "run")
+    result = train(request(id=str(inner), ood=str(outer)), tmp_path / "run")
     left_out = result.summary["molecules_left_out"]["in-vs-out"]
     assert list(left_out) == ["in.csv line 62"]
     assert result.failed == []
@@ -141,11 +145,11 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, calls: int, error: type[BaseExce
     """Let `train_heads` run so many times, then be interrupted; returns the runs of each call."""
     real, counted = cells.train_heads, []
 
-    def counting(features: Any, specs: Any, *rest: Any, **more: Any) -> Any:
+    def counting(features: Any, loss: Any, runs: Any, *rest: Any, **more: Any) -> Any:
         if len(counted) == calls:
             raise error
-        counted.append(len(specs))
-        return real(features, specs, *rest, **more)
+        counted.append(len(runs))
+        return real(features, loss, runs, *rest, **more)
 
     monkeypatch.setattr(cells, "train_heads", counting)
     return counted
@@ -155,24 +159,24 @@ def test_an_interrupted_run_goes_on_with_the_cells_that_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = on_features(tmp_path, losses=("energy", "bce", "mse"), baselines=("knn",))
-    told = Told()
+    notes = Notes()
     with monkeypatch.context() as patch:
         stop_after(patch, 2, KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
-            train_dpo(asked, output=tmp_path / "run", listener=told)
-    assert told.lines[-1] == f"what is finished is kept: go on with --resume -o {tmp_path / 'run'}"
+            train(asked, tmp_path / "run", notes)
+    assert notes.lines[-1] == f"finished cells are kept: continue with --resume -o {tmp_path / 'run'}"
     assert not (tmp_path / "run" / "run.json").exists()
     counted = stop_after(monkeypatch, 9, KeyboardInterrupt)
-    resumed = train_dpo(dataclasses.replace(asked, resume=True), output=tmp_path / "run")
+    resumed = train(dataclasses.replace(asked, resume=True), tmp_path / "run")
     assert counted == [2]  # mse alone
-    fresh = train_dpo(asked, output=tmp_path / "fresh")
+    fresh = train(asked, tmp_path / "fresh")
     assert [(cell.key, cell.metrics) for cell in resumed.cells] == [(cell.key, cell.metrics) for cell in fresh.cells]
 
 
 def test_a_finished_run_can_be_resumed_with_more_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = train_dpo(on_features(tmp_path), output=tmp_path / "run")
+    first = train(on_features(tmp_path), tmp_path / "run")
     counted = stop_after(monkeypatch, 9, KeyboardInterrupt)
-    more = train_dpo(on_features(tmp_path, seeds=(0, 1, 2), resume=True), output=tmp_path / "run")
+    more = train(on_features(tmp_path, seeds=(0, 1, 2), resume=True), tmp_path / "run")
     assert counted == [1]
     assert more.cells[:2] == first.cells
     assert {name.partition("/")[0] for name in load_file(next((tmp_path / "run" / "heads").iterdir()))} == {
@@ -182,23 +186,23 @@ def test_a_finished_run_can_be_resumed_with_more_seeds(tmp_path: Path, monkeypat
 
 def test_a_run_is_not_mixed_with_another(tmp_path: Path) -> None:
     asked = on_features(tmp_path)
-    train_dpo(asked, output=tmp_path / "run")
+    train(asked, tmp_path / "run")
     with pytest.raises(RequestError, match="holds the results of a run; continue it with --resume"):
-        train_dpo(asked, output=tmp_path / "run")
+        train(asked, tmp_path / "run")
     with pytest.raises(RequestError, match="other items or settings: settings differ"):
-        train_dpo(dataclasses.replace(asked, beta=0.5, resume=True), output=tmp_path / "run")
+        train(dataclasses.replace(asked, beta=0.5, resume=True), tmp_path / "run")
     with pytest.raises(RequestError, match="settings differ"):
-        train_dpo(dataclasses.replace(asked, lrs=(1e-3,), resume=True), output=tmp_path / "run")
+        train(dataclasses.replace(asked, lrs=(1e-3,), resume=True), tmp_path / "run")
     features_of(tmp_path / "in.safetensors", 60, shift=0.1)
     with pytest.raises(RequestError, match="other items or settings: in-vs-out differ"):
-        train_dpo(dataclasses.replace(asked, resume=True), output=tmp_path / "run")
+        train(dataclasses.replace(asked, resume=True), tmp_path / "run")
     with pytest.raises(RequestError, match=r"--resume: .* holds no cells\.jsonl"):
-        train_dpo(dataclasses.replace(asked, resume=True), output=tmp_path / "other")
+        train(dataclasses.replace(asked, resume=True), tmp_path / "other")
 
 
 def test_a_loss_that_is_no_number_fails_its_cell_and_is_tried_again_on_resume(tmp_path: Path) -> None:
     asked = on_features(tmp_path, lrs=(1e-2, 1e38), seeds=(0,))
-    result = train_dpo(asked, output=tmp_path / "run")
+    result = train(asked, tmp_path / "run")
     (failed,) = result.failed
     assert failed.method == "dpo lr=1e+38"
     assert failed.error is not None
@@ -206,29 +210,25 @@ def test_a_loss_that_is_no_number_fails_its_cell_and_is_tried_again_on_resume(tm
     assert ".safetensors row" in failed.error
     assert result.summary["num_failed"] == 1
     assert result.summary["errors"] == [failed.error]
-    again = train_dpo(dataclasses.replace(asked, resume=True), output=tmp_path / "run")
+    again = train(dataclasses.replace(asked, resume=True), tmp_path / "run")
     assert len(again.failed) == 1
     assert len((tmp_path / "run" / "cells.jsonl").read_text(encoding="utf-8").splitlines()) == 3
 
 
 def test_a_trained_head_can_be_the_reference_and_another_model_cannot(tmp_path: Path) -> None:
-    train_dpo(on_features(tmp_path), output=tmp_path / "first")
+    train(on_features(tmp_path), tmp_path / "first")
     (heads,) = (tmp_path / "first" / "heads").iterdir()
-    told = Told()
-    train_dpo(
-        on_features(tmp_path, losses=("reference",), reference=str(heads)), output=tmp_path / "second", listener=told
-    )
-    assert "in-vs-out-features-dpo.safetensors: the reference is seed-0" in told.lines
+    notes = Notes()
+    train(on_features(tmp_path, losses=("reference",), reference=str(heads)), tmp_path / "second", notes)
+    assert "in-vs-out-features-dpo.safetensors: the reference is seed-0" in notes.lines
     with pytest.raises(RequestError, match="is another model"):
-        train_dpo(
-            on_features(tmp_path, losses=("reference",), reference=str(heads), hidden=(9,)), output=tmp_path / "third"
-        )
+        train(on_features(tmp_path, losses=("reference",), reference=str(heads), hidden=(9,)), tmp_path / "third")
 
 
 @pytest.mark.parametrize("fast_path", ["off", "resident", "stacked"])
 def test_every_path_gives_the_same_table(tmp_path: Path, fast_path: str) -> None:
-    plain = train_dpo(on_features(tmp_path, fast_path="off"), output=tmp_path / "plain")
-    other = train_dpo(on_features(tmp_path, fast_path=fast_path), output=tmp_path / "other")
+    plain = train(on_features(tmp_path, fast_path="off"), tmp_path / "plain")
+    other = train(on_features(tmp_path, fast_path=fast_path), tmp_path / "other")
     assert other.summary["fast_path"] == fast_path
     assert other.summary["metrics"]["auroc"]["values"] == pytest.approx(
         plain.summary["metrics"]["auroc"]["values"], abs=0.002
@@ -236,7 +236,7 @@ def test_every_path_gives_the_same_table(tmp_path: Path, fast_path: str) -> None
 
 
 def test_half_precision_trains_under_autocast(tmp_path: Path) -> None:
-    result = train_dpo(on_features(tmp_path, dtype="bfloat16"), output=tmp_path / "run")
+    result = train(on_features(tmp_path, dtype="bfloat16"), tmp_path / "run")
     (heads,) = (tmp_path / "run" / "heads").iterdir()
     assert load_file(heads)["seed-0/layers.0.weight"].dtype == torch.float32
     assert result.summary["metrics"]["auroc"]["mean"] > 0.5
@@ -266,13 +266,13 @@ def test_wrong_requests_are_refused_before_anything_is_written(
     tmp_path: Path, more: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RequestError, match=message):
-        train_dpo(request(**more), output=tmp_path / "run")
+        train(request(**more), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_an_unknown_optimizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"--optimizer adamm: .*did you mean"):
-        train_dpo(on_features(tmp_path, optimizer="adamm"), output=tmp_path / "run")
+        train(on_features(tmp_path, optimizer="adamm"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -280,7 +280,7 @@ def test_ranks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(RequestError, match="runs in one process"):
-        train_dpo(on_features(tmp_path), output=tmp_path / "run")
+        train(on_features(tmp_path), tmp_path / "run")
 
 
 def test_a_missing_package_of_an_encoder_is_told_before_anything_is_written(
@@ -288,5 +288,5 @@ def test_a_missing_package_of_an_encoder_is_told_before_anything_is_written(
 ) -> None:
     monkeypatch.setitem(sys.modules, "minimol", None)
     with pytest.raises(RequestError, match="encoder minimol: its package cannot be loaded"):
-        train_dpo(request(data=(str(drugood(tmp_path / "a.json")),), encoders=("minimol",)), output=tmp_path / "run")
+        train(request(data=(str(drugood(tmp_path / "a.json")),), encoders=("minimol",)), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -5,13 +5,13 @@ import io
 
 import pytest
 
-from brim.molecules.table import Cell, cells_csv, metrics_by_seed, table_csv, table_rows
+from brim.molecules.table import ResultCell, cells_csv, metrics_by_seed, table_csv, table_rows
 
 
-def cell(method: str, seed: int | None, auroc: float | None, data: str = "a") -> Cell:
+def cell(method: str, seed: int | None, auroc: float | None, data: str = "a") -> ResultCell:
     metrics = None if auroc is None else {"auroc": auroc, "aupr": auroc / 2, "fpr95": 1 - auroc}
     error = "the loss became nan" if auroc is None else None
-    return Cell(data=data, encoder="morgan", method=method, seed=seed, metrics=metrics, error=error)
+    return ResultCell(data=data, encoder="morgan", method=method, seed=seed, metrics=metrics, error=error)
 
 
 CELLS = [
@@ -50,4 +50,4 @@ def test_csv_has_a_line_for_every_row_and_cell() -> None:
 
 def test_a_cell_survives_json() -> None:
     for one in CELLS:
-        assert Cell.from_json(one.to_json()) == one
+        assert ResultCell.from_json(one.to_json()) == one

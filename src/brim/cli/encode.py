@@ -10,8 +10,8 @@ import typer
 from brim.cli.console import SOME_FAILED, error_console, output_console, print_document
 
 if TYPE_CHECKING:
-    from brim.molecules.encode_file import EncodedFile
-    from brim.settings.encode_settings import EncodeRequest, EncodeSettings
+    from brim.molecules.encoding import EncodedFile
+    from brim.settings.encode_settings import EncodeSettings
 
 __all__ = ["encode"]
 
@@ -19,31 +19,31 @@ SHOWN = 5
 
 
 def encode(settings: EncodeSettings) -> None:
-    """Encode with a progress bar, and say what was left out; some molecules failed: exit code 1."""
-    result = _run(settings.request)
+    """Encode with a progress bar and list what was left out; exit code 1 if some molecules failed."""
+    result = _run(settings)
     _show(result, json_output=settings.json_output)
     if result.failures:
         raise typer.Exit(SOME_FAILED)
 
 
-def _run(request: EncodeRequest) -> EncodedFile:
+def _run(settings: EncodeSettings) -> EncodedFile:
     from rich.progress import Progress
 
-    from brim.molecules.encode_file import encode_file
+    from brim.molecules.encoding import encode as encode_file
 
     console = error_console()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(request.model)
+        task = progress.add_task(settings.request.model)
         try:
             return encode_file(
-                request,
+                settings,
                 on_start=lambda total: progress.update(task, total=total),
                 on_batch=lambda done: progress.update(task, completed=done),
                 on_note=lambda line: console.print(line, markup=False, highlight=False),
             )
         except KeyboardInterrupt:
-            if Path(f"{request.output}.partial.jsonl").exists():
-                console.print("what is finished is kept: go on with --resume", highlight=False)
+            if Path(f"{settings.request.output}.partial.jsonl").exists():
+                console.print("finished molecules are kept: continue with --resume", highlight=False)
             raise
 
 

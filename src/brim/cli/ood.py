@@ -18,11 +18,11 @@ __all__ = ["ood"]
 
 def ood(settings: OodCommand) -> None:
     """Train with a progress bar, write the report, print the table; something was left out: exit code 1."""
-    from brim.cli.ood_progress import DpoProgress, print_result
-    from brim.molecules.run import train_dpo
+    from brim.cli.ood_progress import OodProgress, print_result
+    from brim.molecules.run import ood as train
 
-    with DpoProgress(error_console(), lines=not settings.json_output) as progress:
-        result = train_dpo(settings.request, output=settings.output, listener=progress)
+    with OodProgress(error_console(), lines=not settings.json_output) as progress:
+        result = train(settings, listener=progress)
     leave_report(result.folder)
     if settings.json_output:
         print_document(json.loads((result.folder / "run.json").read_text(encoding="utf-8")))

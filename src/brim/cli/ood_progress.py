@@ -11,17 +11,17 @@ from rich.table import Table
 
 from brim.cli.live_bars import LiveBars
 from brim.errors import plural
-from brim.molecules.listener import DpoListener
-from brim.molecules.run import DpoResult
-from brim.molecules.table import Cell
+from brim.molecules.heads import OodListener
+from brim.molecules.run import OodResult
+from brim.molecules.table import ResultCell
 from brim.settings.sizes import format_bytes
 
-__all__ = ["DpoProgress", "print_result"]
+__all__ = ["OodProgress", "print_result"]
 
 _TITLES = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
 
 
-class DpoProgress(LiveBars, DpoListener):
+class OodProgress(LiveBars, OodListener):
     """The bar: cells of the table, and what is being encoded or trained just now. Notes come as lines."""
 
     def __init__(self, console: Console, *, lines: bool = True) -> None:
@@ -66,7 +66,7 @@ class DpoProgress(LiveBars, DpoListener):
         if self._now is not None:
             self._progress.update(self._now, completed=epoch, total=epochs, stopped=stopped)
 
-    def cells(self, cells: list[Cell]) -> None:
+    def cells(self, cells: list[ResultCell]) -> None:
         """Move the bar of the cells on."""
         if self._cells is not None:
             self._progress.advance(self._cells, len(cells))
@@ -88,7 +88,7 @@ class DpoProgress(LiveBars, DpoListener):
         self._now = self._progress.add_task(text, total=total, completed=done)
 
 
-def print_result(console: Console, result: DpoResult) -> None:
+def print_result(console: Console, result: OodResult) -> None:
     """The table, how the heads were trained, and where the rest is."""
     summary = result.summary
     console.print(_table(summary["table"]))

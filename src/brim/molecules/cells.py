@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,46 +12,38 @@ import torch
 
 from brim.errors import RequestError, plural
 from brim.metrics.detection import detection_metrics
-from brim.models.placement import Precision
-from brim.molecules.baselines.classifier import Classifier, ClassifierSettings, train_classifiers
-from brim.molecules.baselines.registry import baseline
-from brim.molecules.feature_files import read_arrays, write_arrays
-from brim.molecules.heads import HeadSettings, TrainedHeads, train_heads
-from brim.molecules.listener import DpoListener
+from brim.molecules.baselines import baseline, class_labels
+from brim.molecules.data_sets import FeatureSet
+from brim.molecules.files import read_arrays, write_arrays
+from brim.molecules.heads import (
+    Classifier,
+    ClassifierSettings,
+    OodListener,
+    TrainedHeads,
+    train_classifiers,
+    train_heads,
+)
 from brim.molecules.losses import loss_of
-from brim.molecules.parts import FeatureSet
-from brim.molecules.table import Cell
+from brim.molecules.table import CellKey, ResultCell, head_method
 from brim.settings.caller import given, named
-from brim.settings.ood_settings import DpoRequest
-from brim.training.fast_path.problem import RunSpec, Settings
+from brim.settings.ood_settings import OodRequest
 
-__all__ = ["CellKey", "CellMaker", "Keep", "head_method"]
-
-CellKey = tuple[str, str, str, int | None]  # data set, encoder, method, seed
-Keep = Callable[[list[Cell]], None]
-
-
-def head_method(loss: str, lr: float, *, several_lrs: bool) -> str:
-    """What the table calls the heads of a loss: `dpo`, `dpo-hinge`, `dpo lr=0.001`."""
-    name = "dpo" if loss == "energy" else f"dpo-{loss}"
-    return f"{name} lr={lr:g}" if several_lrs else name
+__all__ = ["CellMaker"]
 
 
 class CellMaker:
-    """Trains and tests what is asked for; `trainings` says how each stack of heads was trained."""
+    """Trains and tests the methods of a request; `trainings` records how each stack of heads was trained."""
 
     def __init__(
         self,
-        request: DpoRequest,
+        request: OodRequest,
         device: torch.device,
-        precision: Precision,
         folder: Path,
-        listener: DpoListener,
+        listener: OodListener,
         note: Callable[[str], None],
     ) -> None:
         self.request = request
         self.device = device
-        self.precision = precision
         self.folder = folder
         self.listener = listener
         self.trainings: list[dict[str, Any]] = []
@@ -71,29 +63,38 @@ class CellMaker:
             keys += [(data, encoder, name, seed) for seed in seeds]
         return keys
 
-    def make(self, features: FeatureSet, keys: Sequence[CellKey], keep: Keep) -> None:
-        """Make these cells; each is handed to `keep` as soon as it is done."""
+    def make(self, features: FeatureSet, keys: Sequence[CellKey]) -> Iterator[list[ResultCell]]:
+        """These cells, as they are done: the heads of a loss together, then the baselines one by one."""
         missing = set(keys)
         for loss in self.request.losses:
-            specs = [
-                RunSpec(seed=seed, lr=lr)
+            runs = [
+                (seed, lr)
                 for lr in self.request.lrs
                 for seed in self.request.seeds
                 if (features.name, features.encoder, self._method(loss, lr), seed) in missing
             ]
-            if specs:
-                keep(self._heads(features, loss, specs))
-        self._baselines(features, missing, keep)
+            if runs:
+                yield self._heads(features, loss, runs)
+        classifiers: dict[int, Classifier] = {}
+        for name in self.request.baselines:
+            seeds = [seed for _, _, method, seed in keys if method == name]
+            if not seeds:
+                continue
+            if baseline(name).uses_classifier and not classifiers:
+                classifiers = self._classifiers(features, keys)
+            yield [self._baseline(features, name, seed, classifiers) for seed in seeds]
 
     def _method(self, loss: str, lr: float) -> str:
         return head_method(loss, lr, several_lrs=len(self.request.lrs) > 1)
 
-    def _heads(self, features: FeatureSet, loss: str, specs: Sequence[RunSpec]) -> list[Cell]:
+    def _heads(self, features: FeatureSet, loss: str, runs: Sequence[tuple[int, float]]) -> list[ResultCell]:
         name = head_method(loss, 0.0, several_lrs=False)
-        settings = self._head_settings(features, loss)
-        self._say_if_partial(features, settings.training.batch_size)
-        self.listener.training(data=features.name, encoder=features.encoder, method=name, runs=len(specs))
-        heads = train_heads(features, specs, settings, device=self.device, listener=self.listener)
+        self._note_if_partial(features)
+        self.listener.training(data=features.name, encoder=features.encoder, method=name, runs=len(runs))
+        heads = train_heads(
+            features, loss_of(self.request, loss), runs, self.request, device=self.device,
+            reference=self._reference(features) if loss == "reference" else None, listener=self.listener,
+        )  # fmt: skip
         self.trainings.append(_training_record(features, name, heads))
         cells = []
         for result in heads.results:
@@ -107,7 +108,7 @@ class CellMaker:
                 "skipped_steps": outcome.skipped_steps,
             }
             cells.append(
-                Cell(
+                ResultCell(
                     data=features.name, encoder=features.encoder, method=self._method(loss, outcome.spec.lr),
                     seed=outcome.spec.seed, lr=outcome.spec.lr, metrics=result.metrics, error=outcome.error,
                     details=details,
@@ -116,54 +117,16 @@ class CellMaker:
         self._save(features, name, heads)
         return cells
 
-    def _head_settings(self, features: FeatureSet, loss: str) -> HeadSettings:
-        request = self.request
-        options = {} if request.weight_decay is None else {"weight_decay": request.weight_decay}
-        step, one_pass = request.step_size, request.batch_size
-        return HeadSettings(
-            loss=loss_of(request, loss),
-            hidden=request.hidden,
-            dropout=request.dropout,
-            training=Settings(
-                epochs=request.epochs,
-                batch_size=step,
-                optimizer=request.optimizer,
-                optimizer_options=options,
-                clip_norm=request.clip_norm,
-                autocast_dtype=self.precision.autocast,
-                loss_scaling=self.precision.scaled,
-                validate_every=request.validate_every,
-                patience=request.patience,
-            ),
-            micro_batch_size=2 * one_pass if one_pass is not None and one_pass < step else None,
-            eval_batch_size=request.eval_batch_size,
-            path=request.fast_path,
-            memory_limit_bytes=request.memory_limit_bytes,
-            margin=request.margin,
-            reference=self._reference(features) if loss == "reference" else None,
-        )
-
-    def _say_if_partial(self, features: FeatureSet, step: int) -> None:
-        """A batch larger than the data is one partial batch: more is not to be had by asking for more."""
+    def _note_if_partial(self, features: FeatureSet) -> None:
+        """Note a batch that is larger than the data: every epoch is one smaller step."""
+        step = self.request.step_size
         longest = max(len(features.features["train_in"]), len(features.features["train_out"]))
         asked = self.request.effective_batch is not None or self.request.batch_size is not None
         if asked and step > longest:
             self._note(
                 f"{features.name}: a batch of {step:,} is more than the {plural(longest, 'sample')} to train on; "
-                f"every epoch "
-                f"is one step of {longest:,}"
+                f"every epoch is one step of {longest:,}"
             )
-
-    def _baselines(self, features: FeatureSet, missing: set[CellKey], keep: Keep) -> None:
-        classifiers: dict[int, Classifier] = {}
-        of_set = [key for key in missing if key[:2] == (features.name, features.encoder)]
-        for name in self.request.baselines:
-            seeds = sorted((key[3] for key in of_set if key[2] == name), key=lambda seed: -1 if seed is None else seed)
-            if not seeds:
-                continue
-            if baseline(name).uses_classifier and not classifiers:
-                classifiers = self._classifiers(features, of_set)
-            keep([self._baseline_cell(features, name, seed, classifiers) for seed in seeds])
 
     def _classifiers(self, features: FeatureSet, keys: Sequence[CellKey]) -> dict[int, Classifier]:
         """A classifier for every seed that some baseline still needs."""
@@ -171,23 +134,24 @@ class CellMaker:
         self.listener.training(
             data=features.name, encoder=features.encoder, method="classifier for baselines", runs=len(seeds)
         )
+        labels = class_labels(features)
         settings = ClassifierSettings(hidden=self.request.hidden, path=self.request.fast_path)
-        found = train_classifiers(features, seeds, settings, device=self.device, listener=self.listener)
+        found = train_classifiers(features, labels, seeds, settings, device=self.device, listener=self.listener)
         mean = sum(one.accuracy for one in found) / len(found)
         self._note(
-            f"{features.name}: msp, energy, odin and mc_dropout ask a classifier of {found[0].classes} of "
+            f"{features.name}: msp, energy, odin and mc_dropout ask a classifier of {labels.origin} of "
             f"in-distribution samples (validation accuracy {mean:.2f})"
         )
         return {one.seed: one for one in found}
 
-    def _baseline_cell(
+    def _baseline(
         self, features: FeatureSet, name: str, seed: int | None, classifiers: dict[int, Classifier]
-    ) -> Cell:
+    ) -> ResultCell:
         detector = baseline(name)
         detector.fit(features, None if seed is None else classifiers[seed])
         inner, outer = (detector.scores(features.features[part]) for part in ("test_in", "test_out"))
         metrics = detection_metrics(inner, outer)
-        return Cell(data=features.name, encoder=features.encoder, method=name, seed=seed, metrics=metrics)
+        return ResultCell(data=features.name, encoder=features.encoder, method=name, seed=seed, metrics=metrics)
 
     def _save(self, features: FeatureSet, method: str, heads: TrainedHeads) -> None:
         """The best weights of every run, all seeds of one method in one file; those of earlier starts stay in it."""
@@ -202,7 +166,7 @@ class CellMaker:
             write_arrays(path, arrays, {"schema": "brim.heads/1", "width": features.width, "hidden": hidden})
 
     def _reference(self, features: FeatureSet) -> dict[str, torch.Tensor] | None:
-        """The head of --reference; None where each run's own first weights are the reference."""
+        """The weights of the reference head that was given; None: each run's own first weights are the reference."""
         if self.request.reference is None:
             return None
         path = Path(self.request.reference)
@@ -221,8 +185,7 @@ class CellMaker:
         if sorted(shapes) != sorted(wanted):
             raise RequestError(
                 f"{given('reference', path)} is another model: its layers are {shapes}, those of this head {wanted}; "
-                "give a "
-                f"head of the same features and {named('hidden')}"
+                f"give a head of the same features and {named('hidden')}"
             )
         return found
 

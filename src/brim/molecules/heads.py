@@ -1,58 +1,115 @@
-"""Trains the energy heads of one data set, all seeds and learning rates at once, and tests each at its best epoch."""
+"""Energy heads and the baselines' classifiers: small networks on features, all seeds and learning rates at once.
+
+Epochs, early stopping, best weights, stacked seeds and sizes that fit come from `brim.training`, which is given a model
+for each seed, rows, a criterion and a validation figure. This is the only file of molecules/ that imports from it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
+from torch.nn import functional
 
+from brim.errors import RequestError
 from brim.memory.devices import memory_of
 from brim.metrics.detection import detection_metrics
-from brim.molecules.head import make_heads
+from brim.models.placement import resolve_precision
+from brim.molecules.data_sets import FeatureSet
 from brim.molecules.losses import PreferenceLoss
-from brim.molecules.parts import FeatureSet
-from brim.molecules.scoring import stacked_auroc
+from brim.molecules.table import ResultCell
+from brim.settings.caller import given, named, written
+from brim.settings.ood_settings import OodRequest
 from brim.training.fast_path.in_passes import InPasses
-from brim.training.fast_path.order import Counts
-from brim.training.fast_path.problem import (
-    Batch,
-    Outputs,
-    Problem,
-    RowData,
-    RunOutcome,
-    RunsListener,
-    RunSpec,
-    Settings,
-)
+from brim.training.fast_path.problem import Problem, RowData, RunOutcome, RunsListener, RunSpec, Settings
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
+from brim.training.feature_head import MOST_WIDTH, refuse_too_wide
 
-__all__ = ["HeadResult", "HeadSettings", "TrainedHeads", "train_heads"]
+__all__ = [
+    "ClassLabels", "Classifier", "ClassifierSettings", "EnergyHead", "HeadResult", "OodListener", "TrainedHeads",
+    "make_heads", "stacked_auroc", "train_classifiers", "train_heads",
+]  # fmt: skip
+
+Batch = Mapping[str, torch.Tensor]  # the rows of one step, by the name of their tensor
+Outputs = Callable[[torch.Tensor], torch.Tensor]  # rows `[n, width]` → `[runs, n, …]`
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HeadSettings:
-    """What heads are trained with, beside the settings of any training."""
+class OodListener(RunsListener):
+    """Receives the events of a run, beside those of every training; its methods do nothing unless overridden."""
 
-    loss: PreferenceLoss
-    hidden: tuple[int, ...] = (256, 128)
-    dropout: float = 0.0
-    training: Settings
-    micro_batch_size: int | None = None
-    eval_batch_size: int | None = None
-    path: str = "auto"
-    memory_limit_bytes: int | None = None
-    margin: float | None = None
-    reference: dict[str, torch.Tensor] | None = None  # a trained head for the reference loss; None: each run's first
+    def opened(self, *, data: str, encoder: str, counts: dict[str, int], width: int) -> None:
+        """The features of a data set are ready."""
+
+    def planned(self, total: int, done: int) -> None:
+        """The table has so many cells, some of them done by an earlier run."""
+
+    def encoding(self, *, data: str, encoder: str, done: int, total: int) -> None:
+        """So many molecules of a data set are encoded."""
+
+    def training(self, *, data: str, encoder: str, method: str, runs: int) -> None:
+        """So many runs begin to train."""
+
+    def cells(self, cells: list[ResultCell]) -> None:
+        """These cells are done."""
+
+
+# ------------------------------------------------------------------------------------------------ networks
+
+
+class EnergyHead(nn.Module):
+    """Features `[…, width]` → energies `[…]`; high energies mean out-of-distribution."""
+
+    def __init__(self, width: int, hidden: Sequence[int] = (256, 128), *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = _perceptron(width, hidden, 1, dropout=dropout)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        energies: torch.Tensor = self.layers(features).squeeze(-1)
+        return energies
+
+
+def make_heads(width: int, hidden: Sequence[int], *, dropout: float = 0.0) -> Callable[[int], nn.Module]:
+    """The energy head of every seed."""
+    return _seeded(lambda: EnergyHead(width, hidden, dropout=dropout))
+
+
+def _perceptron(width: int, hidden: Sequence[int], outputs: int, *, dropout: float = 0.0) -> nn.Sequential:
+    """Linear layers with ReLU, and dropout after each, between `width` and `outputs`."""
+    if any(not 1 <= size <= MOST_WIDTH for size in hidden):
+        raise RequestError(f"{written('hidden', ','.join(map(str, hidden)))}: a layer has from 1 to {MOST_WIDTH} units")
+    if not 0 <= dropout < 1:
+        raise RequestError(f"{given('dropout', dropout)}: it must lie from 0 up to 1")
+    refuse_too_wide([width, *hidden, outputs], torch.get_default_dtype(), setting=named("hidden"))
+    layers: list[nn.Module] = []
+    for size in hidden:
+        layers += [nn.Linear(width, size), nn.ReLU()]
+        if dropout:
+            layers.append(nn.Dropout(dropout))
+        width = size
+    return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def _seeded(build: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
+    """A function from a seed to its model, always with the same weights; torch's own generator is left as it was."""
+
+    def make(seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return build()
+
+    return make
+
+
+# ------------------------------------------------------------------------------------------------ energy heads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadResult:
-    """One run: its figures on the test parts, or why it has none."""
+    """One run: its metrics on the test parts, or None where it failed."""
 
     outcome: RunOutcome
     metrics: dict[str, float] | None
@@ -61,7 +118,7 @@ class HeadResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainedHeads:
-    """Every run's result, how they were trained, and what testing took."""
+    """Every run's result, how they were trained, and the cost of testing them."""
 
     results: tuple[HeadResult, ...]
     trained: TrainedRuns
@@ -74,43 +131,48 @@ class TrainedHeads:
 
 def train_heads(
     features: FeatureSet,
-    specs: Sequence[RunSpec],
-    settings: HeadSettings,
+    loss: PreferenceLoss,
+    runs: Sequence[tuple[int, float]],
+    request: OodRequest,
     *,
     device: torch.device,
+    reference: dict[str, torch.Tensor] | None = None,
     listener: RunsListener | None = None,
 ) -> TrainedHeads:
-    """Train a head for every run on the training parts, stop it by the validation parts, judge it on the test parts."""
-    make_head = make_heads(features.width, settings.hidden, dropout=settings.dropout)
+    """Train a head for every seed and learning rate, stop it by the validation parts, test it at its best epoch.
+
+    `reference` are the weights of the frozen head of the reference loss; None: each run's own first weights.
+    """
+    make_head = make_heads(features.width, request.hidden, dropout=request.dropout)
     memory = memory_of(device)
-    passes = InPasses(memory, batch_size=settings.eval_batch_size, dim=1)
-    home = torch.device("cpu") if settings.path == "off" else device
+    passes = InPasses(memory, batch_size=request.eval_batch_size, dim=1)
+    home = torch.device("cpu") if request.fast_path == "off" else device
     validation = [features.features[part].to(home) for part in ("val_in", "val_out")]
+    one_pass = request.batch_size  # of each side
 
     def validate(outputs: Outputs) -> list[float]:
         inner, outer = (passes(outputs, rows) for rows in validation)
         return stacked_auroc(inner, outer)
 
-    problem = Problem(
-        make_model=make_head,
-        data=_rows(features, specs, settings, make_head, device),
-        criterion=_criterion(_within(settings.loss, settings.memory_limit_bytes)),
-        validate=validate,
-    )
     trained = train_runs(
-        problem,
-        specs,
-        dataclasses.replace(settings.training, matched=settings.loss.matched),
+        Problem(
+            make_model=make_head,
+            data=_training_rows(features, loss, runs, request, reference, device),
+            criterion=_criterion(_in_small_blocks(loss, request.memory_limit_bytes)),
+            validate=validate,
+        ),
+        [RunSpec(seed=seed, lr=lr) for seed, lr in runs],
+        _training_settings(request, loss),
         device=device,
-        path=settings.path,
-        micro_batch_size=settings.micro_batch_size,
-        memory_limit_bytes=settings.memory_limit_bytes,
-        margin=settings.margin,
+        path=request.fast_path,
+        micro_batch_size=2 * one_pass if one_pass is not None and one_pass < request.step_size else None,
+        memory_limit_bytes=request.memory_limit_bytes,
+        margin=request.margin,
         listener=listener,
     )
     memory.release(thorough=False)
     started = time.perf_counter()
-    tester = InPasses(memory, batch_size=settings.eval_batch_size)
+    tester = InPasses(memory, batch_size=request.eval_batch_size)
     with memory.metered() as reading:
         results = tuple(_tested(outcome, make_head, features, tester, device) for outcome in trained.outcomes)
     return TrainedHeads(
@@ -124,15 +186,31 @@ def train_heads(
     )
 
 
-def _within(loss: PreferenceLoss, limit_bytes: int | None) -> PreferenceLoss:
-    """Pair blocks that are small against the memory limit."""
+def _training_settings(request: OodRequest, loss: PreferenceLoss) -> Settings:
+    precision = resolve_precision(request.dtype, "train")
+    return Settings(
+        epochs=request.epochs,
+        batch_size=request.step_size,
+        optimizer=request.optimizer,
+        optimizer_options={} if request.weight_decay is None else {"weight_decay": request.weight_decay},
+        clip_norm=request.clip_norm,
+        autocast_dtype=precision.autocast,
+        loss_scaling=precision.scaled,
+        validate_every=request.validate_every,
+        patience=request.patience,
+        matched=loss.matched,
+    )
+
+
+def _in_small_blocks(loss: PreferenceLoss, limit_bytes: int | None) -> PreferenceLoss:
+    """The loss with blocks of pairs that are small against the memory limit."""
     if limit_bytes is None:
         return loss
     return dataclasses.replace(loss, block_bytes=min(max(limit_bytes // 64, 2**16), 2**25))
 
 
-def _criterion(loss: PreferenceLoss) -> Any:
-    def criterion(energies: torch.Tensor, batch: Batch, counts: Counts) -> torch.Tensor:
+def _criterion(loss: PreferenceLoss) -> Callable[[torch.Tensor, Batch, tuple[int, ...]], torch.Tensor]:
+    def criterion(energies: torch.Tensor, batch: Batch, counts: tuple[int, ...]) -> torch.Tensor:
         first = counts[0]
         reference = (batch["reference"][:first], batch["reference"][first:]) if loss.needs_reference else None
         return loss(energies[:first], energies[first:], reference=reference)
@@ -140,24 +218,26 @@ def _criterion(loss: PreferenceLoss) -> Any:
     return criterion
 
 
-def _rows(
+def _training_rows(
     features: FeatureSet,
-    specs: Sequence[RunSpec],
-    settings: HeadSettings,
-    make_head: Any,
+    loss: PreferenceLoss,
+    runs: Sequence[tuple[int, float]],
+    request: OodRequest,
+    reference: dict[str, torch.Tensor] | None,
     device: torch.device,
 ) -> RowData:
     """The training rows, in before out; with the reference head's energies, which never change, computed once."""
     parts = [features.features[part] for part in ("train_in", "train_out")]
     rows = torch.cat(parts)
     per_run = {}
-    if settings.loss.needs_reference:
+    if loss.needs_reference:
+        make_head = make_heads(features.width, request.hidden, dropout=request.dropout)
+        passes = InPasses(memory_of(device), batch_size=request.eval_batch_size)
         energies = []
-        for spec in specs:
-            head = make_head(spec.seed)
-            if settings.reference is not None:
-                head.load_state_dict(settings.reference)
-            passes = InPasses(memory_of(device), batch_size=settings.eval_batch_size)
+        for seed, _ in runs:
+            head = make_head(seed)
+            if reference is not None:
+                head.load_state_dict(reference)
             energies.append(_energies(head, rows, passes, device))
         per_run["reference"] = torch.stack(energies)
     return RowData(
@@ -169,7 +249,11 @@ def _rows(
 
 
 def _tested(
-    outcome: RunOutcome, make_head: Any, features: FeatureSet, passes: InPasses, device: torch.device
+    outcome: RunOutcome,
+    make_head: Callable[[int], nn.Module],
+    features: FeatureSet,
+    passes: InPasses,
+    device: torch.device,
 ) -> HeadResult:
     best = max((figure for figure in outcome.validations if math.isfinite(figure)), default=None)
     if outcome.error is not None or not outcome.weights:
@@ -185,3 +269,108 @@ def _energies(head: nn.Module, rows: torch.Tensor, passes: InPasses, device: tor
     head = head.eval().to(device)
     with torch.no_grad():
         return passes(lambda part: head(part.to(device)).cpu(), rows)
+
+
+def stacked_auroc(inner: torch.Tensor, outer: torch.Tensor) -> list[float]:
+    """The AUROC of each run from energies `[runs, n]` and `[runs, m]`, on their device.
+
+    Ties count one half, counted in whole numbers. A run with an energy that is not a number has nan.
+    """
+    inner, outer = inner.float() if inner.dtype.itemsize < 4 else inner, outer.to(inner.dtype)
+    ordered = inner.sort(-1).values.contiguous()
+    outer = outer.to(ordered.dtype).contiguous()
+    below = torch.searchsorted(ordered, outer).sum(-1)
+    not_above = torch.searchsorted(ordered, outer, right=True).sum(-1)
+    known = ~(inner.isnan().any(-1) | outer.isnan().any(-1))
+    twice = 2 * inner.shape[-1] * outer.shape[-1]
+    wins = zip((below + not_above).tolist(), known.tolist(), strict=True)
+    return [won / twice if good else float("nan") for won, good in wins]
+
+
+# ------------------------------------------------------------------------------------------------ classifiers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassLabels:
+    """Class numbers of the in-distribution training and validation rows."""
+
+    train: torch.Tensor
+    validation: torch.Tensor
+    origin: str  # `labels`, or `10 clusters`
+
+    @property
+    def count(self) -> int:
+        """How many classes there are."""
+        return int(max(int(self.train.max()), int(self.validation.max()))) + 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassifierSettings:
+    """How the classifier is trained; it has dropout because mc_dropout needs it."""
+
+    hidden: tuple[int, ...] = (256, 128)
+    dropout: float = 0.2
+    epochs: int = 30
+    patience: int = 5
+    batch_size: int = 512
+    lr: float = 1e-3
+    path: str = "auto"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Classifier:
+    """A trained classifier of one seed; it never sees out-of-distribution rows in training."""
+
+    module: nn.Module  # rows → logits
+    device: torch.device
+    seed: int
+    accuracy: float  # on the in-distribution validation rows
+
+
+def train_classifiers(
+    features: FeatureSet,
+    labels: ClassLabels,
+    seeds: Sequence[int],
+    settings: ClassifierSettings,
+    *,
+    device: torch.device,
+    listener: RunsListener | None = None,
+) -> list[Classifier]:
+    """A classifier of in-distribution rows for every seed, trained as one stack where that is faster."""
+    val_rows, val_targets = features.features["val_in"].to(device), labels.validation.to(device)
+
+    def criterion(logits: torch.Tensor, batch: Batch, counts: tuple[int, ...]) -> torch.Tensor:
+        del counts
+        return functional.cross_entropy(logits.float(), batch["labels"])
+
+    def validate(outputs: Outputs) -> list[float]:
+        # Not accuracy: it is whole after an epoch or two, long before the classifier is as sure as it can be.
+        chances = outputs(val_rows).float().log_softmax(-1)  # [runs, rows, classes]
+        likelihood = chances.gather(-1, val_targets.expand(len(chances), -1)[..., None]).mean((-2, -1))
+        return [float(value) for value in likelihood]
+
+    rows = features.features["train_in"]
+    make_model = _seeded(lambda: _perceptron(features.width, settings.hidden, labels.count, dropout=settings.dropout))
+    trained = train_runs(
+        Problem(
+            make_model=make_model,
+            data=RowData(tensors={"features": rows, "labels": labels.train}, lengths=(len(rows),)),
+            criterion=criterion,
+            validate=validate,
+        ),
+        [RunSpec(seed=seed, lr=settings.lr) for seed in seeds],
+        Settings(epochs=settings.epochs, batch_size=settings.batch_size, patience=settings.patience),
+        device=device,
+        path=settings.path,
+        listener=listener,
+    )
+    found = []
+    for outcome in trained.outcomes:
+        seed = outcome.spec.seed
+        module = make_model(seed)
+        module.load_state_dict(outcome.weights)
+        module = module.eval().to(device)
+        with torch.no_grad():
+            accuracy = float((module(val_rows).argmax(-1) == val_targets).float().mean())
+        found.append(Classifier(module=module, device=device, seed=seed, accuracy=accuracy))
+    return found

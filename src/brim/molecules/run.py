@@ -1,6 +1,6 @@
 """`brim ood` from end to end: data sets × encoders × methods × seeds, each cell once, one table.
 
-A finished cell is journalled at once, so an interrupted run goes on with the cells that are left. Knows neither
+A finished cell is written to the journal at once, so a resumed run makes only the cells that are missing. Knows neither
 terminals nor flags.
 """
 
@@ -19,17 +19,16 @@ from brim.memory.devices import device_uuid
 from brim.memory.environment import environment_facts
 from brim.models.placement import resolve_device, resolve_precision
 from brim.molecules.cells import CellMaker
+from brim.molecules.data_sets import FEATURES, FeatureSet, Source, open_pair, open_splits
 from brim.molecules.encoders import MoleculeEncoder, encoder_knobs, knobs_for, load_encoder
 from brim.molecules.encoding import EncodedMolecules, encode_molecules
-from brim.molecules.listener import DpoListener
+from brim.molecules.heads import OodListener
 from brim.molecules.losses import loss_of
-from brim.molecules.sources import FEATURES, Source, open_pair, open_splits
-from brim.molecules.summary import summarise
-from brim.molecules.table import Cell, cells_csv, table_csv, table_rows
+from brim.molecules.table import CellKey, ResultCell, cells_csv, summarise, table_csv, table_rows
 from brim.monitor.sampler import Sampler
 from brim.ranks.world import current_world
 from brim.settings.caller import given, named, resume_with
-from brim.settings.ood_settings import DpoRequest
+from brim.settings.ood_settings import OodCommand, OodRequest
 from brim.storage.files import write_atomic, write_json
 from brim.storage.fingerprint import combined_fingerprint
 from brim.storage.journal import Journal
@@ -37,54 +36,55 @@ from brim.storage.run_folder import check_no_other_run, write_run
 from brim.storage.run_lock import locked_folder
 from brim.workloads.optimizers import optimizer_class
 
-__all__ = ["DpoResult", "train_dpo"]
+__all__ = ["OodResult", "ood"]
 
 JOURNAL, LABEL = "cells.jsonl", "journal.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DpoResult:
-    """A finished training: its summary and folder, and every cell of the table."""
+class OodResult:
+    """A finished run: its summary and folder, and every cell of the table."""
 
     summary: dict[str, Any]
     folder: Path
-    cells: tuple[Cell, ...]
+    cells: tuple[ResultCell, ...]
     notes: tuple[str, ...] = ()
 
     @property
-    def failed(self) -> list[Cell]:
-        """Cells without figures."""
+    def failed(self) -> list[ResultCell]:
+        """Cells without metrics."""
         return [cell for cell in self.cells if cell.error is not None]
 
 
-def train_dpo(request: DpoRequest, *, output: Path | None = None, listener: DpoListener | None = None) -> DpoResult:
-    """Train energy heads and compare them with baselines; leave the run's folder behind.
+def ood(settings: OodCommand, *, listener: OodListener | None = None) -> OodResult:
+    """Train energy heads and compare them with baselines; leave the run's folder behind. As `brim ood`.
 
-    A run whose loss is no number has its error in its cell; the others go on.
+    A run whose loss is not a number has its error in its cell; the others continue.
     """
+    request, watcher = settings.request, listener or OodListener()
     if current_world().size > 1:
         raise RequestError("brim ood runs in one process, with its seeds stacked; start it without torchrun")
     _check_names(request)
-    watcher = listener or DpoListener()
-    with locked_folder(output, command="train", note=watcher.note) as folder:
+    with locked_folder(settings.output, command="train", note=watcher.note) as folder:
         _check_contents(folder, resume=request.resume)
-        run = _Run(request, _open_sources(request), folder, watcher)
+        run = _OodRun(request, _open_sources(request), folder, watcher)
         try:
             return run.run()
         except KeyboardInterrupt:
             if (folder / JOURNAL).exists():
-                watcher.note(f"what is finished is kept: go on with {resume_with(folder)}")
+                watcher.note(f"finished cells are kept: continue with {resume_with(folder)}")
             raise
 
 
-def _check_names(request: DpoRequest) -> None:
-    """What the settings cannot know: the knobs of the encoders, the optimizers of torch."""
+def _check_names(request: OodRequest) -> None:
+    """Checks that settings/ cannot make: the knobs of the encoders, dtypes and optimizers of torch."""
     known = {knob.name for name in request.encoders for knob in encoder_knobs(name)}
     for knob in request.knobs:
         if knob not in known:
             has = f"they have {', '.join(sorted(known))}" if known else "they have none"
             raise RequestError(f"{named('knob')} {knob}: the encoders asked for have no such knob ({has})")
     optimizer_class(request.optimizer)
+    resolve_precision(request.dtype, "train")
     for name in request.losses:
         loss_of(request, name)  # checks beta, margin and the rest
 
@@ -94,7 +94,7 @@ def _check_contents(folder: Path, *, resume: bool) -> None:
     check_no_other_run(folder, "train dpo")
     path = folder / JOURNAL
     if resume and not path.exists():
-        raise RequestError(f"{named('resume')}: {folder} holds no {JOURNAL} to go on from; leave {named('resume')} out")
+        raise RequestError(f"{named('resume')}: {folder} holds no {JOURNAL} to resume; leave {named('resume')} out")
     if not resume and path.exists() and path.stat().st_size > 0:
         raise RequestError(
             f"{given('output', folder)}: it holds the results of a run; continue it with {named('resume')}, or choose "
@@ -102,10 +102,10 @@ def _check_contents(folder: Path, *, resume: bool) -> None:
         )
 
 
-def _problem(entry: Mapping[str, Any]) -> str | None:
+def _journal_problem(entry: Mapping[str, Any]) -> str | None:
     """Why a line of the journal is not a cell; None: it is."""
     try:
-        cell = Cell.from_json(entry)
+        cell = ResultCell.from_json(entry)
     except TypeError:
         return "not a cell of the table"
     known = (
@@ -117,7 +117,7 @@ def _problem(entry: Mapping[str, Any]) -> str | None:
     return None if known else "not a cell of the table"
 
 
-def _open_sources(request: DpoRequest) -> list[Source]:
+def _open_sources(request: OodRequest) -> list[Source]:
     """Every data set, read and checked before anything is encoded."""
     sources: list[Source] = []
     for text in request.data:
@@ -143,23 +143,22 @@ def _open_sources(request: DpoRequest) -> list[Source]:
     return sources
 
 
-class _Run:
-    def __init__(self, request: DpoRequest, sources: Sequence[Source], folder: Path, listener: DpoListener) -> None:
+class _OodRun:
+    def __init__(self, request: OodRequest, sources: Sequence[Source], folder: Path, listener: OodListener) -> None:
         self.request = request
         self.sources = sources
         self.folder = folder
         self.listener = listener
         self.notes: list[str] = []
         self.encodings: list[dict[str, Any]] = []
-        self.trainings: list[dict[str, Any]] = []
         self.device = resolve_device(request.device)
-        self.precision = resolve_precision(request.dtype, "train")
+        self.maker = CellMaker(request, self.device, folder, listener, self._note)
         self._encoders: dict[str, MoleculeEncoder] = {}
-        self._done: dict[tuple[str, str, str, int | None], Cell] = {}
+        self._done: dict[CellKey, ResultCell] = {}
 
-    def run(self) -> DpoResult:
+    def run(self) -> OodResult:
         started_at, started = datetime.datetime.now(datetime.UTC), time.perf_counter()
-        if not self.request.resume:  # a package that is missing is told before anything is written
+        if not self.request.resume:  # a missing package is an error before anything is written
             for name in dict.fromkeys(name for one in self.sources for name in one.encoders(self.request.encoders)):
                 if name != FEATURES:
                     self._encoder(name)
@@ -170,39 +169,44 @@ class _Run:
             fingerprint=fingerprint,
             resume=self.request.resume,
             label=self.folder / LABEL,
-            check=_problem,
+            check=_journal_problem,
         )
         with journal, monitor:
-            for note in journal.notes:
-                self._note(note)
-            for entry in journal.entries:
-                cell = Cell.from_json(entry)
-                self._done[cell.key] = cell
-            self._done = {key: cell for key, cell in self._done.items() if cell.error is None}
-            maker = CellMaker(self.request, self.device, self.precision, self.folder, self.listener, self._note)
-            wanted = [
-                (source, encoder, maker.wanted(source.name, encoder))
-                for source in self.sources
-                for encoder in source.encoders(self.request.encoders)
-            ]
-            total = [cell for _, _, cells in wanted for cell in cells]
-            self.listener.planned(len(total), sum(key in self._done for key in total))
-            for source, encoder, keys in wanted:
-                self._fill(source, encoder, [key for key in keys if key not in self._done], maker, journal)
-        self.trainings = maker.trainings
-        cells = tuple(self._done[key] for key in total)
+            keys = self._make_cells(journal)
+        cells = tuple(self._done[key] for key in keys)
         summary = summarise(
-            self.request, cells, encodings=self.encodings, trainings=self.trainings, notes=self.notes,
+            self.request, cells, encodings=self.encodings, trainings=self.maker.trainings, notes=self.notes,
             failures={source.name: source.failures for source in self.sources if source.failures},
             monitor=monitor.summary(), seconds=time.perf_counter() - started,
         )  # fmt: skip
         self._write(cells, summary, fingerprint, started_at)
-        return DpoResult(summary=summary, folder=self.folder, cells=cells, notes=tuple(self.notes))
+        return OodResult(summary=summary, folder=self.folder, cells=cells, notes=tuple(self.notes))
 
-    def _fill(self, source: Source, encoder: str, keys: Sequence[Any], maker: CellMaker, journal: Journal) -> None:
-        """Make the cells of one data set under one encoder that are not there yet."""
-        if not keys:
-            return
+    def _make_cells(self, journal: Journal) -> list[CellKey]:
+        """Read the cells that are done, make the others; returns all of them in the order of the table."""
+        for note in journal.notes:
+            self._note(note)
+        cells = {cell.key: cell for cell in map(ResultCell.from_json, journal.entries)}  # the last of each counts
+        self._done = {key: cell for key, cell in cells.items() if cell.error is None}
+        wanted = [
+            (source, encoder, self.maker.wanted(source.name, encoder))
+            for source in self.sources
+            for encoder in source.encoders(self.request.encoders)
+        ]
+        everything = [key for _, _, keys in wanted for key in keys]
+        self.listener.planned(len(everything), sum(key in self._done for key in everything))
+        for source, encoder, keys in wanted:
+            missing = [key for key in keys if key not in self._done]
+            if not missing:
+                continue
+            for made in self.maker.make(self._features(source, encoder), missing):
+                journal.append(cell.to_json() for cell in made)
+                self._done.update((cell.key, cell) for cell in made)
+                self.listener.cells(made)
+        return everything
+
+    def _features(self, source: Source, encoder: str) -> FeatureSet:
+        """The features of one data set under one encoder, and notes on molecules without any."""
         features = source.features(encoder, lambda name, smiles: self._encode(source.name, name, smiles))
         for note in source.notes:
             self._note(note)
@@ -211,29 +215,18 @@ class _Run:
             more = f" and {len(source.failures) - 1:,} more" if len(source.failures) > 1 else ""
             self._note(f"left out: {place}: {why}{more}")
         self.listener.opened(data=source.name, encoder=encoder, counts=features.counts(), width=features.width)
-
-        def keep(cells: list[Cell]) -> None:
-            journal.append(cell.to_json() for cell in cells)
-            self._done.update((cell.key, cell) for cell in cells)
-            self.listener.cells(cells)
-
-        maker.make(features, keys, keep)
+        return features
 
     def _encode(self, data: str, name: str, smiles: Sequence[str]) -> EncodedMolecules:
         journal = self.folder / f"encoding-{data}-{name}.jsonl"
-        resume = self.request.resume and journal.exists()
-
-        def told(done: int) -> None:
-            self.listener.encoding(data=data, encoder=name, done=done, total=len(smiles))
-
         encoded = encode_molecules(
             smiles,
             self._encoder(name),
             memory_limit=self.request.memory_limit,
             journal=journal,
-            resume=resume,
+            resume=self.request.resume and journal.exists(),
             use_cache=self.request.use_cache,
-            on_batch=told,
+            on_batch=lambda done: self.listener.encoding(data=data, encoder=name, done=done, total=len(smiles)),
         )
         for note in encoded.notes:
             self._note(note)
@@ -259,7 +252,7 @@ class _Run:
             self.listener.note(line)
 
     def _write(
-        self, cells: Sequence[Cell], summary: dict[str, Any], fingerprint: str, started_at: datetime.datetime
+        self, cells: Sequence[ResultCell], summary: dict[str, Any], fingerprint: str, started_at: datetime.datetime
     ) -> None:
         rows = table_rows(cells)
         write_atomic(self.folder / "results.csv", cells_csv(cells))

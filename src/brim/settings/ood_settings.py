@@ -31,7 +31,7 @@ from brim.settings.setting_checks import (
 from brim.settings.shared import BATCH, DATA, LARGEST_SIZE, OUTPUT
 from brim.settings.sizes import parse_bytes
 
-__all__ = ["BASELINES", "DEFAULT_BATCH", "ENCODERS", "LOSSES", "DpoRequest", "LossName", "OodCommand"]
+__all__ = ["BASELINES", "DEFAULT_BATCH", "ENCODERS", "LOSSES", "LossName", "OodCommand", "OodRequest"]
 
 ENCODERS = ("morgan", "minimol", "unimol")
 LossName = Literal["energy", "reference", "hinge", "bce", "mse"]
@@ -71,8 +71,12 @@ def _read_seeds(value: Any) -> tuple[int, ...]:
     return seeds_from(found, first=0)
 
 
+def _read_patience(value: Any) -> int | None:
+    return whole(0)(value) or None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DpoRequest:
+class OodRequest:
     """A training of energy heads; None means that brim chooses."""
 
     data: Annotated[  # DrugOOD-style files
@@ -183,7 +187,7 @@ class DpoRequest:
         int | None,
         Setting(
             help="Validations without a better AUROC before a seed stops; 0: never.", panel=TRAINING, metavar="N",
-            check=Check("whole number", lambda value: whole(0)(value) or None),
+            check=Check("whole number", _read_patience),
         ),
     ] = 10  # fmt: skip
     validate_every: Annotated[
@@ -296,7 +300,7 @@ class DpoRequest:
 class OodCommand:
     """A training of detectors of out-of-distribution molecules, and where its record goes."""
 
-    request: DpoRequest
+    request: OodRequest
     objective: Annotated[
         str,
         Setting(

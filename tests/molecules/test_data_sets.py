@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from brim.errors import RequestError
+from brim.molecules.data_sets import PARTS, FeatureSet, divided, open_pair, open_splits
 from brim.molecules.encoders import load_encoder
 from brim.molecules.encoding import EncodedMolecules, encode_molecules
-from brim.molecules.parts import PARTS, FeatureSet, divided
-from brim.molecules.sources import open_pair, open_splits
 from tests.molecules.molecule_files import ALKANES, RINGS, csv_of, drugood, features_of
 
 

@@ -1,32 +1,73 @@
-"""Where a detection data set comes from: a DrugOOD-style file, two files of SMILES, or two files of features.
+"""Data sets of in- and out-of-distribution rows: six parts, to train, validate and test on.
 
-A source knows what it holds as soon as it is opened, so that wrong files are told before anything is encoded.
+They come as a DrugOOD-style file, two files of SMILES, or two files of features. Files are read and checked when a
+source is opened, so that a wrong file is an error before anything is encoded. Rows without splits are divided at
+random, in the same way every time.
 """
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
 from brim.errors import RequestError, plural
 from brim.molecules.encoding import EncodedMolecules
-from brim.molecules.feature_files import file_digest, read_arrays, read_metadata
-from brim.molecules.parts import PARTS, FeatureSet, Part, divided
-from brim.molecules.smiles_files import Molecules, read_smiles, read_splits
+from brim.molecules.files import Molecules, file_digest, read_arrays, read_metadata, read_smiles, read_splits
 from brim.settings.caller import given
 
-__all__ = ["FEATURES", "Encode", "FeatureSource", "MoleculeSource", "Source", "open_pair", "open_splits"]
+__all__ = [
+    "FEATURES", "PARTS", "Encode", "FeatureSet", "FeatureSource", "MoleculeSource", "Part", "Source", "divided",
+    "open_pair", "open_splits",
+]  # fmt: skip
 
+Part = Literal["train_in", "train_out", "val_in", "val_out", "test_in", "test_out"]
+PARTS: tuple[Part, ...] = get_args(Part)
 OWN_SHARES = (0.7, 0.1, 0.2)  # train, validation, test, of files that bring no splits
 OUT_SHARES = (0.8, 0.2)  # of `ood_val`: to train on, to validate on
 FEATURES = "features"
 
 Encode = Callable[[str, Sequence[str]], EncodedMolecules]  # an encoder's name and SMILES → features
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureSet:
+    """Features by part, `[rows, width]` in float32, and the names of their rows."""
+
+    name: str
+    encoder: str  # `features` where the rows came as such
+    features: Mapping[Part, torch.Tensor]
+    ids: Mapping[Part, Sequence[str]]
+    labels: Mapping[Part, Sequence[Any]] | None = None  # classes of the in-distribution parts, where they are known
+
+    def __post_init__(self) -> None:
+        widths = {part: rows.shape[1] for part, rows in self.features.items()}
+        if len(set(widths.values())) > 1:
+            listed = ", ".join(f"{part} {width}" for part, width in widths.items())
+            raise RequestError(f"{self.name}: features of different width ({listed}); encode both sides alike")
+        for part, rows in self.features.items():
+            if len(rows) == 0:
+                raise RequestError(f"{self.name}: {part} is empty; detection needs rows of both kinds in every part")
+            bad = ~rows.isfinite().all(1)
+            if bool(bad.any()):
+                first = self.ids[part][int(bad.nonzero()[0])]
+                raise RequestError(
+                    f"{self.name}: {plural(int(bad.sum()), 'row')} of {part} not finite, such as {first}"
+                )
+
+    @property
+    def width(self) -> int:
+        """Features of a row."""
+        return int(self.features["train_in"].shape[1])
+
+    def counts(self) -> dict[str, int]:
+        """Rows of each part."""
+        return {part: len(self.features[part]) for part in PARTS}
 
 
 class Source(abc.ABC):
@@ -197,6 +238,21 @@ def _read_features(path: Path) -> tuple[torch.Tensor, list[str]]:
             f"{path}: {plural(len(rows), 'row')} of features and {plural(len(names), 'id')}; they must agree"
         )
     return rows.float(), names
+
+
+def divided(count: int, shares: Sequence[float], *, seed: int, name: str) -> list[list[int]]:
+    """`count` rows dealt at random, always in the same way, in these shares; every share has at least one row."""
+    if count < len(shares):
+        raise RequestError(f"{name} has {plural(count, 'row')}, too few to divide into {len(shares)} parts")
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(count, generator=generator).tolist()
+    sizes = [max(1, round(share * count)) for share in shares[1:]]
+    while sum(sizes) > count - 1:
+        sizes[sizes.index(max(sizes))] -= 1
+    ends = [count - sum(sizes)]
+    for size in sizes:
+        ends.append(ends[-1] + size)
+    return [sorted(order[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _limited(parts: Mapping[Part, Molecules], limit: int | None, seed: int) -> dict[Part, Molecules]:

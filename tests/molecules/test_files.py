@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from brim.errors import RequestError
-from brim.molecules.smiles_files import read_smiles, read_splits
+from brim.molecules.files import read_smiles, read_splits
 from tests.molecules.molecule_files import csv_of, drugood
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")

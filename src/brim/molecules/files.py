@@ -1,15 +1,18 @@
-"""Files of SMILES, and DrugOOD-style files of splits, as lists of molecules that know where they stand.
+"""Files of molecules and of features.
 
-Whether RDKit accepts a molecule is not looked at here; rows without any SMILES are left out and told.
+SMILES in `.csv`, `.tsv`, `.smi` or `.txt` files and DrugOOD-style files of splits, as lists of molecules that know
+their file and line; features in safetensors files, one row a sample in the tensor `features`. Rows without any SMILES
+are left out and named; whether RDKit accepts a molecule is not checked here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brim.data.base import BadRecord
 from brim.data.csv_files import read_csv
@@ -17,8 +20,16 @@ from brim.data.identity import text_digest
 from brim.data.text_files import decoded, inner_suffix, read_content
 from brim.errors import RequestError, nearest_names
 from brim.settings.caller import pair, written
+from brim.storage.files import write_atomic
 
-__all__ = ["JSON_SPLITS", "Molecules", "SplitFile", "read_smiles", "read_splits"]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = [
+    "JSON_SPLITS", "Molecules", "SplitFile", "file_digest", "read_arrays", "read_metadata", "read_smiles",
+    "read_splits", "write_arrays",
+]  # fmt: skip
 
 _SMILES_NAMES = ("smiles", "canonical_smiles", "isomeric_smiles", "mol", "molecule")
 _LABEL_NAMES = ("cls_label", "label", "labels", "class", "y")
@@ -171,3 +182,56 @@ def _from_records(path: Path, split: str, records: Any) -> Molecules:
         labels=tuple(labels) if labels and None not in labels else None,
         bad=tuple(bad),
     )
+
+
+def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, Any]) -> None:
+    """Write the file whole or not at all; metadata are JSON values by name."""
+    import numpy as np
+    from safetensors.numpy import save
+
+    data = save(
+        {name: np.ascontiguousarray(array) for name, array in arrays.items()},
+        {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()},
+    )
+    write_atomic(path, data)
+
+
+def read_arrays(path: Path) -> dict[str, npt.NDArray[np.generic]]:
+    """Every tensor of the file; half precision that numpy does not have comes as float32."""
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise RequestError("features need safetensors: pip install 'brim[molecules]'") from error
+    if not path.is_file():
+        raise RequestError(f"{path}: there is no such file")
+    try:
+        with safe_open(path, framework="np") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+    except (SafetensorError, OSError) as error:
+        raise RequestError(f"{path} is not a safetensors file: {error}") from error
+    except TypeError:  # a dtype that numpy does not have
+        return _through_torch(path)
+
+
+def _through_torch(path: Path) -> dict[str, npt.NDArray[np.generic]]:
+    import torch
+    from safetensors.torch import load_file
+
+    tensors = load_file(path)
+    return {
+        name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy() for name, tensor in tensors.items()
+    }
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What the file says of itself."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        return dict(file.metadata() or {})
+
+
+def file_digest(path: Path) -> str:
+    """Of the file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
