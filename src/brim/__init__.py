@@ -1,8 +1,9 @@
 """brim: fill the GPU to the brim, never spill.
 
 Finds the fastest batch size that fits, and evaluates, profiles and trains at it: `brim.find`, `brim.forecast`,
-`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.report`, each with the settings of its
-command. Names are loaded on first use, so that `import brim` stays free of torch.
+`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.report`, and for molecules `brim.ood` and
+`brim.encode`, each with the settings of its command. Names are loaded on first use, so that `import brim` stays free of
+torch.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from brim.api import evaluate, find, forecast, profile, report, sweep, train
+    from brim.api import encode, evaluate, find, forecast, ood, profile, report, sweep, train
     from brim.api import profile as profile_knob
     from brim.api import train as fit
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
     from brim.evaluation.run import EvalResult
     from brim.forecasting.forecast import forecast_batch_size, forecast_memory
+    from brim.molecules.encoding import EncodedFile
+    from brim.molecules.run import OodResult
     from brim.planning.find import find_batch_size
     from brim.planning.forecast import ForecastResult
     from brim.profiling.run import ProfileResult
@@ -36,6 +39,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "BrimError": "brim.errors",
     "DoesNotFitError": "brim.errors",
+    "EncodedFile": "brim.molecules.encoding",
     "EvalResult": "brim.evaluation.run",
     "Forecast": "brim.records",
     "ForecastResult": "brim.planning.forecast",
@@ -43,6 +47,7 @@ _HOMES = {
     "LostError": "brim.errors",
     "MapResult": "brim.running.mapping",
     "MemoryFigures": "brim.records",
+    "OodResult": "brim.molecules.run",
     "Plan": "brim.records",
     "Probe": "brim.records",
     "ProfileResult": "brim.profiling.run",
@@ -54,6 +59,7 @@ _HOMES = {
     "SweepResult": "brim.sweeps.run",
     "TrainResult": "brim.training.run",
     "Workload": "brim.workloads.base",
+    "encode": "brim.api",
     "evaluate": "brim.api",
     "expand_grid": "brim.settings.sweep_file",
     "find": "brim.api",
@@ -64,6 +70,7 @@ _HOMES = {
     "forecast_batch_size": "brim.forecasting.forecast",
     "forecast_memory": "brim.forecasting.forecast",
     "map": "brim.running.mapping",
+    "ood": "brim.api",
     "profile": "brim.api",
     "profile_knob": "brim.api",
     "report": "brim.api",
@@ -76,6 +83,7 @@ _OLDER = {"fit": "train", "profile_knob": "profile"}  # names of before
 __all__ = [
     "BrimError",
     "DoesNotFitError",
+    "EncodedFile",
     "EvalResult",
     "Forecast",
     "ForecastResult",
@@ -83,6 +91,7 @@ __all__ = [
     "LostError",
     "MapResult",
     "MemoryFigures",
+    "OodResult",
     "Plan",
     "Probe",
     "ProfileResult",
@@ -95,6 +104,7 @@ __all__ = [
     "TrainResult",
     "Workload",
     "__version__",
+    "encode",
     "evaluate",
     "expand_grid",
     "find",
@@ -105,6 +115,7 @@ __all__ = [
     "forecast_batch_size",
     "forecast_memory",
     "map",
+    "ood",
     "profile",
     "profile_knob",
     "report",

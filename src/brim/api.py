@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from brim.evaluation.run import EvalResult
+    from brim.molecules.encoding import EncodedFile
+    from brim.molecules.run import OodResult
     from brim.planning.forecast import ForecastResult
     from brim.profiling.run import ProfileResult
     from brim.records import Plan
@@ -23,7 +25,50 @@ if TYPE_CHECKING:
     from brim.sweeps.run import SweepResult
     from brim.training.run import TrainResult
 
-__all__ = ["evaluate", "find", "forecast", "profile", "report", "sweep", "train"]
+__all__ = ["encode", "evaluate", "find", "forecast", "ood", "profile", "report", "sweep", "train"]
+
+
+@command_of("encode")
+def encode(
+    data: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    model: str = "morgan",
+    map: Mapping[str, str] | None = None,
+    limit: int | None = None,
+    knob: Mapping[str, object] | None = None,
+    batch_size: int | Literal["auto"] = "auto",
+    memory_limit: int | str | None = None,
+    no_cache: bool = False,
+    device: str = "auto",
+    resume: bool = False,
+) -> EncodedFile:
+    """Encode a file of SMILES: one row of features for every molecule that can be read.
+
+    As `brim encode` on the command line.
+
+    Args:
+        data: SMILES: .csv or .tsv with a header, .smi or .txt.
+        output: Where the features go: FILE.safetensors.
+        model: morgan, minimol or unimol.
+        map: The column of SMILES, where it is called otherwise: {'smiles': 'structure'}.
+        limit: Only the first N molecules.
+        knob: Settings of the encoder: {'bits': 1024}.
+        batch_size: auto, or N as a ceiling: lowered only where N does not fit.
+        memory_limit: Use at most this much, e.g. 24GiB. On the CPU this bounds eager operations only.
+        no_cache: Neither use cached features nor keep any.
+        device: auto, cpu, cuda, cuda:N or mps.
+        resume: Continue a stopped run of the same file.
+
+    Returns:
+        The `path` that was written, the `width` of a row, `failures` by file and line, and `figures`.
+
+    Example:
+
+        brim.encode("smiles.csv", "features.safetensors", knob={"bits": 1024}).failures
+    """
+    result: EncodedFile = call("encode", locals())
+    return result
 
 
 @command_of("eval")
@@ -303,6 +348,102 @@ def forecast(
         brim.forecast("resnet50", mode="train", gpu="rtx 4090").batch_size_max
     """
     result: ForecastResult = call("forecast", locals())
+    return result
+
+
+@command_of("ood")
+def ood(
+    *,
+    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    id: str | os.PathLike[str] | None = None,
+    ood: str | os.PathLike[str] | None = None,
+    map: Mapping[str, str] | None = None,
+    limit: int | None = None,
+    split_seed: int = 0,
+    encoder: str | Sequence[str] | None = None,
+    knob: Mapping[str, object] | None = None,
+    loss: str | Sequence[str] = "energy",
+    pairs: Literal["all", "matched"] | None = None,
+    beta: float = 0.1,
+    regulariser: float | None = None,
+    hinge_margin: float = 1.0,
+    reference: str | os.PathLike[str] | None = None,
+    hidden: str | int | Sequence[int] = (256, 128),
+    dropout: float = 0.0,
+    seeds: int | str | Sequence[int] = 10,
+    lr: float | str | Sequence[float] = 0.001,
+    epochs: int = 50,
+    patience: int | None = 10,
+    eval_every: int = 1,
+    optimizer: str = "adamw",
+    weight_decay: float | None = None,
+    clip_norm: float | None = None,
+    baselines: str | Sequence[str] | None = None,
+    fast_path: Literal["auto", "off", "resident", "stacked"] = "auto",
+    batch_size: int | Literal["auto"] = "auto",
+    effective_batch: int | Literal["auto"] = "auto",
+    eval_batch_size: int | Literal["auto"] = "auto",
+    memory_limit: int | str | None = None,
+    margin: float | None = None,
+    no_cache: bool = False,
+    device: str = "auto",
+    dtype: str = "auto",
+    resume: bool = False,
+    objective: Literal["dpo"] = "dpo",
+    output: str | os.PathLike[str] | None = None,
+) -> OodResult:
+    """Train detectors of out-of-distribution molecules: energy heads, all seeds at once, one table.
+
+    As `brim ood` on the command line.
+
+    Args:
+        data: A file of splits (DrugOOD's JSON), or several.
+        id: In-distribution: SMILES (.csv, .smi) or features (.safetensors).
+        ood: Out-of-distribution, likewise.
+        map: The columns, where they are called otherwise: {'smiles': 'structure', 'label': 'y'}.
+        limit: At most N of each split.
+        split_seed: How files without splits are divided.
+        encoder: morgan (default), minimol, unimol, or several.
+        knob: Settings of the encoder: {'bits': 1024}.
+        loss: energy, reference, hinge, bce, mse, or several.
+        pairs: all or matched; all, and for the reference loss matched.
+        beta: Steepness of the preference.
+        regulariser: Weight of squared energies (0.01; reference: 0).
+        hinge_margin: Of the hinge loss.
+        reference: The frozen head; by default each run's own first weights.
+        hidden: Units of the hidden layers.
+        dropout: In the head, while training.
+        seeds: How many, or which: 10, or [3, 5, 8].
+        lr: The learning rate, or several.
+        epochs: At most so many.
+        patience: Validations without a better AUROC before a seed stops; 0: never.
+        eval_every: Epochs between validations.
+        optimizer: Any of torch.optim, by name.
+        weight_decay: By default the optimizer's own.
+        clip_norm: Largest gradient norm of a seed.
+        baselines: Names, or 'all': msp, energy, odin, mahalanobis, knn, lof, mc_dropout, logistic.
+        fast_path: auto, off, resident (data on the device) or stacked (seeds as one).
+        batch_size: Samples of each side in one pass: auto, or N as a ceiling.
+        effective_batch: Samples of each side in a step: N; auto is batch_size, or 512.
+        eval_batch_size: Rows in one pass of a validation.
+        memory_limit: Use at most this much, e.g. 24GiB. On the CPU this bounds eager operations only.
+        margin: Keep this fraction free (0.05; 0 with memory_limit).
+        no_cache: Neither use cached features nor keep any.
+        device: auto, cpu, cuda, cuda:N or mps.
+        dtype: auto, float32, float16 or bfloat16; in training, autocast.
+        resume: Continue the run in output: finished cells are kept.
+        objective: How the detectors learn: dpo, by preferring one molecule of a pair.
+        output: The run's folder (default runs/<command>-<time>).
+
+    Returns:
+        `summary` with the table over seeds, `cells` with one result for each seed, the run's `folder`.
+
+    Example:
+
+        result = brim.ood(id="in.csv", ood="out.csv", seeds=10, baselines=["knn", "mahalanobis"])
+        result.summary["metrics"]["auroc"]["mean"]
+    """
+    result: OodResult = call("ood", locals())
     return result
 
 

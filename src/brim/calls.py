@@ -26,6 +26,8 @@ _RUNNERS = {  # the function that the command line calls as well
     "profile": "brim.profiling.api:profile_as",
     "train": "brim.training.api:train_as",
     "sweep": "brim.sweeps.prepare:sweep",
+    "ood": "brim.molecules.run:ood",
+    "encode": "brim.molecules.encoding:encode",
     "report": "brim.reporting.write:report_as",
 }
 

@@ -135,6 +135,13 @@ COMMANDS = {
             summary="Train detectors of out-of-distribution molecules: energy heads, all seeds at once, one table.",
             settings="ood_settings:OodCommand",
             example="brim ood --id in.csv --ood out.csv --encoder morgan --seeds 10 --baselines knn,mahalanobis",
+            python=PythonCall(
+                name="ood",
+                returns="brim.molecules.run:OodResult",
+                told="`summary` with the table over seeds, `cells` with one result for each seed, the run's `folder`.",
+                example='result = brim.ood(id="in.csv", ood="out.csv", seeds=10, baselines=["knn", "mahalanobis"])\n'
+                'result.summary["metrics"]["auroc"]["mean"]',
+            ),
         ),
         Command(
             name="forecast",
@@ -154,6 +161,12 @@ COMMANDS = {
             summary="Encode a file of SMILES: one row of features for every molecule that can be read.",
             settings="encode_settings:EncodeSettings",
             example="brim encode -m morgan -d smiles.csv -o features.safetensors --knob bits=1024",
+            python=PythonCall(
+                name="encode",
+                returns="brim.molecules.encoding:EncodedFile",
+                told="The `path` that was written, the `width` of a row, `failures` by file and line, and `figures`.",
+                example='brim.encode("smiles.csv", "features.safetensors", knob={"bits": 1024}).failures',
+            ),
         ),
         Command(
             name="knobs",

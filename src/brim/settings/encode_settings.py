@@ -23,14 +23,16 @@ class EncodeRequest:
         str,
         Setting(
             help="SMILES: .csv or .tsv with a header, .smi or .txt.", flags=("-d", "--data"), metavar="FILE",
-            check=path_text(),
+            check=path_text(), python="str | os.PathLike[str]", positional=True,
+            missing="give the file of molecules, such as smiles.csv",
         ),
     ]  # fmt: skip
     output: Annotated[
         str,
         Setting(
             help="Where the features go: FILE.safetensors.", flags=("-o", "--output"), metavar="FILE",
-            check=path_text(),
+            check=path_text(), python="str | os.PathLike[str]", positional=True,
+            missing="give the file to write, FILE.safetensors",
         ),
     ]  # fmt: skip
     model: Annotated[str, Setting(help="morgan, minimol or unimol.", flags=("-m", "--model"), metavar="ENCODER")] = (
@@ -40,7 +42,8 @@ class EncodeRequest:
         Mapping[str, str],
         Setting(
             name="map", help="The column of SMILES, where it is called otherwise.", metavar="smiles=COLUMN", many=True,
-            check=pairs("smiles=COLUMN", ("smiles",)),
+            check=pairs("smiles=COLUMN", ("smiles",)), python="Mapping[str, str] | None",
+            python_help="The column of SMILES, where it is called otherwise: {'smiles': 'structure'}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
     limit: Annotated[int | None, Setting(help="Only the first N molecules.", metavar="N", check=whole(1))] = None
@@ -48,7 +51,8 @@ class EncodeRequest:
         Mapping[str, Any],
         Setting(
             name="knob", help="A setting of the encoder, repeatable: --knob bits=1024.", metavar="NAME=VALUE",
-            many=True, check=pairs("NAME=VALUE, for example --knob bits=1024"),
+            many=True, check=pairs("NAME=VALUE, for example --knob bits=1024"), python="Mapping[str, object] | None",
+            python_help="Settings of the encoder: {'bits': 1024}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
     batch_size: shared.BatchSize = None
@@ -58,7 +62,7 @@ class EncodeRequest:
         Setting(name="no_cache", help="Neither use cached features nor keep any.", check=flag(), inverted=True),
     ] = True
     device: shared.Device = "auto"
-    resume: Annotated[bool, Setting(help="Go on where a run of the same file stopped.", check=flag())] = False
+    resume: Annotated[bool, Setting(help="Continue a stopped run of the same file.", check=flag())] = False
 
     def __post_init__(self) -> None:
         check_fields(self)

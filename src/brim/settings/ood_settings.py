@@ -83,25 +83,31 @@ class OodRequest:
         tuple[str, ...],
         Setting(
             help="A file of splits (DrugOOD's JSON); repeatable.", flags=("-d", "--data"), panel=DATA, metavar="FILE",
-            check=texts(), many=True,
+            check=texts(), many=True, python="str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None",
+            python_help="A file of splits (DrugOOD's JSON), or several.",
         ),
     ] = ()  # fmt: skip
     id: Annotated[
         str | None,
         Setting(
             help="In-distribution: SMILES (.csv, .smi) or features (.safetensors).", panel=DATA, metavar="FILE",
-            check=path_text(),
+            check=path_text(), python="str | os.PathLike[str] | None",
         ),
     ] = None  # fmt: skip
     ood: Annotated[
-        str | None, Setting(help="Out-of-distribution, likewise.", panel=DATA, metavar="FILE", check=path_text())
-    ] = None
+        str | None,
+        Setting(
+            help="Out-of-distribution, likewise.", panel=DATA, metavar="FILE", check=path_text(),
+            python="str | os.PathLike[str] | None",
+        ),
+    ] = None  # fmt: skip
     mapping: Annotated[
         Mapping[str, str],
         Setting(
             name="map", help="smiles=COLUMN or label=COLUMN, where they are called otherwise.", panel=DATA,
             metavar="FIELD=COLUMN", many=True,
-            check=pairs("smiles=COLUMN or label=COLUMN", ("smiles", "label")),
+            check=pairs("smiles=COLUMN or label=COLUMN", ("smiles", "label")), python="Mapping[str, str] | None",
+            python_help="The columns, where they are called otherwise: {'smiles': 'structure', 'label': 'y'}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
     limit: Annotated[  # of each part
@@ -117,7 +123,8 @@ class OodRequest:
         tuple[str, ...],
         Setting(
             name="encoder", help="morgan (default), minimol, unimol; several by commas.", panel=DATA, metavar="NAMES",
-            check=_some_of(ENCODERS), many=True, default=None,
+            check=_some_of(ENCODERS), many=True, default=None, python="str | Sequence[str] | None",
+            python_help="morgan (default), minimol, unimol, or several.",
         ),
     ] = ("morgan",)  # fmt: skip
     knobs: Annotated[
@@ -125,20 +132,22 @@ class OodRequest:
         Setting(
             name="knob", help="A setting of the encoder, repeatable: --knob bits=1024.", panel=DATA,
             metavar="NAME=VALUE", many=True, check=pairs("NAME=VALUE, for example --knob bits=1024"),
+            python="Mapping[str, object] | None", python_help="Settings of the encoder: {'bits': 1024}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
     losses: Annotated[
         tuple[str, ...],
         Setting(
             name="loss", help="energy, reference, hinge, bce, mse; several by commas.", panel=LOSS, metavar="NAMES",
-            check=_some_of(LOSSES), default="energy",
+            check=_some_of(LOSSES), default="energy", python="str | Sequence[str]",
+            python_help="energy, reference, hinge, bce, mse, or several.",
         ),
     ] = ("energy",)  # fmt: skip
     pairs: Annotated[
         str | None,
         Setting(
             help="all or matched; all, and for the reference loss matched.", panel=LOSS, metavar="WHICH",
-            check=choice("all", "matched"),
+            check=choice("all", "matched"), python='Literal["all", "matched"] | None',
         ),
     ] = None  # fmt: skip
     beta: Annotated[
@@ -158,13 +167,16 @@ class OodRequest:
         str | None,
         Setting(
             help="The frozen head; by default each run's own first weights.", panel=LOSS, metavar="FILE",
-            check=path_text(),
+            check=path_text(), python="str | os.PathLike[str] | None",
         ),
     ] = None  # fmt: skip
     hidden: Annotated[
         tuple[int, ...],
-        Setting(help="Units of the hidden layers.", panel=TRAINING, metavar="SIZES", check=numbers(int)),
-    ] = (256, 128)
+        Setting(
+            help="Units of the hidden layers.", panel=TRAINING, metavar="SIZES", check=numbers(int),
+            python="str | int | Sequence[int]",
+        ),
+    ] = (256, 128)  # fmt: skip
     dropout: Annotated[
         float, Setting(help="In the head, while training.", panel=TRAINING, metavar="FRACTION", check=number())
     ] = 0.0
@@ -172,14 +184,16 @@ class OodRequest:
         tuple[int, ...],
         Setting(
             help="How many, or which: 10, or 3,5,8.", panel=TRAINING, metavar="N|LIST",
-            check=Check("seeds", _read_seeds), default="10",
+            check=Check("seeds", _read_seeds), default="10", python="int | str | Sequence[int]", python_default=10,
+            python_help="How many, or which: 10, or [3, 5, 8].",
         ),
     ] = tuple(range(10))  # fmt: skip
     lrs: Annotated[
         tuple[float, ...],
         Setting(
             name="lr", help="Learning rates; several by commas.", panel=TRAINING, metavar="RATES",
-            check=numbers(float), default="1e-3",
+            check=numbers(float), default="1e-3", python="float | str | Sequence[float]", python_default=1e-3,
+            python_help="The learning rate, or several.",
         ),
     ] = (1e-3,)  # fmt: skip
     epochs: Annotated[int, Setting(help="At most so many.", panel=TRAINING, metavar="N", check=whole(1))] = 50
@@ -209,14 +223,15 @@ class OodRequest:
         tuple[str, ...],
         Setting(
             help=f"By commas, or all: {', '.join(BASELINES)}.", panel=TRAINING, metavar="NAMES",
-            check=_some_of(BASELINES),
+            check=_some_of(BASELINES), python="str | Sequence[str] | None",
+            python_help=f"Names, or 'all': {', '.join(BASELINES)}.",
         ),
     ] = ()  # fmt: skip
     fast_path: Annotated[
         str,
         Setting(
             help="auto, off, resident (data on the device) or stacked (seeds as one).", panel=TRAINING, metavar="PATH",
-            check=choice("auto", *FAST_PATHS),
+            check=choice("auto", *FAST_PATHS), python='Literal["auto", "off", "resident", "stacked"]',
         ),
     ] = "auto"  # fmt: skip
     batch_size: Annotated[  # samples of each side in one pass; None: as many as fit
@@ -227,14 +242,15 @@ class OodRequest:
         int | None,
         Setting(
             help="Samples of each side in a step: N; auto is -b, or 512.", panel=BATCH, metavar="auto|N",
-            check=size_or_none(LARGEST_SIZE), default="auto",
+            check=size_or_none(LARGEST_SIZE), default="auto", python='int | Literal["auto"]',
+            python_help="Samples of each side in a step: N; auto is batch_size, or 512.",
         ),
     ] = None  # fmt: skip
     eval_batch_size: Annotated[
         int | None,
         Setting(
             help="Rows in one pass of a validation.", panel=BATCH, metavar="auto|N", check=size_or_none(LARGEST_SIZE),
-            default="auto",
+            default="auto", python='int | Literal["auto"]',
         ),
     ] = None  # fmt: skip
     memory_limit: shared.MemoryLimit = None
@@ -250,7 +266,8 @@ class OodRequest:
     resume: Annotated[
         bool,
         Setting(
-            help="Go on with the run in -o: cells that are done are not done again.", panel=OUTPUT, check=flag()
+            help="Continue the run in -o: finished cells are kept.", panel=OUTPUT, check=flag(),
+            python_help="Continue the run in output: finished cells are kept.",
         ),
     ] = False  # fmt: skip
 
@@ -305,7 +322,7 @@ class OodCommand:
         str,
         Setting(
             help="How the detectors learn: dpo, by preferring one molecule of a pair.", metavar="dpo",
-            check=choice("dpo"),
+            check=choice("dpo"), python='Literal["dpo"]',
         ),
     ] = "dpo"  # fmt: skip
     output: shared.RunFolder = None
