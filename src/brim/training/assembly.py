@@ -20,7 +20,6 @@ from brim.running.loader import LoaderSettings
 from brim.settings.train_request import TrainRequest
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.sizing.plans import PlanFile
-from brim.training.absent_bytes import absent_bytes, state_bytes_when_made, tensors_of_state
 from brim.training.adaptive import Adaptive, make_adaptive
 from brim.training.checkpoint import load_checkpoint, restore_generators
 from brim.training.effective_batch import EarlierSizes, choose_effective_batch
@@ -29,8 +28,14 @@ from brim.training.listener import TrainListener
 from brim.training.loop import LoopSettings, Trainer
 from brim.training.micro_batches import MicroBatches
 from brim.training.objective import choose_monitor
-from brim.training.optimizer_step import OptimizerStep
-from brim.training.optimizers import make_training_optimizer, optimizer_options
+from brim.training.optimizers import (
+    OptimizerStep,
+    absent_bytes,
+    make_training_optimizer,
+    optimizer_options,
+    state_bytes_when_made,
+    tensors_of_state,
+)
 from brim.training.progress import Progress
 from brim.training.run_files import RunFiles
 from brim.training.subject import Subject
@@ -92,11 +97,9 @@ class Assembled:
             self.notes += notes
         self.micro = self._make_micro()
         self.stepper = OptimizerStep(
-            model=subject.model,
-            optimizer=self.optimizer,
-            memory=self.memory,
-            micro=self.micro,
-            group=around.group,
+            self.micro,
+            self.optimizer,
+            around.group,
             scaler=self.scaler,
             gradient_clip=settings.training.gradient_clip,
             guarded=self.metered and not around.sharded,

@@ -23,7 +23,7 @@ from brim.training.interrupt import Interrupt
 from brim.training.items import Items
 from brim.training.listener import StepRecord, TrainListener
 from brim.training.micro_batches import MicroBatches, WindowDone, WindowWork
-from brim.training.optimizer_step import OptimizerStep, WindowSums
+from brim.training.optimizers import OptimizerStep, WindowSums
 from brim.training.progress import Progress
 from brim.training.run_files import RunFiles
 from brim.training.shares import Shares

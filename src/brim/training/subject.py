@@ -19,10 +19,10 @@ from brim.settings.train_settings import TrainSettings
 from brim.training.data_sets import TrainingData, make_items, read_data
 from brim.training.dense_objectives import Detection, Segmentation
 from brim.training.learner import Learner, build_learner, model_reads, smaller_inputs, smallest_micro_batch
+from brim.training.learning_rate import scheduler_class
 from brim.training.listener import TrainFacts
 from brim.training.objective import Classification, Objective, OwnLoss, Regression
 from brim.training.optimizers import optimizer_options
-from brim.training.schedules import scheduler_class
 from brim.workloads.checkpointing import can_checkpoint, enable_gradient_checkpointing
 
 __all__ = ["Subject", "open_subject"]
