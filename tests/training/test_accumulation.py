@@ -18,7 +18,7 @@ from brim.memory.devices import memory_of
 from brim.ranks.gradients import RankGroup
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.training.micro_batches import MicroBatches, WindowWork
-from brim.training.objective import Batch, Classification, Objective, OwnLoss, Regression
+from brim.training.objective import Batch, Classification, ModelLoss, Objective, Regression
 from brim.training.optimizers import OptimizerStep
 
 CPU = torch.device("cpu")
@@ -125,7 +125,7 @@ def test_accumulated_losses_per_token_equal_one_batch(lengths: list[int], seed: 
     ids[torch.arange(tokens) >= shown[:, None]] = 0  # padding
     torch.manual_seed(seed)
     model: Any = TokenModel().double()
-    found, loss = gradients_of(model, OwnLoss(), Batch(ids, None), lengths)
+    found, loss = gradients_of(model, ModelLoss(), Batch(ids, None), lengths)
     total, weight = model.training_loss(ids)
     assert same(found, big_batch(model, total / weight))
     assert abs(loss - float((total / weight).detach())) < 1e-10
@@ -147,4 +147,4 @@ def test_a_model_that_gives_a_mean_is_refused() -> None:
             return batch.mean()
 
     with pytest.raises(RequestError, match="a mean cannot be accumulated"):
-        OwnLoss().loss(Mean(), Batch(torch.ones(3), None))
+        ModelLoss().loss(Mean(), Batch(torch.ones(3), None))

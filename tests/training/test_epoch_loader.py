@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from brim.running.loader import LoaderSettings
-from brim.training.draws import drawing_from
 from brim.training.epoch_loader import EpochLoader
-from brim.training.items import OwnItems
+from brim.training.items import FactoryItems, seeded_rng
 from brim.training.windows import Window, epoch_order
 from tests.training.training_runs import StopsAt, largest_difference, losses, run, settings_of, weights
 
@@ -40,8 +39,8 @@ def epoch_loader(*, workers: int, epochs: int = 3, rank: int = 0, ranks: int = 1
     settings = LoaderSettings(num_workers=workers, prefetch_factor=2)
     notes: list[str] = []
     loader = EpochLoader(
-        OwnItems(Draws(), label_dtype=None), settings, seed=seed, epochs=epochs, rank=rank, ranks=ranks, pin=False,
-        tell=notes.append,
+        FactoryItems(Draws(), label_dtype=None), settings, seed=seed, epochs=epochs, rank=rank, ranks=ranks, pin=False,
+        note=notes.append,
     )  # fmt: skip
     loader.notes = notes  # type: ignore[attr-defined]
     return loader
@@ -127,25 +126,25 @@ def test_draws_leave_generators_as_they_were_even_after_an_error() -> None:
         raise ValueError("broken")
 
     before = torch.get_rng_state()
-    with pytest.raises(ValueError, match="broken"), drawing_from(1, 2):
+    with pytest.raises(ValueError, match="broken"), seeded_rng(1, 2):
         broken()
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_arrays_are_tensors_unless_the_factory_joins_samples_itself() -> None:
     samples = [{"x": np.ones(2, dtype=np.float32), "name": np.array("one"), "pair": (1, np.zeros(1))}]
-    made = OwnItems(samples, label_dtype=None).prepare(0)
+    made = FactoryItems(samples, label_dtype=None).prepare(0)
     assert torch.equal(made["x"], torch.ones(2))
     assert isinstance(made["name"], np.ndarray)
     assert isinstance(made["pair"][1], torch.Tensor)
-    assert OwnItems(samples, label_dtype=None, join=list).prepare(0) is samples[0]
+    assert FactoryItems(samples, label_dtype=None, join=list).prepare(0) is samples[0]
 
 
 @pytest.mark.parametrize("join", [None, list])
 def test_samples_that_the_factory_joins_itself_do_not_lie_in_room_that_is_used_again(join: Any) -> None:
     """It may keep them."""
-    items = OwnItems([torch.full((4,), float(place)) for place in range(COUNT)], label_dtype=None, join=join)
-    loader = EpochLoader(items, LoaderSettings(num_workers=1), seed=5, epochs=1, rank=0, ranks=1, pin=False, tell=print)
+    items = FactoryItems([torch.full((4,), float(place)) for place in range(COUNT)], label_dtype=None, join=join)
+    loader = EpochLoader(items, LoaderSettings(num_workers=1), seed=5, epochs=1, rank=0, ranks=1, pin=False, note=print)
     loader.begin(0, 0)
     (sample,) = loader.take([epoch_order(COUNT, seed=5, epoch=0)[0]])
     assert sample.is_shared() is (join is None)

@@ -18,7 +18,7 @@ from brim.data.coco import read_coco
 from brim.data.images import load_mask, polygon_mask
 from brim.data.mask_folder import read_mask_folder
 from brim.errors import RequestError
-from brim.training.dense_objectives import Segmentation
+from brim.training.dense_tasks import Segmentation
 from brim.training.objective import Batch
 
 SEGMENTER, DETECTOR = "lraspp_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn"
@@ -204,8 +204,8 @@ def test_mean_iou_is_over_all_pictures_and_the_classes_that_occur() -> None:
     answers = torch.tensor([[[0, 1], [1, 1]], [[0, 2], [0, 1]]])
     scores = nn.functional.one_hot(answers, 4).permute(0, 3, 1, 2).float()
     objective = Segmentation(4)
-    rows = objective.judge(Scores(), Batch(scores, masks))
+    rows = objective.sample_metrics(Scores(), Batch(scores, masks))
     assert rows.shape == (2, objective.columns)
-    figures = objective.figures_of(rows.sum(dim=0).tolist())
+    figures = objective.metrics_of_sums(rows.sum(dim=0).tolist())
     # class 0: 2 right of 2 found or there and 1 + 1 wrong; class 1: 3 right, 1 + 1 wrong; classes 2 and 3 do not occur
     assert figures["mean_iou"] == pytest.approx((2 / 4 + 3 / 5) / 2)

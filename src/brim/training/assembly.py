@@ -38,7 +38,7 @@ from brim.training.optimizers import (
 )
 from brim.training.progress import Progress
 from brim.training.run_files import RunFiles
-from brim.training.subject import Subject
+from brim.training.setup import TrainingSetup
 from brim.training.validation import Validation
 from brim.training.whole_state import WholeState
 
@@ -61,7 +61,7 @@ class Surroundings:
 class Assembled:
     """Everything that one rank trains with; nothing of it has started."""
 
-    def __init__(self, subject: Subject, request: TrainRequest, around: Surroundings) -> None:
+    def __init__(self, subject: TrainingSetup, request: TrainRequest, around: Surroundings) -> None:
         settings, world = request.settings, around.agreement.world
         self.subject = subject
         self.request = request
@@ -85,7 +85,7 @@ class Assembled:
         if not self.trainable:
             raise RequestError(f"model.type {settings.model.type}: none of its weights can be trained")
         self.optimizer = make_training_optimizer(settings.optimizer.name, self.trainable, options)
-        self.scaler = torch.amp.GradScaler(subject.device.type) if subject.scaled else None
+        self.scaler = torch.amp.GradScaler(subject.device.type) if subject.loss_scaling else None
         self.adaptive: Adaptive = make_adaptive(
             settings, self.effective, self.optimizer, options, samples=len(subject.data.train), notes=self.notes
         )
@@ -118,9 +118,10 @@ class Assembled:
 
     def _refuse_too_few(self) -> None:
         """An effective batch that leaves a rank with fewer samples than it needs."""
-        needed = self.subject.smallest if self.subject.smallest > 1 or self.around.sharded else 0
+        smallest = self.subject.smallest_micro_batch
+        needed = smallest if smallest > 1 or self.around.sharded else 0
         if self.effective.batch < needed * self.ranks:
-            why = "batch normalisation needs" if self.subject.smallest > 1 else "with training.fsdp every rank needs"
+            why = "batch normalisation needs" if smallest > 1 else "with training.fsdp every rank needs"
             raise RequestError(
                 f"an effective batch of {self.effective.batch} on {self.ranks} ranks: {why} at least {needed} samples "
                 "on each rank in every step; give a larger hp.effective_batch"
@@ -130,7 +131,7 @@ class Assembled:
         """What does not go together with a sharded model."""
         if not self.around.sharded:
             return
-        if self.subject.scaled:
+        if self.subject.loss_scaling:
             raise RequestError("training.fsdp: gradients of shards are not scaled; use bfloat16 instead of float16")
         if self.memory.meter_slows and self.request.limited:
             raise RequestError("training.fsdp: the CPU's meter cannot follow shards; leave the memory limit out")
@@ -186,7 +187,7 @@ class Assembled:
         subject, training = self.subject, self.request.settings.training
         identity = {
             "kind": "train",
-            "workload": {"model": subject.learner.name, **subject.learner.identity},
+            "workload": {"model": subject.bundle.name, **subject.bundle.identity},
             "mode": "train",
             "dtype": str(subject.autocast or subject.dtype),
             "optimizer": self.request.settings.optimizer.name.lower(),
@@ -218,7 +219,7 @@ class Assembled:
                 ceiling=asked if isinstance(asked, int) and self.earlier is None else None,
                 fixed=self.request.fixed,
                 known=known,
-                smallest=subject.smallest,
+                smallest=subject.smallest_micro_batch,
                 unit=unit,
                 uniform=subject.data.train.uniform,
                 limit_bytes=self.limit_bytes if self.metered else None,

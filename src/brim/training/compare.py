@@ -25,7 +25,7 @@ from brim.training.listener import TrainListener
 from brim.training.memory_forecast import forecast_peak_bytes
 from brim.training.run import TrainResult, run_training
 from brim.training.run_files import read_steps
-from brim.training.subject import open_subject
+from brim.training.setup import open_setup
 
 __all__ = ["compare_effective_batches", "risk_of"]
 
@@ -41,7 +41,7 @@ def compare_effective_batches(
     if current_world().size > 1:
         raise RequestError(f"{named('compare_batch')}: sizes are compared on one device; start it without torchrun")
     watcher = listener or TrainListener()
-    subject = open_subject(request.settings)
+    subject = open_setup(request.settings)
     subject.model.to("cpu")  # out of the trials' way: it is only forecast
     memory_of(subject.device).release()
     samples = len(subject.data.train)
@@ -60,7 +60,7 @@ def compare_effective_batches(
                 if row["peak_reserved_bytes"] is None:
                     row |= _measure_memory(trial, Path(folder) / f"{place}-memory")
                 memory_of(subject.device).release()
-                place_weights(subject.model, subject.device, name=subject.learner.name)
+                place_weights(subject.model, subject.device, name=subject.bundle.name)
                 row["forecast_peak_bytes"] = forecast_peak_bytes(subject, row["micro_batch_size"])
                 subject.model.to("cpu")
             except DoesNotFitError as error:

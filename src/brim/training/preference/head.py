@@ -9,7 +9,7 @@ from torch import nn
 
 from brim.errors import RequestError
 from brim.settings.caller import given, named, written
-from brim.training.feature_head import MOST_WIDTH, refuse_too_wide
+from brim.training.heads import MOST_WIDTH, refuse_too_wide
 
 __all__ = ["EnergyHead", "make_heads", "perceptron", "seeded"]
 
