@@ -186,7 +186,7 @@ def _compare_ranks(arguments: argparse.Namespace) -> None:
     from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
     from brim.training.micro_batches import MicroBatches, WindowWork
     from brim.training.objective import Batch, Classification
-    from brim.training.optimizer_step import OptimizerStep
+    from brim.training.optimizers import OptimizerStep
 
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if arguments.device == "cuda" else torch.device("cpu")
@@ -207,9 +207,7 @@ def _compare_ranks(arguments: argparse.Namespace) -> None:
     runner = MicroBatches(
         model=model, objective=Classification(2), memory=memory_of(device), sizes=sizes, metered=False
     )
-    stepper = OptimizerStep(
-        model=model, optimizer=optimizer, memory=memory_of(device), micro=runner, group=group, guarded=False
-    )
+    stepper = OptimizerStep(runner, optimizer, group, guarded=False)
     work = WindowWork(
         items=range(share), costs=[1] * share, samples=samples,
         fetch=lambda part: Batch(rows[part[0] : part[-1] + 1], labels[part[0] : part[-1] + 1]),

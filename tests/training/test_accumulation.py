@@ -1,4 +1,4 @@
-"""Accumulated gradients are those of the single big batch, whatever the micro-batches, the last one and the weights."""
+"""Gradients accumulated over micro-batches equal those of one big batch, for any micro-batches and weights."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from brim.errors import RequestError
 from brim.memory.devices import memory_of
 from brim.ranks.gradients import RankGroup
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.training.micro_batches import MicroBatches, WindowWork
-from brim.training.objective import Batch, Classification, Objective, OwnLoss, Regression
-from brim.training.optimizer_step import OptimizerStep
+from brim.training.objective import Batch, Classification, ModelLoss, Objective, Regression
+from brim.training.optimizers import OptimizerStep
 
 CPU = torch.device("cpu")
 
 
 class TokenModel(nn.Module):
-    """Predicts each token from the one before; the loss is a sum over tokens, and counts those that are no padding."""
+    """Predicts each token from the one before; the loss is a sum over the tokens that are not padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +42,7 @@ class TokenModel(nn.Module):
 def gradients_of(
     model: nn.Module, objective: Objective, whole: Batch, lengths: Sequence[int]
 ) -> tuple[dict[str, torch.Tensor], float]:
-    """What a window leaves in `.grad` when it is cut into these micro-batches, and its loss."""
+    """The gradients and the loss of a window that is run in micro-batches of these lengths."""
     model = copy.deepcopy(model)
     count = sum(lengths)
     sizes = MicroBatchSizer(MicroBatchRequest(ceiling=max(lengths)))
@@ -55,10 +57,7 @@ def gradients_of(
     work = WindowWork(items=range(count), costs=[1] * count, samples=count, fetch=fetch)
     done = micro.run(work)
     assert [len(part.items) for part in done.parts] == list(lengths)
-    stepper = OptimizerStep(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), memory=memory_of(CPU), micro=micro,
-        group=RankGroup(CPU), guarded=False,
-    )  # fmt: skip
+    stepper = OptimizerStep(micro, torch.optim.SGD(model.parameters(), lr=0.0), RankGroup(CPU), guarded=False)
     figures = stepper.make(done, count).read()
     loss = figures["loss"]
     assert loss is not None
@@ -87,7 +86,9 @@ def network(draw: torch.Generator, features: int, outputs: int) -> nn.Module:
 
 @settings(max_examples=60)
 @given(cuts, seeds, st.integers(1, 6), st.integers(2, 5), st.floats(0, 0.5))
-def test_classification(lengths: list[int], seed: int, features: int, classes: int, smoothing: float) -> None:
+def test_accumulated_classification_equals_one_batch(
+    lengths: list[int], seed: int, features: int, classes: int, smoothing: float
+) -> None:
     draw = torch.Generator().manual_seed(seed)
     count = sum(lengths)
     inputs = torch.randn(count, features, generator=draw, dtype=torch.float64)
@@ -102,7 +103,7 @@ def test_classification(lengths: list[int], seed: int, features: int, classes: i
 
 @settings(max_examples=40)
 @given(cuts, seeds, st.integers(1, 6))
-def test_regression(lengths: list[int], seed: int, features: int) -> None:
+def test_accumulated_regression_equals_one_batch(lengths: list[int], seed: int, features: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     inputs = torch.randn(sum(lengths), features, generator=draw, dtype=torch.float64)
     labels = torch.randn(sum(lengths), generator=draw, dtype=torch.float64)
@@ -115,8 +116,8 @@ def test_regression(lengths: list[int], seed: int, features: int) -> None:
 
 @settings(max_examples=60)
 @given(cuts, seeds, st.integers(2, 8))
-def test_losses_weighted_by_tokens(lengths: list[int], seed: int, tokens: int) -> None:
-    """Samples of different length: a mean over micro-batch means would be another number."""
+def test_accumulated_losses_per_token_equal_one_batch(lengths: list[int], seed: int, tokens: int) -> None:
+    """Samples have different lengths, so that the mean of micro-batch means would differ."""
     draw = torch.Generator().manual_seed(seed)
     count = sum(lengths)
     ids = torch.randint(1, 11, (count, tokens), generator=draw)
@@ -124,14 +125,14 @@ def test_losses_weighted_by_tokens(lengths: list[int], seed: int, tokens: int) -
     ids[torch.arange(tokens) >= shown[:, None]] = 0  # padding
     torch.manual_seed(seed)
     model: Any = TokenModel().double()
-    found, loss = gradients_of(model, OwnLoss(), Batch(ids, None), lengths)
+    found, loss = gradients_of(model, ModelLoss(), Batch(ids, None), lengths)
     total, weight = model.training_loss(ids)
     assert same(found, big_batch(model, total / weight))
     assert abs(loss - float((total / weight).detach())) < 1e-10
 
 
-def test_a_mean_of_micro_batch_means_would_be_told_apart() -> None:
-    """The equality above can fail: it does for the usual mistake."""
+def test_a_mean_of_micro_batch_means_is_not_equal() -> None:
+    """The comparison of the tests above can fail: it does for the usual mistake."""
     draw = torch.Generator().manual_seed(0)
     inputs, labels = torch.randn(7, 3, generator=draw, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 1, 0, 1])
     model = network(draw, 3, 2)
@@ -141,13 +142,9 @@ def test_a_mean_of_micro_batch_means_would_be_told_apart() -> None:
 
 
 def test_a_model_that_gives_a_mean_is_refused() -> None:
-    import pytest
-
-    from brim.errors import RequestError
-
     class Mean(nn.Module):
         def training_loss(self, batch: torch.Tensor) -> torch.Tensor:
             return batch.mean()
 
     with pytest.raises(RequestError, match="a mean cannot be accumulated"):
-        OwnLoss().loss(Mean(), Batch(torch.ones(3), None))
+        ModelLoss().loss(Mean(), Batch(torch.ones(3), None))

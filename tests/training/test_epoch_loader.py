@@ -1,4 +1,4 @@
-"""One loader for all epochs: processes that stay, numbers that do not mix epochs up, draws that follow from neither."""
+"""One loader for all epochs: its processes stay, and random draws depend on neither processes nor resuming."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from brim.running.loader import LoaderSettings
-from brim.training.draws import drawing_from
 from brim.training.epoch_loader import EpochLoader
-from brim.training.items import OwnItems
+from brim.training.items import FactoryItems, seeded_rng
 from brim.training.windows import Window, epoch_order
 from tests.training.training_runs import StopsAt, largest_difference, losses, run, settings_of, weights
 
@@ -25,7 +24,7 @@ COUNT = 12
 
 
 class Draws(Sequence[Any]):
-    """Samples that say where they were prepared, and what was drawn for them."""
+    """Samples that hold the process that prepared them and random numbers that were drawn for them."""
 
     def __len__(self) -> int:
         return COUNT
@@ -40,15 +39,15 @@ def epoch_loader(*, workers: int, epochs: int = 3, rank: int = 0, ranks: int = 1
     settings = LoaderSettings(num_workers=workers, prefetch_factor=2)
     notes: list[str] = []
     loader = EpochLoader(
-        OwnItems(Draws(), label_dtype=None), settings, seed=seed, epochs=epochs, rank=rank, ranks=ranks, pin=False,
-        tell=notes.append,
+        FactoryItems(Draws(), label_dtype=None), settings, seed=seed, epochs=epochs, rank=rank, ranks=ranks, pin=False,
+        note=notes.append,
     )  # fmt: skip
     loader.notes = notes  # type: ignore[attr-defined]
     return loader
 
 
 def epoch_of(loader: EpochLoader, epoch: int, *, position: int = 0, rank: int = 0, ranks: int = 1) -> list[Any]:
-    """One epoch in windows of four, as the loop takes them."""
+    """The samples of one epoch, taken in windows of four."""
     order = epoch_order(COUNT, seed=5, epoch=epoch)
     loader.begin(epoch, position)
     taken: list[Any] = []
@@ -61,7 +60,7 @@ def epoch_of(loader: EpochLoader, epoch: int, *, position: int = 0, rank: int = 
     return taken
 
 
-def test_processes_stay_from_epoch_to_epoch() -> None:
+def test_processes_are_kept_between_epochs() -> None:
     loader = epoch_loader(workers=2)
     pids = [{one[1] for one in epoch_of(loader, epoch)} for epoch in range(3)]
     loader.close()
@@ -72,7 +71,7 @@ def test_processes_stay_from_epoch_to_epoch() -> None:
     assert loader.wait_seconds > 0
 
 
-def test_a_process_that_was_lost_is_noted_and_the_next_epoch_has_new_ones() -> None:
+def test_a_killed_process_is_noted_and_replaced_in_the_next_epoch() -> None:
     loader = epoch_loader(workers=1)
     (pid,) = {one[1] for one in epoch_of(loader, 0)}
     os.kill(pid, signal.SIGKILL)
@@ -84,7 +83,7 @@ def test_a_process_that_was_lost_is_noted_and_the_next_epoch_has_new_ones() -> N
 
 
 @pytest.mark.parametrize("room", [False, True])
-def test_only_a_loader_that_holds_the_locked_room_makes_way_for_another(
+def test_processes_end_for_another_loader_only_if_they_hold_pinned_memory(
     monkeypatch: pytest.MonkeyPatch, room: bool
 ) -> None:
     loader = epoch_loader(workers=1)
@@ -97,18 +96,18 @@ def test_only_a_loader_that_holds_the_locked_room_makes_way_for_another(
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_ranks_have_every_sample_of_every_epoch_once(ranks: int) -> None:
+def test_a_rank_prepares_exactly_its_samples_of_every_epoch(ranks: int) -> None:
     for rank in range(ranks):
         loader = epoch_loader(workers=1, rank=rank, ranks=ranks)
         for epoch in range(3):
             epoch_of(loader, epoch, rank=rank, ranks=ranks)
-        assert not loader._loader or not loader._loader._ready  # nothing was prepared that nobody asked for
+        assert not loader._loader or not loader._loader._ready  # no prepared sample is left over
         loader.close()
 
 
 @pytest.mark.parametrize("position", [0, 4])
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_what_is_drawn_follows_from_seed_epoch_and_sample_alone(workers: int, position: int) -> None:
+def test_draws_depend_on_seed_epoch_and_sample_alone(workers: int, position: int) -> None:
     whole = epoch_loader(workers=0)
     expected = {epoch: {one[0]: one[2:] for one in epoch_of(whole, epoch)} for epoch in range(3)}
     assert expected[0] != expected[1]
@@ -121,31 +120,31 @@ def test_what_is_drawn_follows_from_seed_epoch_and_sample_alone(workers: int, po
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before  # type: ignore[index]
 
 
-def test_draws_leave_generators_as_they_were_even_after_an_error() -> None:
+def test_seeded_rng_restores_generators_after_an_error() -> None:
     def broken() -> None:
         torch.rand(3)
         raise ValueError("broken")
 
     before = torch.get_rng_state()
-    with pytest.raises(ValueError, match="broken"), drawing_from(1, 2):
+    with pytest.raises(ValueError, match="broken"), seeded_rng(1, 2):
         broken()
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_arrays_are_tensors_unless_the_factory_joins_samples_itself() -> None:
+def test_arrays_become_tensors_unless_the_user_collates() -> None:
     samples = [{"x": np.ones(2, dtype=np.float32), "name": np.array("one"), "pair": (1, np.zeros(1))}]
-    made = OwnItems(samples, label_dtype=None).prepare(0)
+    made = FactoryItems(samples, label_dtype=None).prepare(0)
     assert torch.equal(made["x"], torch.ones(2))
     assert isinstance(made["name"], np.ndarray)
     assert isinstance(made["pair"][1], torch.Tensor)
-    assert OwnItems(samples, label_dtype=None, join=list).prepare(0) is samples[0]
+    assert FactoryItems(samples, label_dtype=None, join=list).prepare(0) is samples[0]
 
 
 @pytest.mark.parametrize("join", [None, list])
-def test_samples_that_the_factory_joins_itself_do_not_lie_in_room_that_is_used_again(join: Any) -> None:
-    """It may keep them."""
-    items = OwnItems([torch.full((4,), float(place)) for place in range(COUNT)], label_dtype=None, join=join)
-    loader = EpochLoader(items, LoaderSettings(num_workers=1), seed=5, epochs=1, rank=0, ranks=1, pin=False, tell=print)
+def test_samples_for_a_users_collate_are_not_in_reused_memory(join: Any) -> None:
+    """The collate function may keep them."""
+    items = FactoryItems([torch.full((4,), float(place)) for place in range(COUNT)], label_dtype=None, join=join)
+    loader = EpochLoader(items, LoaderSettings(num_workers=1), seed=5, epochs=1, rank=0, ranks=1, pin=False, note=print)
     loader.begin(0, 0)
     (sample,) = loader.take([epoch_order(COUNT, seed=5, epoch=0)[0]])
     assert sample.is_shared() is (join is None)
@@ -174,7 +173,7 @@ def net():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
-def test_augmented_samples_and_dropout_give_the_same_losses_however_they_are_loaded_or_resumed(tmp_path: Path) -> None:
+def test_losses_with_augmentation_and_dropout_depend_on_neither_workers_nor_resuming(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
 
     def nested(workers: int) -> dict[str, Any]:

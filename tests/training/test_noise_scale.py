@@ -1,3 +1,5 @@
+"""The gradient noise scale, and the effective batch that grows with it."""
+
 from __future__ import annotations
 
 import numpy
@@ -8,7 +10,7 @@ from brim.training.noise_scale import NoiseScale
 
 
 def measured(signal: float, variance: float, *, small: int = 8, large: int = 64, times: int = 400) -> NoiseScale:
-    """From gradients drawn around a true one: |G|² is `signal`, the trace of the covariance `variance`."""
+    """The noise scale of random gradients with |G|² = `signal` and a covariance of trace `variance`."""
     draw = numpy.random.default_rng(0)
     dimensions = 50
     true = numpy.full(dimensions, (signal / dimensions) ** 0.5)
@@ -23,7 +25,7 @@ def measured(signal: float, variance: float, *, small: int = 8, large: int = 64,
 
 
 @pytest.mark.parametrize(("signal", "variance"), [(4.0, 40.0), (1.0, 200.0), (9.0, 9.0)])
-def test_the_noise_scale_of_known_gradients_is_found(signal: float, variance: float) -> None:
+def test_noise_scale_of_known_gradients(signal: float, variance: float) -> None:
     scale = measured(signal, variance)
     assert scale.value == pytest.approx(variance / signal, rel=0.35)
     report = scale.report()
@@ -32,8 +34,8 @@ def test_the_noise_scale_of_known_gradients_is_found(signal: float, variance: fl
     assert report["useful_batch"] == scale.useful_batch()
 
 
-def test_the_formulas_are_exact_without_noise() -> None:
-    """E|g|² = |G|² + S/B, put in by hand."""
+def test_formulas_are_exact_for_expected_values() -> None:
+    """Measurements are E|g|² = |G|² + S/B exactly."""
     scale = NoiseScale()
     for _ in range(8):
         scale.observe(small=2.0 + 96.0 / 8, small_batch=8, large=2.0 + 96.0 / 32, large_batch=32)
@@ -41,7 +43,7 @@ def test_the_formulas_are_exact_without_noise() -> None:
     assert scale.useful_batch() == 48
 
 
-def test_nothing_is_said_of_a_few_measurements_or_of_one_batch_size() -> None:
+def test_no_value_after_few_measurements_or_for_one_batch_size() -> None:
     scale = NoiseScale()
     assert scale.report() is None
     scale.observe(small=1.0, small_batch=8, large=1.0, large_batch=8)
@@ -63,7 +65,7 @@ def grown(growth: BatchGrowth, noise: NoiseScale, times: int) -> list[int]:
     return [batch for _ in range(times) if (batch := growth.measured(noise)) is not None]
 
 
-def test_the_batch_doubles_as_far_as_the_noise_scale_justifies() -> None:
+def test_the_batch_doubles_up_to_the_noise_scale() -> None:
     growth = BatchGrowth(batch=32, ceiling=100_000)
     assert grown(growth, known(300.0), 10 * PATIENCE) == [64, 128, 256]
     assert growth.batch == 256
@@ -73,11 +75,11 @@ def test_the_batch_never_exceeds_the_data() -> None:
     assert grown(BatchGrowth(batch=32, ceiling=100), known(1e6), 10 * PATIENCE) == [64, 100]
 
 
-def test_beyond_the_noise_scale_only_where_that_was_asked_for() -> None:
+def test_beyond_noise_ignores_the_noise_scale() -> None:
     assert grown(BatchGrowth(batch=32, ceiling=256), known(10.0), 10 * PATIENCE) == []
     asked = BatchGrowth(batch=32, ceiling=256, beyond_noise=True)
     assert grown(asked, known(10.0), 10 * PATIENCE) == [64, 128, 256]
 
 
-def test_an_unknown_noise_scale_justifies_nothing() -> None:
+def test_the_batch_stays_while_the_noise_scale_is_unknown() -> None:
     assert grown(BatchGrowth(batch=32, ceiling=256), NoiseScale(), 10 * PATIENCE) == []

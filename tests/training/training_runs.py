@@ -107,3 +107,10 @@ def losses(folder: Path) -> list[float]:
 def record_of(folder: Path) -> dict[str, Any]:
     record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     return record
+
+
+def model_settings(**changes: Any) -> dict[str, Any]:
+    """Settings for any model and data: float32, two epochs, and no parameters of `mlp`."""
+    nested = settings_of(Path("unused"), **{"training__dtype": "float32", "hp__epochs": 2, **changes})
+    nested["model"].pop("params") if "model__params" not in changes else None
+    return nested

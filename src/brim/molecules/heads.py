@@ -27,7 +27,7 @@ from brim.settings.ood_settings import OodRequest
 from brim.training.fast_path.in_passes import InPasses
 from brim.training.fast_path.problem import Problem, RowData, RunOutcome, RunsListener, RunSpec, Settings
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
-from brim.training.feature_head import MOST_WIDTH, refuse_too_wide
+from brim.training.heads import MOST_WIDTH, refuse_too_wide
 
 __all__ = [
     "ClassLabels", "Classifier", "ClassifierSettings", "EnergyHead", "HeadResult", "OodListener", "TrainedHeads",

@@ -12,7 +12,7 @@ from typing import Any
 
 from brim.errors import RequestError
 
-__all__ = ["World", "current_world"]
+__all__ = ["World", "current_world", "refuse_ranks"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,12 @@ def current_world() -> World:
     if rank >= size:
         raise RequestError(f"RANK is {rank} but WORLD_SIZE is {size}: ranks go from 0 to {size - 1}")
     return World(rank, size, _read("LOCAL_RANK", default=rank))
+
+
+def refuse_ranks(what: str) -> None:
+    """Raise a `RequestError` under torchrun; `what` names the request and why it runs in one process."""
+    if current_world().size > 1:
+        raise RequestError(f"{what}; start it without torchrun")
 
 
 def _read(name: str, *, default: int | None = None, smallest: int = 0) -> int:

@@ -14,7 +14,7 @@ from brim.sweeps.job import with_changes
 
 if TYPE_CHECKING:
     from brim.forecasting.forecast import Forecaster
-    from brim.training.subject import Subject
+    from brim.training.setup import TrainingSetup
 
 __all__ = ["answer", "forecast_workload", "serve_forecasts"]
 
@@ -77,7 +77,7 @@ def forecast_workload(
     from brim.settings.sizes import parse_bytes
     from brim.settings.train_settings import train_settings
     from brim.training.memory_forecast import size_to_trace, training_workload
-    from brim.training.subject import open_subject
+    from brim.training.setup import open_setup
 
     flat = flatten(settings)
     margin = flat.get("training.margin")
@@ -87,7 +87,7 @@ def forecast_workload(
     shapes_only = with_changes(settings, {"training.device": "cpu", "model.weights": "none"})
     gpu = choose_gpu(None, None) if on_cpu else choose_gpu(card.get("gpu"), card.get("memory"))
     with without_initialisation():
-        subject = open_subject(train_settings(shapes_only))
+        subject = open_setup(train_settings(shapes_only))
     workload = training_workload(subject)
     traced = TracedWorkload(workload)
 
@@ -107,7 +107,7 @@ def forecast_workload(
     return {str(size): forecast(size) for size in sizes}
 
 
-def _effective(subject: Subject, size: int | str) -> int:
+def _effective(subject: TrainingSetup, size: int | str) -> int:
     """Samples of an optimizer step: no micro-batch is larger."""
     import dataclasses
 

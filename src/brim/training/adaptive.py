@@ -13,10 +13,9 @@ from brim.settings.train_settings import TrainSettings
 from brim.sizing.micro_batches import MicroBatchSizer
 from brim.training.effective_batch import Effective
 from brim.training.growth import BatchGrowth
-from brim.training.lr_scaling import adjusted_betas, adjusted_eps, lr_factor
+from brim.training.learning_rate import LearningRate, ScheduleRequest, adjusted_betas, adjusted_eps, lr_factor
 from brim.training.noise_scale import NoiseScale
 from brim.training.optimizers import make_training_optimizer
-from brim.training.schedules import LearningRate, ScheduleRequest
 
 __all__ = ["Adaptive", "make_adaptive"]
 
@@ -162,7 +161,7 @@ def make_adaptive(
             warmup_steps=warmup,
             steps_may_change=effective.grows,
         ),
-        make_shadow=lambda parameters: make_training_optimizer(name, parameters, options),
+        make_optimizer=lambda parameters: make_training_optimizer(name, parameters, options),
     )
     growth = None
     if effective.grows:

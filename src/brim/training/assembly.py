@@ -20,7 +20,6 @@ from brim.running.loader import LoaderSettings
 from brim.settings.train_request import TrainRequest
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.sizing.plans import PlanFile
-from brim.training.absent_bytes import absent_bytes, state_bytes_when_made, tensors_of_state
 from brim.training.adaptive import Adaptive, make_adaptive
 from brim.training.checkpoint import load_checkpoint, restore_generators
 from brim.training.effective_batch import EarlierSizes, choose_effective_batch
@@ -29,11 +28,17 @@ from brim.training.listener import TrainListener
 from brim.training.loop import LoopSettings, Trainer
 from brim.training.micro_batches import MicroBatches
 from brim.training.objective import choose_monitor
-from brim.training.optimizer_step import OptimizerStep
-from brim.training.optimizers import make_training_optimizer, optimizer_options
+from brim.training.optimizers import (
+    OptimizerStep,
+    absent_bytes,
+    make_training_optimizer,
+    optimizer_options,
+    state_bytes_when_made,
+    tensors_of_state,
+)
 from brim.training.progress import Progress
 from brim.training.run_files import RunFiles
-from brim.training.subject import Subject
+from brim.training.setup import TrainingSetup
 from brim.training.validation import Validation
 from brim.training.whole_state import WholeState
 
@@ -56,7 +61,7 @@ class Surroundings:
 class Assembled:
     """Everything that one rank trains with; nothing of it has started."""
 
-    def __init__(self, subject: Subject, request: TrainRequest, around: Surroundings) -> None:
+    def __init__(self, subject: TrainingSetup, request: TrainRequest, around: Surroundings) -> None:
         settings, world = request.settings, around.agreement.world
         self.subject = subject
         self.request = request
@@ -80,7 +85,7 @@ class Assembled:
         if not self.trainable:
             raise RequestError(f"model.type {settings.model.type}: none of its weights can be trained")
         self.optimizer = make_training_optimizer(settings.optimizer.name, self.trainable, options)
-        self.scaler = torch.amp.GradScaler(subject.device.type) if subject.scaled else None
+        self.scaler = torch.amp.GradScaler(subject.device.type) if subject.loss_scaling else None
         self.adaptive: Adaptive = make_adaptive(
             settings, self.effective, self.optimizer, options, samples=len(subject.data.train), notes=self.notes
         )
@@ -92,11 +97,9 @@ class Assembled:
             self.notes += notes
         self.micro = self._make_micro()
         self.stepper = OptimizerStep(
-            model=subject.model,
-            optimizer=self.optimizer,
-            memory=self.memory,
-            micro=self.micro,
-            group=around.group,
+            self.micro,
+            self.optimizer,
+            around.group,
             scaler=self.scaler,
             gradient_clip=settings.training.gradient_clip,
             guarded=self.metered and not around.sharded,
@@ -115,9 +118,10 @@ class Assembled:
 
     def _refuse_too_few(self) -> None:
         """An effective batch that leaves a rank with fewer samples than it needs."""
-        needed = self.subject.smallest if self.subject.smallest > 1 or self.around.sharded else 0
+        smallest = self.subject.smallest_micro_batch
+        needed = smallest if smallest > 1 or self.around.sharded else 0
         if self.effective.batch < needed * self.ranks:
-            why = "batch normalisation needs" if self.subject.smallest > 1 else "with training.fsdp every rank needs"
+            why = "batch normalisation needs" if smallest > 1 else "with training.fsdp every rank needs"
             raise RequestError(
                 f"an effective batch of {self.effective.batch} on {self.ranks} ranks: {why} at least {needed} samples "
                 "on each rank in every step; give a larger hp.effective_batch"
@@ -127,7 +131,7 @@ class Assembled:
         """What does not go together with a sharded model."""
         if not self.around.sharded:
             return
-        if self.subject.scaled:
+        if self.subject.loss_scaling:
             raise RequestError("training.fsdp: gradients of shards are not scaled; use bfloat16 instead of float16")
         if self.memory.meter_slows and self.request.limited:
             raise RequestError("training.fsdp: the CPU's meter cannot follow shards; leave the memory limit out")
@@ -183,7 +187,7 @@ class Assembled:
         subject, training = self.subject, self.request.settings.training
         identity = {
             "kind": "train",
-            "workload": {"model": subject.learner.name, **subject.learner.identity},
+            "workload": {"model": subject.bundle.name, **subject.bundle.identity},
             "mode": "train",
             "dtype": str(subject.autocast or subject.dtype),
             "optimizer": self.request.settings.optimizer.name.lower(),
@@ -215,7 +219,7 @@ class Assembled:
                 ceiling=asked if isinstance(asked, int) and self.earlier is None else None,
                 fixed=self.request.fixed,
                 known=known,
-                smallest=subject.smallest,
+                smallest=subject.smallest_micro_batch,
                 unit=unit,
                 uniform=subject.data.train.uniform,
                 limit_bytes=self.limit_bytes if self.metered else None,

@@ -1,7 +1,7 @@
-"""Several effective batches on the same data, before anyone settles on one: short trials, forecast beside measured.
+"""Several effective batches compared in short trial runs on the same data, with forecast and measured memory.
 
-Every trial starts from the same weights and sees the same number of samples, so that final losses can be compared; the
-learning rate follows the batch as the settings say.
+Every trial starts from the same weights and trains on the same number of samples, so that final losses can be compared;
+the learning rate follows the batch as the settings ask.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from brim.errors import DoesNotFitError, RequestError
+from brim.errors import DoesNotFitError
 from brim.memory.devices import memory_of
 from brim.memory.weights import place_weights
-from brim.ranks.world import current_world
+from brim.ranks.world import refuse_ranks
 from brim.settings.caller import named
 from brim.settings.train_request import TrainRequest
 from brim.settings.train_settings import TrainSettings
@@ -25,49 +25,41 @@ from brim.training.listener import TrainListener
 from brim.training.memory_forecast import forecast_peak_bytes
 from brim.training.run import TrainResult, run_training
 from brim.training.run_files import read_steps
-from brim.training.subject import open_subject
+from brim.training.setup import TrainingSetup, open_setup
 
-__all__ = ["compare_effective_batches", "risk_of"]
+__all__ = ["compare_effective_batches"]
 
-STEPS = 4  # of the largest size: the first ones only find the micro-batch
-FEWEST_SAMPLES = 256
-MEASURING_STEPS = 2  # on the CPU, where the meter is off while trials are timed
+STEPS = 4  # of the largest batch in a trial: the first steps search for the micro-batch
+MIN_SAMPLES = 256  # of a trial
+MEASURING_STEPS = 2  # of a second trial on the CPU, whose memory is not measured while steps are timed
 
 
 def compare_effective_batches(
     request: TrainRequest, sizes: Sequence[int], *, listener: TrainListener | None = None
 ) -> list[dict[str, Any]]:
-    """One row per size, in the order given; the speed-up is over the first."""
-    if current_world().size > 1:
-        raise RequestError(f"{named('compare_batch')}: sizes are compared on one device; start it without torchrun")
+    """One row for each size, in the order given; the speed-up is relative to the first that ran."""
+    refuse_ranks(f"{named('compare_batch')}: sizes are compared on one device")
     watcher = listener or TrainListener()
-    subject = open_subject(request.settings)
-    subject.model.to("cpu")  # out of the trials' way: it is only forecast
-    memory_of(subject.device).release()
-    samples = len(subject.data.train)
-    seen = max(STEPS * min(max(sizes), samples), FEWEST_SAMPLES)  # by each trial
+    setup = open_setup(request.settings)
+    setup.model.to("cpu")  # leave the device to the trials; this model is only used for forecasts
+    memory_of(setup.device).release()
+    samples = len(setup.data.train)
+    trial_samples = max(STEPS * min(max(sizes), samples), MIN_SAMPLES)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for place, size in enumerate(sizes):
             effective = min(size, samples)
             if effective < size:
                 watcher.note(f"a batch of {size} is more than the {samples} training samples: {effective} is tried")
-            trial = _trial_request(request, effective, seen, samples)
+            trial = _trial_request(request, effective, trial_samples, samples)
             row: dict[str, Any] = {"batch_size": size, "effective_batch_size": effective}
             try:
-                result = run_training(trial, output=Path(folder) / str(place), listener=_OnlyNotes(watcher))
-                row |= _measured(result, request.settings, samples, effective)
-                if row["peak_reserved_bytes"] is None:
-                    row |= _measure_memory(trial, Path(folder) / f"{place}-memory")
-                memory_of(subject.device).release()
-                place_weights(subject.model, subject.device, name=subject.learner.name)
-                row["forecast_peak_bytes"] = forecast_peak_bytes(subject, row["micro_batch_size"])
-                subject.model.to("cpu")
+                row |= _run_trial(trial, setup, request.settings, Path(folder) / str(place), watcher)
             except DoesNotFitError as error:
                 row |= {"failed": str(error).splitlines()[0]}
-            row["risk"] = risk_of(row)
+            row["risk"] = _oom_risk(row)
             rows.append(row)
-            memory_of(subject.device).release()
+            memory_of(setup.device).release()
     first = next((row["samples_per_second"] for row in rows if row.get("samples_per_second")), None)
     for row in rows:
         rate = row.get("samples_per_second")
@@ -75,8 +67,8 @@ def compare_effective_batches(
     return rows
 
 
-def risk_of(row: dict[str, Any]) -> str:
-    """How likely a run at this size is to run out of memory, by what the trial left free."""
+def _oom_risk(row: dict[str, Any]) -> str:
+    """How likely a run at this size is to run out of memory, by the memory that the trial left free."""
     if row.get("failed"):
         return "does not fit"
     if row.get("oom_events"):
@@ -87,9 +79,27 @@ def risk_of(row: dict[str, Any]) -> str:
     return "low" if headroom >= 0.2 else "medium" if headroom >= 0.1 else "high"
 
 
-def _trial_request(request: TrainRequest, effective: int, seen: int, samples: int) -> TrainRequest:
+def _run_trial(
+    trial: TrainRequest, setup: TrainingSetup, settings: TrainSettings, folder: Path, watcher: TrainListener
+) -> dict[str, Any]:
+    """Measured speed, loss and memory of a trial, and its forecast memory."""
+    result = run_training(trial, output=folder, listener=_NotesOnly(watcher))
+    effective = trial.settings.hp.effective_batch
+    assert isinstance(effective, int)  # set by _trial_request
+    row = _measured(result, settings, len(setup.data.train), effective)
+    if row["peak_reserved_bytes"] is None:
+        row |= _measure_memory(trial, folder.with_name(f"{folder.name}-memory"))
+    memory_of(setup.device).release()
+    place_weights(setup.model, setup.device, name=setup.bundle.name)
+    row["forecast_peak_bytes"] = forecast_peak_bytes(setup, row["micro_batch_size"])
+    setup.model.to("cpu")
+    return row
+
+
+def _trial_request(request: TrainRequest, effective: int, trial_samples: int, samples: int) -> TrainRequest:
+    """A short run at an effective batch: no validation, checkpoints, scheduler, cached plan or early stop."""
     settings = request.settings
-    steps = max(math.ceil(seen / effective), 2)
+    steps = max(math.ceil(trial_samples / effective), 2)
     hp = dataclasses.replace(
         settings.hp,
         effective_batch=effective,
@@ -112,8 +122,8 @@ def _base_batch(settings: TrainSettings) -> int | None:
 def _measured(result: TrainResult, settings: TrainSettings, samples: int, effective: int) -> dict[str, Any]:
     summary = result.summary
     steps = read_steps(result.folder / "steps.jsonl")
-    whole = [step for step in steps if step["effective_batch"] == effective]  # the last of an epoch may be shorter
-    steady = whole[len(whole) // 2 :]  # the first ones find the size
+    whole = [step for step in steps if step["effective_batch"] == effective]  # the last step of an epoch may be smaller
+    steady = whole[len(whole) // 2 :]  # the first steps search for the micro-batch
     rate = statistics.median(step["effective_batch"] / step["seconds"] for step in steady)
     limit = result.plan.memory.limit_bytes if result.plan is not None else None
     peak = summary["peak_reserved_bytes"]
@@ -138,9 +148,9 @@ def _measured(result: TrainResult, settings: TrainSettings, samples: int, effect
 
 
 def _measure_memory(trial: TrainRequest, folder: Path) -> dict[str, Any]:
-    """Two steps with the CPU's meter on, under all the memory there is."""
+    """Memory of two steps on the CPU, measured under a limit of almost all available memory."""
     settings = trial.settings
-    limit = memory_of("cpu").available_bytes() * 9 // 10  # what is available moves a little
+    limit = memory_of("cpu").available_bytes() * 9 // 10  # the available memory changes a little from run to run
     training = dataclasses.replace(settings.training, memory_limit=str(limit))
     hp = dataclasses.replace(settings.hp, max_steps=MEASURING_STEPS)
     measured = dataclasses.replace(trial, settings=dataclasses.replace(settings, hp=hp, training=training))
@@ -154,12 +164,12 @@ def _measure_memory(trial: TrainRequest, folder: Path) -> dict[str, Any]:
     }
 
 
-class _OnlyNotes(TrainListener):
-    """Passes on what went wrong, not how it went."""
+class _NotesOnly(TrainListener):
+    """Forwards notes to another listener, but no progress."""
 
     def __init__(self, other: TrainListener) -> None:
         self._other = other
 
     def note(self, line: str) -> None:
-        """As it is."""
+        """Forward a note."""
         self._other.note(line)

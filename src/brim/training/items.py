@@ -1,68 +1,200 @@
-"""What a model is trained on, item by item: each kind of data knows how to prepare one and to batch several."""
+"""What a model is trained on, item by item, and what every reader of a data set decides.
+
+A reader (in data_sets.py, features.py, moving_shapes.py or dense_tasks.py) returns a `DataSource`: the task and number
+of classes, from which the model is built, and a function that makes the `Items` of both splits afterwards. Each kind of
+`Items` prepares one item on the host and joins several to a batch.
+"""
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from brim.data.base import Sample
+from brim.data.base import Sample, SampleSet
 from brim.data.images import load_image
 from brim.data.video import load_video
 from brim.errors import RequestError, plural
 from brim.memory.nested import replaced
 from brim.memory.transfer import stacked
+from brim.models import python_factory
 from brim.running.loader import LoaderSettings
-from brim.training.draws import drawing_from
+from brim.settings.train_settings import DataSettings, TrainSettings
+from brim.training.models import ModelBundle
 from brim.training.objective import Batch
+from brim.workloads.knobs import check_knobs
 
-__all__ = ["ImageItems", "Items", "OwnItems", "StackedItems", "TensorItems", "TextItems", "VideoItems", "labels_tensor"]
+__all__ = [
+    "DataSource", "FactoryItems", "ImageItems", "Items", "StackedItems", "TensorItems", "TextItems", "VideoItems",
+    "head_outputs", "held_out_count", "label_task", "labels_tensor", "load_factory_splits", "open_validation_split",
+    "refuse_other_classes", "samples_kept", "seeded_rng",
+]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------ data sources
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataSource:
+    """A data set that has been read; its items are made once the model is known."""
+
+    name: str
+    task: str  # classify, regress, segment or detect; own: the model computes its own loss
+    outputs: int  # of the model's head
+    make_items: Callable[[ModelBundle, torch.dtype], tuple[Items, Items | None]]  # training and validation
+    rows: torch.Tensor | None = None  # the training features of an `mlp`
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def label_task(labels: Sequence[Any]) -> str:
+    """`classify` where all labels are texts or whole numbers, else `regress`."""
+    return "regress" if any(isinstance(label, float) and not label.is_integer() for label in labels) else "classify"
+
+
+def head_outputs(settings: TrainSettings, task: str, classes: int) -> int:
+    """The number of classes, or a larger `model.num_classes`; 1 for values."""
+    asked = settings.model.num_classes
+    if task != "classify":
+        return 1
+    if asked is not None and asked < classes:
+        raise RequestError(f"model.num_classes {asked}: the data has {plural(classes, 'class', 'classes')}")
+    if max(asked or 0, classes) < 2:
+        raise RequestError(f"the data has {classes} class; there must be 2 or more")
+    return asked or classes
+
+
+def refuse_other_classes(labels: Sequence[int], classes: int, *, where: str, ids: Sequence[str] | None = None) -> None:
+    """Raise a `RequestError` for the first label that is not from 0 to `classes` - 1."""
+    for place, label in enumerate(labels):
+        if not 0 <= label < classes:
+            sample = str(place) if ids is None else ids[place]
+            raise RequestError(
+                f"{where}: the label {label} of sample {sample} is no class: classes are numbered from 0 to "
+                f"{classes - 1}. Number the classes from 0, leave out samples without one, or learn values with "
+                "task: regress"
+            )
+
+
+def labels_tensor(values: Sequence[float | int], *, task: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Classes as int64, values of a regression as `dtype`."""
+    return torch.tensor(list(values), dtype=torch.int64 if task == "classify" else dtype)
+
+
+def samples_kept(count: int, data: DataSettings) -> int:
+    """How many of `count` training samples are used: `data.percentage` of them, `data.limit` at most."""
+    share = max(math.floor(count * data.percentage / 100), 1)
+    return min(share, data.limit or share)
+
+
+def held_out_count(count: int, data: DataSettings, *, where: str, noun: str = "sample") -> int:
+    """How many of `count` training samples are held out for validation where there is no validation split."""
+    if data.val_split == "none" or data.val_fraction == 0:
+        return 0
+    share = max(round(data.val_fraction * count), 1)
+    if share >= count:
+        raise RequestError(
+            f"{where}: {plural(count, f'{noun} is', f'{noun}s are')} too few to hold some out for validation"
+        )
+    return share
+
+
+def open_validation_split(
+    train: SampleSet, opened: Callable[[str, str | None], SampleSet], data: DataSettings
+) -> SampleSet | None:
+    """The validation split that the settings name, or that the data has; None: there is none.
+
+    `opened` reads a path and a split, as it did for the training split.
+    """
+    if data.val_root is not None:
+        return opened(data.val_root, data.val_split)
+    if data.val_split == "none" or train.facts.get("split") is None:
+        return None
+    assert data.root is not None
+    try:
+        validation = opened(data.root, data.val_split)
+    except RequestError:
+        if data.val_split is not None:
+            raise
+        return None
+    return None if validation.facts.get("split") == train.facts.get("split") else validation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FactorySplits:
+    """What a user's Python function returned for both splits."""
+
+    train: Any
+    validation: Any  # None: there is none
+    collate: Callable[[Sequence[Any]], Any] | None
+    facts: Mapping[str, Any]
+
+
+def load_factory_splits(settings: TrainSettings, name: str) -> FactorySplits:
+    """Call the function of `data.type: py:FILE:FACTORY` with `data.params`, and ask its result for both splits."""
+    params = check_knobs(dict(settings.data.params), python_factory.factory_knobs(name), owner=f"py:{name}")
+    split: Any = python_factory.load_function(name, knobs=params, device=torch.device("cpu"), dtype=None)
+    train, validation = split("train"), split("validation")
+    if not hasattr(train, "__len__") or len(train) == 0:
+        raise RequestError(f"data.type py:{name}: the training split is empty or has no length")
+    return FactorySplits(
+        train=train,
+        validation=validation,
+        collate=getattr(split, "collate", None),
+        facts={"source": python_factory.factory_source_digest(name), "params": params},
+    )
+
+
+# ------------------------------------------------------------------------------------------ items
 
 
 class Items(abc.ABC):
-    """A split of a data set as the loop sees it: numbered items, each with an id, a cost and a label."""
+    """A split of a data set: numbered items, each with an id, a cost and a label."""
 
-    loads = True  # whether preparing an item takes long enough to be worth a process
-    uniform = True  # whether every item costs the same
-    copied = True  # whether joining items leaves nothing of the tensors that were prepared
+    uses_loader = True  # whether preparing an item takes long enough for processes of its own
+    uniform = True  # whether all items cost the same
+    join_copies = True  # whether a joined batch is a copy, so that the memory of prepared items can be used again
 
     def __init__(self, ids: Sequence[str], labels: torch.Tensor | None) -> None:
         self.ids = ids
-        self.labels = labels  # [items]: classes as whole numbers, or values
+        self.labels = labels  # [items]: classes or values
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def cost(self, item: int) -> int:
-        """What an item weighs in a batch."""
+        """The item's share of a batch's memory: 1, or for example its tokens."""
         del item
         return 1
 
     @abc.abstractmethod
     def prepare(self, item: int) -> Any:
-        """One item as model input on the host; runs in worker processes."""
+        """One item as model input on the host; called in loader processes too."""
 
-    def loading(self, settings: LoaderSettings) -> LoaderSettings:
-        """The settings with what these items allow."""
-        return dataclasses.replace(settings, room="always" if self.copied else "never")
+    def loader_settings(self, settings: LoaderSettings) -> LoaderSettings:
+        """The settings of a loader for these items."""
+        return dataclasses.replace(settings, room="always" if self.join_copies else "never")
 
-    def prepare_in(self, epoch: int, item: int, *, seed: int) -> Any:
-        """The item as an epoch sees it: the same in each, unless preparing it draws."""
+    def prepare_for_epoch(self, epoch: int, item: int, *, seed: int) -> Any:
+        """The item in an epoch: the same in every epoch, unless `prepare` draws random numbers."""
         del epoch, seed
         return self.prepare(item)
 
     @abc.abstractmethod
     def join(self, prepared: Sequence[Any], device: torch.device | None = None) -> Any:
-        """Prepared items as one input; on the device, if one is given and that spares the host a copy."""
+        """Prepared items as one input; on `device` where that saves a copy on the host."""
 
     def batch(
         self, items: Sequence[int], prepared: Sequence[Any] | None = None, *, device: torch.device | None = None
     ) -> Batch:
-        """Items with their labels; those that nobody has prepared are prepared here."""
+        """Items with their labels; without `prepared`, they are prepared here."""
         if prepared is None:
             prepared = [self.prepare(item) for item in items]
         labels = None if self.labels is None else self.labels[torch.as_tensor(list(items))]
@@ -73,17 +205,17 @@ class StackedItems(Items):
     """Items that are one tensor each, all of one shape."""
 
     def join(self, prepared: Sequence[Any], device: torch.device | None = None) -> torch.Tensor:
-        """Above each other."""
+        """Stacked along a new first dimension."""
         return stacked(prepared, device)
 
 
 class TensorItems(StackedItems):
-    """Rows of a tensor in memory, such as features: nothing to prepare."""
+    """Rows of a tensor in memory, such as features."""
 
-    loads = False
+    uses_loader = False
 
     def __init__(self, rows: torch.Tensor, labels: torch.Tensor, ids: Sequence[str] | None = None) -> None:
-        super().__init__(ids if ids is not None else _Numbers(len(rows)), labels)
+        super().__init__(ids if ids is not None else _PositionIds(len(rows)), labels)
         self.rows = rows  # [items, features]
 
     def prepare(self, item: int) -> torch.Tensor:
@@ -93,7 +225,7 @@ class TensorItems(StackedItems):
     def batch(
         self, items: Sequence[int], prepared: Sequence[Any] | None = None, *, device: torch.device | None = None
     ) -> Batch:
-        """All rows at once."""
+        """All rows with one index operation."""
         del prepared, device
         places = torch.as_tensor(list(items))
         assert self.labels is not None
@@ -101,7 +233,7 @@ class TensorItems(StackedItems):
 
 
 class _SampleItems(StackedItems):
-    """Samples that a data set names and the model's own transform reads."""
+    """Samples of a data set that the model's transform turns into tensors."""
 
     def __init__(self, samples: Sequence[Sample], labels: torch.Tensor) -> None:
         super().__init__([sample.id for sample in samples], labels)
@@ -119,7 +251,7 @@ class ImageItems(_SampleItems):
         _refuse_without([sample.id for sample in samples if not sample.images], "an image")
 
     def prepare(self, item: int) -> torch.Tensor:
-        """The picture as the model sees it, [channels, height, width]."""
+        """The transformed picture, [channels, height, width]."""
         return _plain(self._transform(load_image(self.samples[item].images[0])))
 
 
@@ -127,19 +259,14 @@ class VideoItems(_SampleItems):
     """Clips."""
 
     def __init__(
-        self,
-        samples: Sequence[Sample],
-        labels: torch.Tensor,
-        transform: Callable[[Any], torch.Tensor],
-        *,
-        frames: int,
+        self, samples: Sequence[Sample], labels: torch.Tensor, transform: Callable[[Any], torch.Tensor], *, frames: int
     ) -> None:
         super().__init__(samples, labels)
         self._transform, self._frames = transform, frames
         _refuse_without([sample.id for sample in samples if sample.video is None], "a video")
 
     def prepare(self, item: int) -> torch.Tensor:
-        """The clip as the model sees it, [channels, frames, height, width]."""
+        """The transformed clip, [channels, frames, height, width]."""
         video = self.samples[item].video
         assert video is not None
         frames = load_video(video, frames=self._frames)  # [frames, height, width, 3]
@@ -147,9 +274,9 @@ class VideoItems(_SampleItems):
 
 
 class TextItems(Items):
-    """Texts as token ids; one costs as many as it has, since a batch is padded to its longest."""
+    """Texts as token ids; the cost of a text is its tokens, since a batch is padded to its longest text."""
 
-    loads = False
+    uses_loader = False
     uniform = False
 
     def __init__(
@@ -162,7 +289,7 @@ class TextItems(Items):
         self._pad = tokenizer.pad_token_id or 0
 
     def cost(self, item: int) -> int:
-        """Its tokens."""
+        """The number of tokens."""
         return max(len(self._tokens[item]), 1)
 
     def prepare(self, item: int) -> list[int]:
@@ -170,7 +297,7 @@ class TextItems(Items):
         return self._tokens[item]
 
     def join(self, prepared: Sequence[Any], device: torch.device | None = None) -> dict[str, torch.Tensor]:
-        """Padded on the right, with the mask that says so."""
+        """Padded on the right, with the attention mask."""
         del device
         longest = max(len(ids) for ids in prepared)
         return {
@@ -179,8 +306,11 @@ class TextItems(Items):
         }
 
 
-class OwnItems(Items):
-    """What a Python factory gives: (input, label) pairs, or inputs alone where the model has its own loss."""
+class FactoryItems(Items):
+    """Samples of a user's Python function: (input, label) pairs, or inputs alone where the model computes its loss.
+
+    `label_dtype` None: samples have no label; `classes` None: labels are not classes; `join`: the user's collate.
+    """
 
     def __init__(
         self,
@@ -189,26 +319,27 @@ class OwnItems(Items):
         label_dtype: torch.dtype | None,
         classes: int | None = None,
         join: Callable[[Sequence[Any]], Any] | None = None,
+        ids: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(_Numbers(len(samples)), None)
-        self._classes = classes  # None: labels are not the numbers of classes
+        super().__init__(ids or _PositionIds(len(samples)), None)
         self._samples = samples
-        self._label_dtype = label_dtype  # None: samples have no label
+        self._label_dtype = label_dtype
+        self._classes = classes
         self._join = join
-        self.copied = join is None
+        self.join_copies = join is None
 
     def prepare(self, item: int) -> Any:
-        """The sample, with its label; arrays as tensors, unless the factory joins them itself."""
+        """The sample with its label; arrays become tensors, unless the user's collate joins the samples."""
         sample = self._samples[item]
         return sample if self._join is not None else replaced(sample, np.ndarray, _as_tensor)
 
-    def prepare_in(self, epoch: int, item: int, *, seed: int) -> Any:
-        """The sample; what the user's code draws for it is its own."""
-        with drawing_from(seed, epoch, item):
+    def prepare_for_epoch(self, epoch: int, item: int, *, seed: int) -> Any:
+        """The sample; random numbers that the user's code draws depend on seed, epoch and item alone."""
+        with seeded_rng(seed, epoch, item):
             return self.prepare(item)
 
     def join(self, prepared: Sequence[Any], device: torch.device | None = None) -> Any:
-        """As the factory's `collate` does, else as torch does."""
+        """By the user's collate function, else by torch's."""
         if self._join is not None:
             return self._join(prepared)
         if all(isinstance(one, torch.Tensor) for one in prepared):
@@ -218,7 +349,7 @@ class OwnItems(Items):
     def batch(
         self, items: Sequence[int], prepared: Sequence[Any] | None = None, *, device: torch.device | None = None
     ) -> Batch:
-        """Inputs joined, and the labels that came with them."""
+        """Inputs joined, and the labels of the samples."""
         samples = [self.prepare(item) for item in items] if prepared is None else list(prepared)
         if self._label_dtype is None:
             return Batch(self.join(samples, device), None)
@@ -227,19 +358,19 @@ class OwnItems(Items):
         return Batch(self.join([one for one, _ in samples], device), labels)
 
     def _check_classes(self, items: Sequence[int], labels: torch.Tensor) -> None:
-        """A label that is no class would stop the loss deep inside, or, as -100, be left out of it in silence."""
+        """Refuse labels that are no classes: cross entropy fails on them, or silently ignores -100."""
         if self._classes is None or labels.dim() != 1:
             return
         for item, label in zip(items, labels.tolist(), strict=True):
             if not 0 <= label < self._classes:
                 raise RequestError(
-                    f"sample {self.ids[item]}: the label {label} is no class: they are numbered from 0 to "
+                    f"sample {self.ids[item]}: the label {label} is no class: classes are numbered from 0 to "
                     f"{self._classes - 1}"
                 )
 
 
-class _Numbers(Sequence[str]):
-    """The ids of things that have only their place."""
+class _PositionIds(Sequence[str]):
+    """Ids of items without names: their positions, made on access."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -253,13 +384,27 @@ class _Numbers(Sequence[str]):
         return str(range(self._count)[place])
 
 
-def labels_tensor(values: Sequence[float | int], *, task: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Classes as whole numbers, values to learn as `dtype`."""
-    return torch.tensor(list(values), dtype=torch.int64 if task == "classify" else dtype)
+@contextlib.contextmanager
+def seeded_rng(*numbers: int) -> Iterator[None]:
+    """Seed the generators of Python, numpy and torch on the CPU with these numbers inside; restore them afterwards.
+
+    Augmentations use these three. Devices' generators are left alone, which `torch.manual_seed` would seed as well.
+    """
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Without what torchvision's transforms know of it, which is in the way of the loader."""
+    """Without torchvision's subclass, which the loader does not take."""
     return tensor.as_subclass(torch.Tensor)
 
 

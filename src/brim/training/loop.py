@@ -23,7 +23,7 @@ from brim.training.interrupt import Interrupt
 from brim.training.items import Items
 from brim.training.listener import StepRecord, TrainListener
 from brim.training.micro_batches import MicroBatches, WindowDone, WindowWork
-from brim.training.optimizer_step import OptimizerStep, WindowSums
+from brim.training.optimizers import OptimizerStep, WindowSums
 from brim.training.progress import Progress
 from brim.training.run_files import RunFiles
 from brim.training.shares import Shares
@@ -92,11 +92,11 @@ class Trainer:
         self._world = agreement.world
         self._files = files
         self.loader: EpochLoader | None = None
-        if items.loads:
+        if items.uses_loader:
             self.loader = EpochLoader(
                 items, dataclasses.replace(loading, ahead=math.ceil(adaptive.effective_batch / self._world.size)),
                 seed=settings.seed, epochs=settings.epochs, rank=self._world.rank,
-                ranks=self._world.size, pin=micro.device.type == "cuda", tell=listener.note,
+                ranks=self._world.size, pin=micro.device.type == "cuda", note=listener.note,
             )  # fmt: skip
         self._listener = listener
         self._interrupt = interrupt
@@ -342,4 +342,4 @@ class Trainer:
             self._files.checkpoint(self.progress, self._agreement)  # the epoch's steps are done, its validation is not
             raise
         sums = [math.fsum(share[column] for share in step.values) for column in range(len(step.values[0]))]
-        return validation.objective.figures_of(sums)
+        return validation.objective.metrics_of_sums(sums)

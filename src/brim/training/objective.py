@@ -1,7 +1,7 @@
-"""What is learnt: the loss of a micro-batch as a sum with its weight, and the figures of validation.
+"""Objectives of training: the loss of a micro-batch as a sum with its weight, and the metrics of validation.
 
-Losses are kept as sums, never as means: the sums of micro-batches add up to the sum of the whole window, and one
-division by the window's weight (samples, or tokens) at the end gives the gradient of the single big batch.
+A loss is a sum, never a mean: the sums of all micro-batches of an optimizer step add up to the sum of its whole batch,
+and one division by the total weight (samples, or tokens) gives the gradient of a single big batch.
 """
 
 from __future__ import annotations
@@ -19,94 +19,94 @@ from brim.errors import RequestError, nearest_names
 from brim.memory.nested import replaced
 from brim.memory.transfer import moved
 
-__all__ = ["Batch", "Classification", "LossSum", "Objective", "OwnLoss", "Regression", "choose_monitor"]
+__all__ = ["Batch", "Classification", "LossSum", "ModelLoss", "Objective", "Regression", "choose_monitor"]
 
-_AUXILIARY_WEIGHT = 0.3  # of further classifiers in a model's side branches (GoogLeNet, Inception)
-_MOST_RANKS = 5
+_AUXILIARY_WEIGHT = 0.3  # of the auxiliary classifiers of GoogLeNet and Inception
+_TOP = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What a model reads (a tensor, or tensors by name) and what it should answer."""
+    """The inputs of a model (a tensor, or tensors by name) and the labels."""
 
     inputs: Any
     labels: torch.Tensor | None
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
-        """On its way to the device, in `dtype` where it is fractional; from pinned memory the host does not wait."""
-        return Batch(_sent(self.inputs, device, dtype), _sent(self.labels, device, None))
+        """Copied to the device, floating-point inputs as `dtype`; from pinned memory the copy is asynchronous."""
+        return Batch(_moved(self.inputs, device, dtype), _moved(self.labels, device, None))
 
 
 @dataclasses.dataclass(frozen=True)
 class LossSum:
-    """The sum of the losses of a batch, and what the sum over a window is divided by."""
+    """The sum of the losses of a batch, and its weight: sums of several batches are divided by the sum of weights."""
 
     total: torch.Tensor  # with its graph
     weight: torch.Tensor | float  # samples, or tokens
 
 
 class Objective(abc.ABC):
-    """How a model is judged."""
+    """A loss to train with and the metrics of validation."""
 
     task: str
-    figures: tuple[str, ...]  # of validation
-    counts_samples = True  # whether a sum's weight is the number of its samples, known before it is computed
+    metrics: tuple[str, ...]  # of validation
+    counts_samples = True  # whether the weight is the number of samples, which is known before the forward
     higher_is_better: frozenset[str] = frozenset({"top1", "top5"})
 
     @property
     def columns(self) -> int:
-        """How many numbers `judge` gives for a sample: its figures and its weight."""
-        return len(self.figures) + 1
+        """How many numbers `sample_metrics` has for a sample: by default its metrics and its weight."""
+        return len(self.metrics) + 1
 
     @abc.abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
-        """The loss of a micro-batch, ready for its backward."""
+        """The loss of a micro-batch, for `backward`."""
 
     @abc.abstractmethod
-    def judge(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Every sample's figures and its weight, [samples, columns], to be summed over all samples."""
+    def sample_metrics(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Every sample's metrics and weight, [samples, columns], to be summed over all samples."""
 
-    def figures_of(self, sums: Sequence[float]) -> dict[str, float]:
-        """The figures of validation from the sums of the columns: each a mean, unless an objective says otherwise."""
-        return {name: value / sums[-1] for name, value in zip(self.figures, sums, strict=False)}
+    def metrics_of_sums(self, sums: Sequence[float]) -> dict[str, float]:
+        """The metrics of validation from the sums of the columns: by default the mean of each."""
+        return {name: value / sums[-1] for name, value in zip(self.metrics, sums, strict=False)}
 
 
 class Classification(Objective):
-    """Cross entropy; the share of samples whose class is the best, or among the best five."""
+    """Cross entropy, and top-1 and top-5 accuracy."""
 
     task = "classify"
 
     def __init__(self, classes: int, *, label_smoothing: float = 0.0) -> None:
         self.classes = classes
         self.label_smoothing = label_smoothing
-        self.figures = ("loss", "top1", "top5") if classes > _MOST_RANKS else ("loss", "top1")
+        self.metrics = ("loss", "top1", "top5") if classes > _TOP else ("loss", "top1")
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
-        """Label smoothing is a sum over samples like the rest."""
+        """The sum over samples; auxiliary classifiers, if the model has any, count 0.3 each."""
         assert batch.labels is not None
         main, *others = _outputs(model, batch)
-        found = self.loss_of(main, batch.labels)
-        total = found.total
+        summed = self.loss_of(main, batch.labels)
+        total = summed.total
         for other in others:
             total = total + _AUXILIARY_WEIGHT * self._cross_entropy(other, batch.labels, "sum")
-        return LossSum(total, found.weight)
+        return LossSum(total, summed.weight)
 
     def loss_of(self, scores: torch.Tensor, labels: torch.Tensor) -> LossSum:
-        """The loss of scores [samples, classes] that a model has given."""
+        """The loss of given scores [samples, classes]."""
         return LossSum(self._cross_entropy(scores, labels, "sum"), float(len(labels)))
 
-    def judge(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """The loss as in training, and whether the class is the best or among the best five."""
+    def sample_metrics(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """The loss as in training, and whether the class has the best score or one of the best five."""
         assert batch.labels is not None
-        return self.judge_of(_outputs(model, batch)[0], batch.labels)
+        return self.sample_metrics_of(_outputs(model, batch)[0], batch.labels)
 
-    def judge_of(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """As `judge`, of scores that a model has given."""
+    def sample_metrics_of(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """As `sample_metrics`, of given scores."""
         loss = self._cross_entropy(scores, labels, "none")
-        ranked = scores.topk(min(_MOST_RANKS, scores.shape[1]), dim=1).indices  # [samples, ranks]
+        ranked = scores.topk(min(_TOP, scores.shape[1]), dim=1).indices  # [samples, ranks]
         hits = ranked == labels[:, None]
         columns = [loss, hits[:, 0].to(loss.dtype), hits.any(dim=1).to(loss.dtype)]
-        return torch.stack([*columns[: len(self.figures)], torch.ones_like(loss)], dim=1)
+        return torch.stack([*columns[: len(self.metrics)], torch.ones_like(loss)], dim=1)
 
     def _cross_entropy(self, scores: torch.Tensor, labels: torch.Tensor, reduction: str) -> torch.Tensor:
         if scores.dtype in (torch.float16, torch.bfloat16):
@@ -115,10 +115,10 @@ class Classification(Objective):
 
 
 class Regression(Objective):
-    """Squared error; the mean absolute error beside it."""
+    """Squared error, and mean absolute error."""
 
     task = "regress"
-    figures = ("loss", "mae")
+    metrics = ("loss", "mae")
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
         """The sum of squared errors."""
@@ -126,17 +126,17 @@ class Regression(Objective):
         return self.loss_of(_outputs(model, batch)[0], batch.labels)
 
     def loss_of(self, values: torch.Tensor, labels: torch.Tensor) -> LossSum:
-        """The loss of values that a model has given."""
+        """The loss of given values."""
         errors = self._errors(values, labels)
         return LossSum(errors.square().sum(), float(len(errors)))
 
-    def judge(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+    def sample_metrics(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Squared and absolute errors."""
         assert batch.labels is not None
-        return self.judge_of(_outputs(model, batch)[0], batch.labels)
+        return self.sample_metrics_of(_outputs(model, batch)[0], batch.labels)
 
-    def judge_of(self, values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """As `judge`, of values that a model has given."""
+    def sample_metrics_of(self, values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """As `sample_metrics`, of given values."""
         errors = self._errors(values, labels)
         return torch.stack([errors.square(), errors.abs(), torch.ones_like(errors)], dim=1)
 
@@ -151,18 +151,18 @@ class Regression(Objective):
         return (values if values.dtype == torch.float64 else values.float()) - labels
 
 
-class OwnLoss(Objective):
-    """A model that computes its loss itself, in a method `training_loss(batch)`.
+class ModelLoss(Objective):
+    """The loss that a model computes in its method `training_loss(batch)`.
 
-    It gives the loss of each sample, or a pair (sum, weight), as a language model does that counts tokens.
+    The method returns the loss of each sample, or a pair (sum, weight), for example a sum over tokens and their number.
     """
 
     task = "own"
-    figures = ("loss",)
+    metrics = ("loss",)
     counts_samples = False
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
-        """As the model says; a mean is refused, since means of micro-batches do not add up."""
+        """The model's loss; a mean is refused, since means of micro-batches do not add up."""
         found: Any = model.training_loss(batch.inputs)  # type: ignore[operator]
         if isinstance(found, tuple) and len(found) == 2:
             return LossSum(found[0], found[1])
@@ -173,8 +173,8 @@ class OwnLoss(Objective):
             "weight); a mean cannot be accumulated over micro-batches"
         )
 
-    def judge(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """The batch's sum and weight, spread evenly over its samples: only their totals are known."""
+    def sample_metrics(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """The batch's sum and weight divided evenly among its samples: only the totals are known."""
         found, samples = self.loss(model, batch), _length(batch.inputs)
         total = found.total.detach().reshape(1)
         weight = torch.as_tensor(found.weight, dtype=total.dtype, device=total.device).reshape(1)
@@ -182,14 +182,14 @@ class OwnLoss(Objective):
 
 
 def choose_monitor(asked: str, objective: Objective, *, validated: bool) -> str:
-    """The figure that best weights and early stopping go by, as `training.monitor` asks."""
-    figures, monitor = objective.figures, asked.removeprefix("val_")
+    """The metric that best weights and early stopping go by, from `training.monitor`."""
+    metrics, monitor = objective.metrics, asked.removeprefix("val_")
     if monitor == "auto":
-        best = (figure for figure in figures if figure in objective.higher_is_better)
+        best = (metric for metric in metrics if metric in objective.higher_is_better)
         monitor = next(best, "loss") if validated else "loss"
-    if monitor not in figures:
+    if monitor not in metrics:
         raise RequestError(
-            f"training.monitor {asked}: there are auto, {', '.join(figures)}{nearest_names(monitor, figures)}"
+            f"training.monitor {asked}: there are auto, {', '.join(metrics)}{nearest_names(monitor, metrics)}"
         )
     if monitor != "loss" and not validated:
         raise RequestError(f"training.monitor {asked}: there is no validation; use loss")
@@ -197,7 +197,7 @@ def choose_monitor(asked: str, objective: Objective, *, validated: bool) -> str:
 
 
 def _outputs(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
-    """Scores or values of the main branch first; transformers wraps them in an object."""
+    """Scores or values, those of auxiliary classifiers last; transformers wraps them in an object."""
     output: Any = model(**batch.inputs) if isinstance(batch.inputs, dict) else model(batch.inputs)
     if hasattr(output, "logits") and not isinstance(output, tuple):
         return [output.logits]
@@ -206,7 +206,7 @@ def _outputs(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
     return [part for part in output if part is not None]
 
 
-def _sent(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+def _moved(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     return replaced(value, torch.Tensor, lambda one: moved(one, device, dtype if one.is_floating_point() else None))
 
 

@@ -33,7 +33,7 @@ from brim.training.effective_batch import EarlierSizes, choose_effective_batch, 
 from brim.training.interrupt import interrupt_as_request
 from brim.training.listener import TrainListener
 from brim.training.run_files import read_steps
-from brim.training.subject import Subject, open_subject
+from brim.training.setup import TrainingSetup, open_setup
 from brim.training.summary import RankReport, summarise
 
 __all__ = ["SEVERAL", "TrainResult", "run_fingerprint", "run_training"]
@@ -156,15 +156,15 @@ class _Run:
         except Exception as error:
             self.agreement.gather(Outcome(error=error))
 
-    def _open(self) -> tuple[Subject, str]:
+    def _open(self) -> tuple[TrainingSetup, str]:
         """Model and data on every rank, the same on all, or the same error on all; nothing has been written yet."""
         with self.agreement.step(str) as step:
-            subject = open_subject(self.request.settings)
+            subject = open_setup(self.request.settings)
             step.value = run_fingerprint(subject, self.request, ranks=self.world.size)
         check_same_work(step.values)
         return subject, step.values[0]
 
-    def _join(self, subject: Subject) -> RankGroup:
+    def _join(self, subject: TrainingSetup) -> RankGroup:
         group = RankGroup(subject.device)
         if not self.sharded:
             group.prepare([parameter for parameter in subject.model.parameters() if parameter.requires_grad])
@@ -295,7 +295,7 @@ class _Run:
         )
 
 
-def run_fingerprint(subject: Subject, request: TrainRequest, *, ranks: int = 1) -> str:
+def run_fingerprint(subject: TrainingSetup, request: TrainRequest, *, ranks: int = 1) -> str:
     """What a resumed run must share: model, data, settings, and the effective batch, however that was asked for."""
     earlier = EarlierSizes.read(request.plan) if request.plan is not None else None
     effective = choose_effective_batch(request.settings, samples=len(subject.data.train), ranks=ranks, earlier=earlier)

@@ -66,7 +66,7 @@ class Validation:
         self._memory = memory
         self._dtype, self._autocast = dtype, autocast
         self._metered = limit_bytes is not None  # a limit to keep, or peaks that cost nothing to read
-        self._loading = items.loading(loading or LoaderSettings(num_workers=0))
+        self._loading = items.loader_settings(loading or LoaderSettings(num_workers=0))
         self._tell, self._between, self._remedies = tell, between, remedies
         self._rounds_of = rounds_of  # in step with other ranks: samples of the largest share
         self._costs = [items.cost(item) for item in range(len(items))]
@@ -132,7 +132,7 @@ class Validation:
         with contextlib.ExitStack() as stack:
             stack.enter_context(in_mode(model, training=False))
             order = sorted(self.share, key=lambda item: -self._costs[item])
-            if self.items.loads:
+            if self.items.uses_loader:
                 pin = self._memory.device.type == "cuda"
                 loader = stack.enter_context(Loader(self._prepare, order, self._loading, pin=pin))
             executor = Executor(
@@ -160,7 +160,7 @@ class Validation:
         return found
 
     def _prepare(self, item: int) -> Any:
-        return self.items.prepare_in(0, item, seed=0)  # the same whenever it is asked for
+        return self.items.prepare_for_epoch(0, item, seed=0)  # the same whenever it is asked for
 
     def _launch(self, model: nn.Module, loader: Loader | None, batch: list[int]) -> Pending:
         prepared = None if loader is None else loader.take(batch)
@@ -174,7 +174,7 @@ class Validation:
         device = self._memory.device
         with torch.autocast(device.type, dtype=self._autocast, enabled=self._autocast is not None):
             joined = self.items.batch(batch, prepared, device=device)
-            return self.objective.judge(model, joined.to(device, self._dtype))
+            return self.objective.sample_metrics(model, joined.to(device, self._dtype))
 
     def _refuse(self, done: Finished) -> None:
         assert done.failure is not None

@@ -17,6 +17,7 @@ from brim.ranks.world import World
 from brim.reporting.kinds.registry import page_of
 from brim.reporting.read import open_run
 from brim.training.fast_path.problem import EpochEnd
+from brim.training.heads import FeatureHead
 from brim.training.run import TrainResult, run_training
 from brim.training.seeds import run as seeds_run
 from brim.training.seeds.follow import Follower
@@ -173,16 +174,15 @@ def test_dropout_is_stacked_where_that_is_asked_for_and_drawn_alike_the_next_tim
 def test_a_seed_whose_loss_is_no_number_fails_alone(
     path: str, features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from brim.training import feature_head
 
-    made = feature_head.FeatureHead.__init__
+    made = FeatureHead.__init__
 
     def poisoned(self: Any, *arguments: Any, **options: Any) -> None:
         made(self, *arguments, **options)
         if torch.initial_seed() == 1:
             torch.nn.init.constant_(self.layers[0].weight, float("nan"))
 
-    monkeypatch.setattr(feature_head.FeatureHead, "__init__", poisoned)
+    monkeypatch.setattr(FeatureHead, "__init__", poisoned)
     result = train(settings_of(features), tmp_path / "run", fast_path=path)
     assert len(result.failed) == 1
     assert "seed-1: " in result.failed[0]
@@ -199,9 +199,8 @@ def test_a_seed_whose_loss_is_no_number_fails_alone(
 def test_every_seed_failing_still_leaves_a_record(
     features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from brim.training import feature_head
 
-    monkeypatch.setattr(feature_head.FeatureHead, "forward", lambda self, rows: self.layers(rows) * float("nan"))
+    monkeypatch.setattr(FeatureHead, "forward", lambda self, rows: self.layers(rows) * float("nan"))
     result = train(settings_of(features), tmp_path / "run", fast_path="stacked")
     assert len(result.failed) == 3
     assert result.metrics == {}

@@ -94,14 +94,14 @@ class HeldOut:
         def judged(places: torch.Tensor) -> torch.Tensor:
             given = outputs(self._rows[places])  # [runs, rows, …]
             labels = self._labels[places].repeat(len(given))
-            found = self.objective.judge_of(given.flatten(0, 1), labels)
+            found = self.objective.sample_metrics_of(given.flatten(0, 1), labels)
             return found.reshape(*given.shape[:2], -1)  # [runs, rows, figures and weight]
 
         every = self.passes(judged, torch.arange(len(self._rows), device=self._rows.device))
         wide = every if every.device.type == "mps" else every.double()
         sums = wide.sum(dim=1).tolist()
         return [
-            {name: value / run[-1] for name, value in zip(self.objective.figures, run, strict=False)} for run in sums
+            {name: value / run[-1] for name, value in zip(self.objective.metrics, run, strict=False)} for run in sums
         ]
 
 

@@ -14,8 +14,8 @@ from torch.optim import lr_scheduler
 from brim.settings.train_settings import TrainSettings
 from brim.training.adaptive import make_adaptive
 from brim.training.effective_batch import Effective
+from brim.training.learning_rate import scheduler_class
 from brim.training.optimizers import make_training_optimizer, optimizer_options
-from brim.training.schedules import scheduler_class
 
 __all__ = ["RateTable", "epochs_run", "make_rate_table"]
 

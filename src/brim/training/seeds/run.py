@@ -27,8 +27,8 @@ from brim.storage.run_folder import check_no_other_run, write_run
 from brim.storage.run_lock import locked_folder
 from brim.storage.tables import csv_text
 from brim.training.checkpoint import find_checkpoint
-from brim.training.learner import model_reads
 from brim.training.listener import TrainListener
+from brim.training.models import input_kind
 from brim.training.objective import choose_monitor
 from brim.training.run import SEVERAL, TrainResult, run_fingerprint, run_training
 from brim.training.seeds.one_by_one import OneOfSeveral
@@ -37,7 +37,7 @@ from brim.training.seeds.stacked import StackDone, train_stacked
 from brim.training.seeds.suitability import Suitable, judge_suitability, refused_by_kind, refused_by_request
 from brim.training.seeds.summary import best_rate, mean_epochs, mean_steps, summarise_runs
 from brim.training.seeds.variants import Variant, variants_of
-from brim.training.subject import Subject, open_subject
+from brim.training.setup import TrainingSetup, open_setup
 
 __all__ = ["run_seeds"]
 
@@ -122,19 +122,19 @@ class _Seeds:
         self._one_by_one(begun)
         return self._record()
 
-    def _decide(self) -> tuple[Subject | None, Suitable | str]:
+    def _decide(self) -> tuple[TrainingSetup | None, Suitable | str]:
         """Whether the fast path may train these runs; the model is opened only where that is not known before."""
         settings = self.variants[0].settings(self.request.settings)
-        refused = refused_by_kind(model_reads(settings)) or refused_by_request(self.request)
+        refused = refused_by_kind(input_kind(settings)) or refused_by_request(self.request)
         if refused is not None:
             return None, refused
-        subject = open_subject(settings)
+        subject = open_setup(settings)
         self.task = subject.objective.task
         validated = subject.data.validation is not None and self.request.validate
         self.monitor = choose_monitor(settings.training.monitor, subject.objective, validated=validated)
         return subject, judge_suitability(subject, self.request, self.variants)
 
-    def _take_finished(self, subject: Subject | None) -> None:
+    def _take_finished(self, subject: TrainingSetup | None) -> None:
         for variant in self.variants:
             record = read_finished(self.folder, variant, self.request)
             if record is None:
@@ -145,7 +145,7 @@ class _Seeds:
                 check_same(record, run_fingerprint(own, asked))
             self.records[variant] = record
 
-    def _stacked(self, subject: Subject, suitable: Suitable, variants: list[Variant]) -> None:
+    def _stacked(self, subject: TrainingSetup, suitable: Suitable, variants: list[Variant]) -> None:
         self._claim()
         self._tell_what(subject, suitable)
         for note in (*subject.notes, *suitable.notes):
@@ -211,7 +211,7 @@ class _Seeds:
                 f"continue with {resume_with(self.folder)}"
             )
 
-    def _tell_what(self, subject: Subject, suitable: Suitable) -> None:
+    def _tell_what(self, subject: TrainingSetup, suitable: Suitable) -> None:
         facts = next(iter(suitable.tables.values())).facts
         self.listener.opened(
             subject.facts(

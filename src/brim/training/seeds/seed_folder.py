@@ -27,7 +27,7 @@ from brim.training.run import run_fingerprint
 from brim.training.seeds.stacked import StackDone
 from brim.training.seeds.suitability import Suitable
 from brim.training.seeds.variants import Variant
-from brim.training.subject import Subject
+from brim.training.setup import TrainingSetup
 from brim.training.summary import RankReport, summarise
 
 __all__ = ["RunRecord", "check_same", "keep_stack", "loop_record", "read_finished"]
@@ -108,7 +108,7 @@ def _other(folder: Path, what: str) -> RequestError:
 
 def keep_stack(
     done: StackDone,
-    subject: Subject,
+    subject: TrainingSetup,
     request: TrainRequest,
     suitable: Suitable,
     folder: Path,
@@ -127,7 +127,13 @@ class _Keeper:
     """Writes one run of a stack."""
 
     def __init__(
-        self, done: StackDone, place: int, subject: Subject, request: TrainRequest, suitable: Suitable, folder: Path
+        self,
+        done: StackDone,
+        place: int,
+        subject: TrainingSetup,
+        request: TrainRequest,
+        suitable: Suitable,
+        folder: Path,
     ) -> None:
         self.done, self.place = done, place
         self.variant, self.outcome, self.track = done.variants[place], done.outcomes[place], done.tracks[place]

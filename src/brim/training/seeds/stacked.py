@@ -32,7 +32,7 @@ from brim.training.objective import Classification, Regression, choose_monitor
 from brim.training.seeds.follow import Follower, FollowRules, HeldOut, Track
 from brim.training.seeds.suitability import Suitable
 from brim.training.seeds.variants import Variant
-from brim.training.subject import Subject
+from brim.training.setup import TrainingSetup
 from brim.training.windows import epoch_permutation
 
 __all__ = ["StackDone", "train_stacked"]
@@ -52,7 +52,7 @@ class StackDone:
 
 
 def train_stacked(
-    subject: Subject,
+    subject: TrainingSetup,
     request: TrainRequest,
     suitable: Suitable,
     variants: Sequence[Variant],
@@ -88,7 +88,7 @@ class _Stack:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: TrainingSetup,
         request: TrainRequest,
         suitable: Suitable,
         variants: Sequence[Variant],
@@ -160,7 +160,7 @@ class _Stack:
             return [torch.from_numpy(epoch_permutation(count, seed=seed, epoch=epoch))]
 
         return Problem(
-            make_model=self.subject.model_of,
+            make_model=self.subject.model_with_seed,
             data=RowData(
                 tensors={"features": items.rows, "labels": items.labels}, lengths=(count,), ids=items.ids
             ),
@@ -178,7 +178,7 @@ class _Stack:
             optimizer_options=first.options,
             clip_norm=settings.training.gradient_clip,
             autocast_dtype=self.subject.autocast,
-            loss_scaling=self.subject.scaled,
+            loss_scaling=self.subject.loss_scaling,
             lr_factor=None if set(course) == {1.0} else course.__getitem__,
         )
 

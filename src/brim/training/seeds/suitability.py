@@ -25,16 +25,16 @@ from brim.training.effective_batch import EarlierSizes, Effective, choose_effect
 from brim.training.fast_path.choose import ROOM
 from brim.training.fast_path.update_rules import rule_for
 from brim.training.items import TensorItems
-from brim.training.learner import Reads
+from brim.training.models import InputKind
 from brim.training.objective import Classification, Regression
 from brim.training.seeds.rate_table import RateTable, epochs_run, make_rate_table
 from brim.training.seeds.variants import Variant
-from brim.training.subject import Subject
+from brim.training.setup import TrainingSetup
 
 __all__ = ["Suitable", "judge_suitability", "refused_by_kind", "refused_by_request"]
 
 ROWS_TRIED = 4
-_KINDS: dict[Reads, str] = {"video": "clips", "image": "pictures", "text": "texts"}
+_KINDS: dict[InputKind, str] = {"video": "clips", "image": "pictures", "text": "texts"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Suitable:
     notes: tuple[str, ...] = ()
 
 
-def refused_by_kind(reads: Reads) -> str | None:
+def refused_by_kind(reads: InputKind) -> str | None:
     """Before anything is opened: what is read as the run goes cannot lie on the device."""
     return f"it learns from {_KINDS[reads]}, not from rows of features" if reads in _KINDS else None
 
@@ -67,7 +67,7 @@ def refused_by_request(request: TrainRequest) -> str | None:
     return f"{named('fail_on_oom')} is given" if request.fail_on_oom else None
 
 
-def judge_suitability(subject: Subject, request: TrainRequest, variants: Sequence[Variant]) -> Suitable | str:
+def judge_suitability(subject: TrainingSetup, request: TrainRequest, variants: Sequence[Variant]) -> Suitable | str:
     """What the fast path needs, or why the loop must train these runs."""
     settings = request.settings
     if not isinstance(subject.data.train, TensorItems) or not isinstance(
@@ -116,7 +116,7 @@ def _rate_tables(
     return tables
 
 
-def _refused_by_room(subject: Subject, request: TrainRequest) -> str | None:
+def _refused_by_room(subject: TrainingSetup, request: TrainRequest) -> str | None:
     """Rows that are not small against the memory there is stay where they are."""
     rows = [items.rows for items in (subject.data.train, subject.data.validation) if isinstance(items, TensorItems)]
     needed = sum(one.nbytes for one in rows)
@@ -128,7 +128,7 @@ def _refused_by_room(subject: Subject, request: TrainRequest) -> str | None:
     return f"the rows take {format_bytes(needed)} of {format_bytes(limit.usable_bytes)}"
 
 
-def _refused_by_model(subject: Subject, request: TrainRequest) -> str | None:
+def _refused_by_model(subject: TrainingSetup, request: TrainRequest) -> str | None:
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in subject.model.modules()):
         return "the model has batch normalisation"
     assert isinstance(subject.data.train, TensorItems)

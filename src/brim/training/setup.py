@@ -1,4 +1,4 @@
-"""What is trained, opened: the data, the model and where it runs. Knows nothing of sizes, ranks or folders."""
+"""What a run trains: data, model, objective and device, made from the settings. No batch sizes, ranks or folders."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from brim.memory.remedies import memory_remedies, memory_savings
 from brim.memory.weights import place_weights
 from brim.models.placement import resolve_device, resolve_precision
 from brim.settings.train_settings import TrainSettings
-from brim.training.data_sets import TrainingData, make_items, read_data
-from brim.training.dense_objectives import Detection, Segmentation
-from brim.training.learner import Learner, build_learner, model_reads, smaller_inputs, smallest_micro_batch
+from brim.training.data_sets import TrainingData, make_training_data, open_data_source
+from brim.training.dense_tasks import Detection, Segmentation
+from brim.training.learning_rate import scheduler_class
 from brim.training.listener import TrainFacts
-from brim.training.objective import Classification, Objective, OwnLoss, Regression
+from brim.training.models import ModelBundle, build_model, input_kind, smaller_inputs, smallest_micro_batch
+from brim.training.objective import Classification, ModelLoss, Objective, Regression
 from brim.training.optimizers import optimizer_options
-from brim.training.schedules import scheduler_class
 from brim.workloads.checkpointing import can_checkpoint, enable_gradient_checkpointing
 
-__all__ = ["Subject", "open_subject"]
+__all__ = ["TrainingSetup", "open_setup"]
 
 _BATCH_NORM = (
     "the model has batch normalisation: each micro-batch is normalised by its own statistics, so that accumulated "
@@ -34,28 +34,28 @@ _BATCH_NORM = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Subject:
+class TrainingSetup:
     """A model on its device, with its data and its objective."""
 
     settings: TrainSettings
-    learner: Learner
+    bundle: ModelBundle
     data: TrainingData
     objective: Objective
     device: torch.device
     dtype: torch.dtype  # of the weights
     autocast: torch.dtype | None
-    scaled: bool
-    smallest: int  # samples that a micro-batch must have
+    loss_scaling: bool
+    smallest_micro_batch: int
     notes: tuple[str, ...]
-    model_of: Callable[[int], nn.Module]  # the same model with the weights of another seed, on the CPU
+    model_with_seed: Callable[[int], nn.Module]  # the same model with random weights of another seed, on the CPU
 
     @property
     def model(self) -> nn.Module:
         """The model, in training mode."""
-        return self.learner.model
+        return self.bundle.model
 
     def identity(self) -> dict[str, Mapping[str, Any]]:
-        """What the result of a run depends on beside its batch, in parts: model, data, settings."""
+        """What the result of a run depends on, except its batch size: model, data and settings."""
         shapes = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
         settings = self.settings.to_json()
         for name in ("epochs", "max_steps", "batch_size", "effective_batch", "base_batch"):
@@ -64,13 +64,13 @@ class Subject:
         settings["training"] = {name: settings["training"][name] for name in kept}
         settings["data"].pop("num_workers")
         return {
-            "model": {"name": self.learner.name, **self.learner.identity, "shapes": shapes},
+            "model": {"name": self.bundle.name, **self.bundle.identity, "shapes": shapes},
             "data": dict(self.data.facts),
             "settings": {**settings, "dtype": str(self.autocast or self.dtype)},
         }
 
     def remedies(self, samples: int, *, training: bool = True) -> list[str]:
-        """What to propose where so many samples do not fit: settings that this model takes, and no others."""
+        """What to suggest where this many samples do not fit: only settings that this model has."""
         checkpoints = training and not self.settings.training.gradient_checkpointing and can_checkpoint(self.model)
         savings = memory_savings(
             half_precision="training.dtype=bfloat16" if self.autocast is None else "",
@@ -81,15 +81,15 @@ class Subject:
         return memory_remedies(savings, batch_size=samples, more=more)
 
     def facts(self, *, epochs: int, effective_batch: int, learning_rate: float, ranks: int = 1) -> TrainFacts:
-        """What is trained, for those who watch."""
-        samples, held_out = len(self.data.train), self.data.validation
+        """The facts that listeners are given when a run starts."""
+        samples, validation = len(self.data.train), self.data.validation
         return TrainFacts(
-            model=self.learner.name,
+            model=self.bundle.name,
             data=self.data.name,
             task=self.objective.task,
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             train_samples=samples,
-            validation_samples=0 if held_out is None else len(held_out),
+            validation_samples=0 if validation is None else len(validation),
             device=str(self.device),
             epochs=epochs,
             steps_per_epoch=math.ceil(samples / effective_batch),
@@ -99,8 +99,8 @@ class Subject:
         )
 
 
-def open_subject(settings: TrainSettings) -> Subject:
-    """Check what is cheap to check, read the data, build the model and put it on its device."""
+def open_setup(settings: TrainSettings) -> TrainingSetup:
+    """Check optimizer and scheduler first, read the data, build the model and move it to its device."""
     optimizer_options(settings)
     scheduler_class(settings.scheduler.name)
     device = resolve_device(settings.training.device)
@@ -109,37 +109,36 @@ def open_subject(settings: TrainSettings) -> Subject:
     dtype = torch.float64 if double else torch.float32
     if double and device.type == "mps":
         raise RequestError("training.dtype float64: mps has no double precision; use cpu or float32")
-    reads = model_reads(settings)
-    read = read_data(settings, reads)
-    learner = build_learner(settings, outputs=read.outputs, rows=read.rows)
-    data = make_items(read, learner, dtype=dtype)
-    objective = _objective(settings, data, learner, read.outputs)
-    notes = [*read.notes, *learner.notes]
-    model = learner.model
-    _refuse_synced(model)
+    source = open_data_source(settings, input_kind(settings))
+    bundle = build_model(settings, outputs=source.outputs, rows=source.rows)
+    data = make_training_data(source, bundle, dtype=dtype)
+    model = bundle.model
+    objective = _objective(settings, data, model, source.outputs)
+    notes = [*source.notes, *bundle.notes]
+    _refuse_sync_batch_norm(model)
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         notes.append(_BATCH_NORM)
     smallest = smallest_micro_batch(model, lambda: _first_inputs(data))
-    place_weights(model, device, name=learner.name, dtype=dtype).train()
+    place_weights(model, device, name=bundle.name, dtype=dtype).train()
     if settings.training.gradient_checkpointing:
         notes.append(enable_gradient_checkpointing(model))
 
-    def model_of(seed: int) -> nn.Module:
+    def model_with_seed(seed: int) -> nn.Module:
         reseeded = dataclasses.replace(settings, hp=dataclasses.replace(settings.hp, seed=seed))
-        return build_learner(reseeded, outputs=read.outputs, rows=read.rows).model.to(dtype)
+        return build_model(reseeded, outputs=source.outputs, rows=source.rows).model.to(dtype)
 
-    return Subject(
+    return TrainingSetup(
         settings=settings,
-        learner=learner,
+        bundle=bundle,
         data=data,
         objective=objective,
         device=device,
         dtype=dtype,
         autocast=precision.autocast,
-        scaled=precision.scaled,
-        smallest=smallest,
+        loss_scaling=precision.scaled,
+        smallest_micro_batch=smallest,
         notes=tuple(notes),
-        model_of=model_of,
+        model_with_seed=model_with_seed,
     )
 
 
@@ -150,9 +149,9 @@ def _first_inputs(data: TrainingData) -> Any:
         raise RequestError(f"training sample {data.train.ids[0]} cannot be used: {error}") from error
 
 
-def _objective(settings: TrainSettings, data: TrainingData, learner: Learner, outputs: int) -> Objective:
-    if hasattr(learner.model, "training_loss"):
-        return OwnLoss()
+def _objective(settings: TrainSettings, data: TrainingData, model: nn.Module, outputs: int) -> Objective:
+    if hasattr(model, "training_loss"):
+        return ModelLoss()
     if data.task == "own":
         raise RequestError(
             f"data.type {settings.data.type}: its samples are not (input, label) pairs, and the model has no method "
@@ -167,11 +166,11 @@ def _objective(settings: TrainSettings, data: TrainingData, learner: Learner, ou
     return Classification(outputs, label_smoothing=settings.hp.label_smoothing)
 
 
-def _refuse_synced(model: nn.Module) -> None:
+def _refuse_sync_batch_norm(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise RequestError(
-                f"model.type: {name or 'the model'} is SyncBatchNorm, which talks to the other ranks in every forward; "
-                "here a micro-batch runs on its rank alone, so that one rank may run out of memory and repeat it. Use "
-                "BatchNorm (statistics are averaged over the ranks after each epoch), GroupNorm or LayerNorm"
+                f"model.type: {name or 'the model'} is SyncBatchNorm, which waits for other ranks in every forward; "
+                "brim runs each rank's micro-batches independently, so that one rank can run out of memory and repeat "
+                "them. Use BatchNorm (statistics are averaged over the ranks after each epoch), GroupNorm or LayerNorm"
             )

@@ -1,4 +1,4 @@
-"""Training on masks and boxes: the data formats, the objectives, and whole runs."""
+"""Segmentation and detection: whole runs, the data formats, and the objectives."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from brim.data.coco import read_coco
 from brim.data.images import load_mask, polygon_mask
 from brim.data.mask_folder import read_mask_folder
 from brim.errors import RequestError
-from brim.training.dense_objectives import Segmentation
+from brim.training.dense_tasks import Segmentation
 from brim.training.objective import Batch
 
 SEGMENTER, DETECTOR = "lraspp_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn"
 
 
 def save_masks(root: Path, **splits: int) -> Path:
-    """Pictures of 40 × 60 with a rectangle of the classes 1 and 2 in turn, and a border that does not count."""
+    """Pictures of 40 × 60 with a rectangle of class 1 or 2 in turn, and a border of ignored pixels."""
     draw = np.random.default_rng(0)
     for split, count in splits.items():
         for folder in ("images", "masks"):
@@ -41,7 +41,7 @@ def save_masks(root: Path, **splits: int) -> Path:
 
 
 def save_coco(root: Path, **splits: int) -> Path:
-    """The same pictures as COCO has them; the first has no object."""
+    """The same pictures in the format of COCO; the first has no object."""
     save_masks(root / "source", **splits)
     (root / "annotations").mkdir()
     for split, count in splits.items():
@@ -73,7 +73,7 @@ def fit(name: str, output: Path, data: dict[str, Any], **more: Any) -> Any:
 # ------------------------------------------------------------------------------------------------- whole runs
 
 
-def test_a_segmentation_model_learns_from_masks_and_is_judged_by_mean_iou(tmp_path: Path) -> None:
+def test_segmentation_trains_on_masks_and_reports_mean_iou(tmp_path: Path) -> None:
     result = fit(SEGMENTER, tmp_path / "run", {"root": str(save_masks(tmp_path / "data", train=4, val=2))})
     assert set(result.metrics) == {"train_loss", "val_loss", "mean_iou"}
     assert 0 <= result.metrics["mean_iou"]["mean"] <= 1
@@ -82,21 +82,21 @@ def test_a_segmentation_model_learns_from_masks_and_is_judged_by_mean_iou(tmp_pa
     assert "val_mean_iou" in header.split(",")
 
 
-def test_a_detection_model_learns_from_boxes_and_is_judged_by_its_loss(tmp_path: Path) -> None:
+def test_detection_trains_on_boxes_and_reports_its_loss(tmp_path: Path) -> None:
     result = fit(DETECTOR, tmp_path / "run", {"root": str(save_coco(tmp_path / "data", train=4, val=2))})
     assert set(result.metrics) == {"train_loss", "val_loss"}
     assert all(np.isfinite(figure["mean"]) for figure in result.metrics.values())
 
 
 @pytest.mark.parametrize("model", [SEGMENTER, DETECTOR])
-def test_without_data_they_learn_built_in_shapes(tmp_path: Path, model: str) -> None:
+def test_without_data_both_train_on_moving_shapes(tmp_path: Path, model: str) -> None:
     shapes = {"params": {"samples": 4, "val_samples": 2, "classes": 2}}
     result = fit(model, tmp_path / "run", shapes)
     assert result.summary["steps"] == 1
     assert all(np.isfinite(figure["mean"]) for figure in result.metrics.values())
 
 
-def test_a_function_of_the_users_own_gives_pictures_with_masks(tmp_path: Path) -> None:
+def test_a_python_function_returns_pictures_with_masks(tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text(
         "import torch\n"
         "def pairs(count: int = 4):\n"
@@ -129,7 +129,7 @@ def test_wrong_requests_are_refused(tmp_path: Path, model: str, more: dict[str, 
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_a_picture_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_picture_is_named(tmp_path: Path) -> None:
     root = save_coco(tmp_path / "data", train=2)
     (root / "train2017" / "0.jpg").unlink()
     with pytest.raises(RequestError, match=r"training sample 0.jpg cannot be used: .* does not exist"):
@@ -139,7 +139,7 @@ def test_a_picture_that_is_not_there_is_named(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- the data
 
 
-def test_masks_are_found_by_the_names_of_their_pictures(tmp_path: Path) -> None:
+def test_masks_are_matched_to_pictures_by_name(tmp_path: Path) -> None:
     root = save_masks(tmp_path / "data", train=3, val=1)
     found = read_mask_folder(root, split="val")
     assert [(sample.id, Path(sample.original["mask"]).name) for sample in found.samples] == [("0.jpg", "0.png")]
@@ -149,7 +149,7 @@ def test_masks_are_found_by_the_names_of_their_pictures(tmp_path: Path) -> None:
         read_mask_folder(root, split="train")
 
 
-def test_a_mask_keeps_its_numbers_at_another_size_and_colours_are_no_classes(tmp_path: Path) -> None:
+def test_a_resized_mask_keeps_its_classes_and_colour_masks_are_refused(tmp_path: Path) -> None:
     mask = load_mask(save_masks(tmp_path / "data", train=1) / "train" / "masks" / "0.png", 20)
     assert (mask.shape, set(np.unique(mask)) <= {0, 1, 255}) == ((20, 20), True)
     Image.new("RGB", (4, 4)).save(tmp_path / "colours.png")
@@ -157,7 +157,7 @@ def test_a_mask_keeps_its_numbers_at_another_size_and_colours_are_no_classes(tmp
         load_mask(tmp_path / "colours.png", None)
 
 
-def test_coco_categories_are_counted_from_one_and_boxes_have_corners(tmp_path: Path) -> None:
+def test_coco_classes_start_at_one_and_boxes_are_corners(tmp_path: Path) -> None:
     root = save_coco(tmp_path / "data", train=3)
     found = read_coco(root, split="train")
     assert found.class_names == ("background", "cat", "dog")
@@ -180,13 +180,13 @@ def test_a_file_that_is_not_coco_is_refused(tmp_path: Path, text: str) -> None:
 
 
 class Scores(nn.Module):
-    """A segmentation model that gives its input as scores."""
+    """A segmentation model that returns its input as scores."""
 
     def forward(self, scores: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"out": scores, "aux": scores}
 
 
-def test_losses_of_single_pictures_add_up_and_ignored_pixels_do_not_count() -> None:
+def test_losses_of_pictures_add_up_without_ignored_pixels() -> None:
     torch.manual_seed(0)
     scores, masks = torch.randn(3, 4, 5, 5), torch.randint(0, 4, (3, 5, 5))
     masks[0, :3] = 255
@@ -196,16 +196,16 @@ def test_losses_of_single_pictures_add_up_and_ignored_pixels_do_not_count() -> N
     assert torch.allclose(together.total, sum(one.total for one in apart))  # type: ignore[arg-type]
     assert together.weight == 3
     first = nn.functional.cross_entropy(scores[:1], masks[:1], ignore_index=255)
-    assert torch.allclose(apart[0].total, 1.5 * first)  # the side branch counts half
+    assert torch.allclose(apart[0].total, 1.5 * first)  # the auxiliary classifier counts half
 
 
-def test_mean_iou_is_over_all_pictures_and_the_classes_that_occur() -> None:
+def test_mean_iou_is_over_all_pictures_and_occurring_classes() -> None:
     masks = torch.tensor([[[0, 0], [1, 1]], [[0, 255], [1, 1]]])
     answers = torch.tensor([[[0, 1], [1, 1]], [[0, 2], [0, 1]]])
     scores = nn.functional.one_hot(answers, 4).permute(0, 3, 1, 2).float()
     objective = Segmentation(4)
-    rows = objective.judge(Scores(), Batch(scores, masks))
+    rows = objective.sample_metrics(Scores(), Batch(scores, masks))
     assert rows.shape == (2, objective.columns)
-    figures = objective.figures_of(rows.sum(dim=0).tolist())
-    # class 0: 2 right of 2 found or there and 1 + 1 wrong; class 1: 3 right, 1 + 1 wrong; classes 2 and 3 do not occur
+    figures = objective.metrics_of_sums(rows.sum(dim=0).tolist())
+    # intersection / union: class 0 has 2 / 4, class 1 has 3 / 5; classes 2 and 3 do not occur
     assert figures["mean_iou"] == pytest.approx((2 / 4 + 3 / 5) / 2)

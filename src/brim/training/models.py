@@ -1,6 +1,6 @@
-"""From `model:` in a file to a model that can learn: its weights, its head, and how it reads.
+"""From `model:` in the settings to a model to train: its weights, its head, and what turns samples into its inputs.
 
-Random weights are drawn from the run's seed. A head made for another number of classes is replaced by a new one.
+Random weights are drawn from the run's seed. A head with another number of classes is replaced by a new one.
 """
 
 from __future__ import annotations
@@ -22,36 +22,38 @@ from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.names import ModelName
 from brim.settings.caller import named_as
 from brim.settings.train_settings import TrainSettings
-from brim.training.feature_head import make_feature_head
+from brim.training.heads import make_feature_head, replace_head
 from brim.workloads.knobs import check_knobs
 
-__all__ = ["Learner", "Reads", "build_learner", "model_reads", "smaller_inputs", "smallest_micro_batch"]
+__all__ = [
+    "InputKind", "ModelBundle", "build_model", "input_kind", "input_shape", "smaller_inputs", "smallest_micro_batch",
+]  # fmt: skip
 
-Reads = Literal["video", "image", "text", "features", "own", "segmentation", "detection"]
+InputKind = Literal["video", "image", "text", "features", "own", "segmentation", "detection"]
 
 _CPU = torch.device("cpu")
 _OWN_MEANS = (
-    "the model averages its losses over each micro-batch by itself, so that accumulated micro-batches are only about "
+    "the model averages its losses over each micro-batch, so that accumulated micro-batches are only approximately "
     "equivalent to one big batch"
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Learner:
-    """A model on the CPU, with what turns samples into its inputs."""
+class ModelBundle:
+    """A model on the CPU, with its transform or tokenizer."""
 
     name: str
     model: nn.Module
-    reads: Reads
+    input_kind: InputKind
     transform: Callable[[Any], torch.Tensor] | None = None
     tokenizer: Any = None
-    positions: int | None = None  # tokens at most
+    positions: int | None = None  # the longest text in tokens
     identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
-def model_reads(settings: TrainSettings) -> Reads:
-    """What the model is for, before it is built."""
+def input_kind(settings: TrainSettings) -> InputKind:
+    """What the model takes as input; known before it is built."""
     if settings.model.type == "mlp":
         return "features"
     name = resolve_model(settings.model.type)
@@ -70,14 +72,14 @@ def model_reads(settings: TrainSettings) -> Reads:
 
 
 def input_shape(settings: TrainSettings) -> dict[str, int]:
-    """The knobs `size` and `frames` that the model will have, for data that is made to measure."""
+    """The knobs `size` and `frames` of the model, for data that is made for it."""
     name = resolve_model(settings.model.type)
     found = check_knobs(_asked_knobs(settings), model_knobs(str(name)), owner=str(name))
     return {knob: int(value) for knob, value in found.items() if knob in ("size", "frames")}
 
 
 def smaller_inputs(settings: TrainSettings) -> str:
-    """Which settings make a sample smaller, for those who run out of memory; nothing where there are none."""
+    """The settings that make a sample smaller, for out-of-memory messages; empty where there are none."""
     if settings.model.type == "mlp":
         return "narrower layers (model.params.hidden)"
     name = resolve_model(settings.model.type)
@@ -85,17 +87,19 @@ def smaller_inputs(settings: TrainSettings) -> str:
         known = {knob.name for knob in model_knobs(str(name))}
         ways = {"frames": "fewer frames (hp.frames)", "size": "a smaller picture (hp.size)"}
         return " or ".join(way for knob, way in ways.items() if knob in known)
-    return "shorter texts (hp.tokens)" if model_reads(settings) == "text" else ""
+    return "shorter texts (hp.tokens)" if input_kind(settings) == "text" else ""
 
 
-def build_learner(settings: TrainSettings, *, outputs: int, rows: torch.Tensor | None = None) -> Learner:
-    """The model with so many outputs; `rows` are the features that `mlp` is made for."""
+def build_model(settings: TrainSettings, *, outputs: int, rows: torch.Tensor | None = None) -> ModelBundle:
+    """The model with this number of outputs; `rows` are the training features of `mlp`."""
     if settings.model.type == "mlp":
         assert rows is not None
         with _seeded(settings.hp.seed):
             model = make_feature_head(rows, outputs, settings.model.params)
-        head = Learner(name="mlp", model=model, reads="features", identity={"params": dict(settings.model.params)})
-        return _with_weights(head, settings)
+        bundle = ModelBundle(
+            name="mlp", model=model, input_kind="features", identity={"params": dict(settings.model.params)}
+        )
+        return _with_weights(bundle, settings)
     name = resolve_model(settings.model.type)
     if name.source == "py":
         return _with_weights(_from_factory(name, settings, outputs), settings)
@@ -104,16 +108,16 @@ def build_learner(settings: TrainSettings, *, outputs: int, rows: torch.Tensor |
         raise RequestError(f"model.params.{first}: {name} takes none; its settings are model.knobs")
     if name.source == "torchvision" and torchvision_models.model_kind(name.name) in ("segmentation", "detection"):
         return _dense(name, settings, outputs)
-    learner = _from_hf(name, settings, outputs) if name.source == "hf" else _from_library(name, settings, outputs)
+    bundle = _from_hf(name, settings, outputs) if name.source == "hf" else _from_library(name, settings, outputs)
     with _seeded(settings.hp.seed):
-        note = _fit_head(learner.model, outputs)
-    return dataclasses.replace(learner, notes=(*learner.notes, *([note] if note else [])))
+        note = replace_head(bundle.model, outputs)
+    return dataclasses.replace(bundle, notes=(*bundle.notes, *([note] if note else [])))
 
 
 def smallest_micro_batch(model: nn.Module, make_inputs: Callable[[], Any]) -> int:
-    """2 where batch normalisation would see a single value per channel, else 1; tried on tensors without memory.
+    """2 where batch normalisation of one sample would see a single value per channel, else 1; tried on meta tensors.
 
-    `make_inputs` gives the inputs of a single sample; it is asked only where there is batch normalisation.
+    `make_inputs` gives the inputs of one sample; it is called only for models with batch normalisation.
     """
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         return 1
@@ -124,20 +128,20 @@ def smallest_micro_batch(model: nn.Module, make_inputs: Callable[[], Any]) -> in
     try:
         twin: Any = copy.deepcopy(model).to("meta").train()
         with torch.no_grad():
-            if detects:  # past the backbone, shapes depend on values
+            if detects:  # only the backbone: after it, shapes depend on values
                 pictures, _ = model.transform(inputs[0])  # type: ignore[operator]
                 twin.backbone(torch.empty_like(pictures.tensors, device="meta"))
             else:
                 twin(torch.empty_like(inputs, device="meta"))
     except ValueError:
         return 2
-    except Exception:  # the model needs real values: it will tell when it runs
+    except Exception:  # the model needs real values, and would fail when it runs
         return 1
     return 1
 
 
-def _from_library(name: ModelName, settings: TrainSettings, outputs: int) -> Learner:
-    """torchvision and timm."""
+def _from_library(name: ModelName, settings: TrainSettings, outputs: int) -> ModelBundle:
+    """A classifier of torchvision or timm."""
     known = model_knobs(str(name))
     checked = check_knobs(_asked_knobs(settings), known, owner=str(name))
     asked = {knob: checked[knob] for knob in _asked_knobs(settings)}
@@ -151,12 +155,12 @@ def _from_library(name: ModelName, settings: TrainSettings, outputs: int) -> Lea
     else:
         with named_as(weights="model.weights"):
             loaded = load_model(request)
-    reads: Reads = "video" if loaded.kind == "video_classifier" else "image"
-    return _learner(loaded, reads, {"knobs": checked})
+    kind: InputKind = "video" if loaded.kind == "video_classifier" else "image"
+    return _bundle(loaded, kind, {"knobs": checked})
 
 
-def _dense(name: ModelName, settings: TrainSettings, outputs: int) -> Learner:
-    """A segmentation or detection model, whose heads are made for the classes of the data: no published weights fit."""
+def _dense(name: ModelName, settings: TrainSettings, outputs: int) -> ModelBundle:
+    """A segmentation or detection model; its heads have the classes of the data, which no published weights have."""
     if settings.model.weights == "auto":
         raise RequestError(
             f"model.weights auto: the published weights of {name} have heads for other classes; use none, or a file of "
@@ -166,20 +170,20 @@ def _dense(name: ModelName, settings: TrainSettings, outputs: int) -> Learner:
     with _seeded(settings.hp.seed):
         model = torchvision_models.untrained(name.name, checked["size"], outputs)
     kind = torchvision_models.model_kind(name.name)
-    learner = Learner(
+    bundle = ModelBundle(
         name=str(name),
         model=model,
-        reads=kind,
+        input_kind=kind,
         identity={"knobs": checked},
         notes=(_OWN_MEANS,) if kind == "detection" else (),
     )
-    return _with_weights(learner, settings)
+    return _with_weights(bundle, settings)
 
 
-def _from_hf(name: ModelName, settings: TrainSettings, outputs: int) -> Learner:
-    """A classifier's folder, or a language model's with a new head on it."""
+def _from_hf(name: ModelName, settings: TrainSettings, outputs: int) -> ModelBundle:
+    """A transformers classifier, or a language model with a new classification head."""
     if settings.model.weights not in ("none", "auto"):
-        raise RequestError(f"model.weights {settings.model.weights}: {name} brings its own weights; leave it out")
+        raise RequestError(f"model.weights {settings.model.weights}: {name} has its own weights; leave it out")
     config = hf_models.load_config(name.name, settings.model.trust_remote_code)
     request = LoadRequest(
         model=str(name),
@@ -192,7 +196,7 @@ def _from_hf(name: ModelName, settings: TrainSettings, outputs: int) -> Learner:
     with _seeded(settings.hp.seed):
         if kind in ("sequence", "image"):
             loaded = hf_loading.load(name.name, request)
-            return _learner(loaded, "image" if kind == "image" else "text", {})
+            return _bundle(loaded, "image" if kind == "image" else "text", {})
         config.num_labels = outputs
         tokenizer = _tokenizer(name, request)
         if getattr(config, "pad_token_id", None) is None:
@@ -200,14 +204,14 @@ def _from_hf(name: ModelName, settings: TrainSettings, outputs: int) -> Learner:
         model, notes = hf_models.load_weights(
             name.name, config, "sequence", torch.float32, trust_remote_code=request.trust_remote_code
         )
-    return Learner(
+    return ModelBundle(
         name=str(name),
         model=model,
-        reads="text",
+        input_kind="text",
         tokenizer=tokenizer,
         positions=hf_models.position_limit(config),
         identity=hf_models.files_identity(name.name, config),
-        notes=(*notes, f"{name} is no classifier: it has a new head for {outputs} outputs"),
+        notes=(*notes, f"{name} is not a classifier: it has a new head for {outputs} outputs"),
     )
 
 
@@ -223,8 +227,8 @@ def _tokenizer(name: ModelName, request: LoadRequest) -> Any:
     return tokenizer
 
 
-def _from_factory(name: ModelName, settings: TrainSettings, outputs: int) -> Learner:
-    """A module that a Python function makes; one with a method `training_loss` has its own loss."""
+def _from_factory(name: ModelName, settings: TrainSettings, outputs: int) -> ModelBundle:
+    """A module that a Python function of the user returns; a method `training_loss` computes its own loss."""
     knobs = python_factory.factory_knobs(name.name)
     asked = {**_asked_knobs(settings), **settings.model.params}
     if outputs and "num_classes" in {knob.name for knob in knobs}:
@@ -237,102 +241,51 @@ def _from_factory(name: ModelName, settings: TrainSettings, outputs: int) -> Lea
             f"model.type {settings.model.type}: the factory returned {type(made).__name__}; for training it must "
             "return an nn.Module"
         )
-    return Learner(
+    return ModelBundle(
         name=str(name),
         model=made,
-        reads="own",
+        input_kind="own",
         transform=getattr(made, "transform", None),
         identity={"source": python_factory.factory_source_digest(name.name), "knobs": checked},
     )
 
 
-def _with_weights(learner: Learner, settings: TrainSettings) -> Learner:
-    """The model with the weights of `model.weights`, where that names a file; such a model has no published ones."""
+def _with_weights(bundle: ModelBundle, settings: TrainSettings) -> ModelBundle:
+    """Load the file of `model.weights`, if it names one; these models have no published weights."""
     weights = settings.model.weights
     if weights == "none":
-        return learner
+        return bundle
     if weights == "auto":
-        raise RequestError(f"model.weights auto: {learner.name} has no published weights; give none or a file")
+        raise RequestError(f"model.weights auto: {bundle.name} has no published weights; give none or a file")
     with named_as(weights="model.weights"):
         state, digest = read_weights(weights)
-        put_weights(learner.model, state, weights)
-    return dataclasses.replace(learner, identity={**learner.identity, "weights": digest})
+        put_weights(bundle.model, state, weights)
+    return dataclasses.replace(bundle, identity={**bundle.identity, "weights": digest})
 
 
-def _learner(loaded: LoadedModel, reads: Reads, more: Mapping[str, Any]) -> Learner:
+def _bundle(loaded: LoadedModel, kind: InputKind, identity: Mapping[str, Any]) -> ModelBundle:
     module: nn.Module = loaded.module
-    return Learner(
+    return ModelBundle(
         name=loaded.name,
         model=module,
-        reads=reads,
+        input_kind=kind,
         transform=loaded.transform,
         tokenizer=loaded.tokenizer,
         positions=loaded.positions,
-        identity={**loaded.identity, **more},
+        identity={**loaded.identity, **identity},
         notes=loaded.notes,
     )
 
 
 def _asked_knobs(settings: TrainSettings) -> dict[str, Any]:
-    """Knobs of `model.knobs`, and of `hp` by their short names."""
+    """The knobs of `model.knobs`, and `hp.frames` and `hp.size`, which are short for two of them."""
     short = {"frames": settings.hp.frames, "size": settings.hp.size}
     return {**settings.model.knobs, **{name: value for name, value in short.items() if value is not None}}
 
 
-def _fit_head(model: nn.Module, outputs: int) -> str | None:
-    """Replace the last layer where it has another number of outputs; says so, or nothing."""
-    heads = [(path, module) for path, module in model.named_modules() if _head_outputs(module) is not None]
-    if not heads:
-        raise RequestError(
-            f"{type(model).__name__} has no linear layer at its end to make a head of; use py:FILE:FACTORY"
-        )
-    before = _head_outputs(heads[-1][1])
-    if before == outputs:
-        return None
-    if hasattr(model, "reset_classifier"):  # timm's own way
-        model.reset_classifier(outputs)  # type: ignore[operator]
-    else:
-        for path, module in heads:
-            if (
-                _head_outputs(module) == before
-                and type(module) is type(heads[-1][1])
-                and _ends_model(path, heads[-1][0])
-            ):
-                parent, _, name = path.rpartition(".")
-                setattr(model.get_submodule(parent), name, _resized(module, outputs))
-    config = getattr(model, "config", None)
-    if config is not None and hasattr(config, "num_labels"):
-        config.num_labels = outputs
-        if hasattr(model, "num_labels"):
-            vars(model)["num_labels"] = outputs
-    return f"the head had {before} outputs and was replaced by one with {outputs}"
-
-
-def _ends_model(path: str, last: str) -> bool:
-    """The last layer, and the last layers of side branches (`AuxLogits.fc` beside `fc`)."""
-    return path == last or path.rpartition(".")[2] == last.rpartition(".")[2]
-
-
-_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)  # heads of SqueezeNet and S3D
-
-
-def _head_outputs(module: nn.Module) -> int | None:
-    if isinstance(module, nn.Linear):
-        return module.out_features
-    return module.out_channels if isinstance(module, _CONVOLUTIONS) else None
-
-
-def _resized(module: nn.Module, outputs: int) -> nn.Module:
-    if isinstance(module, nn.Linear):
-        return nn.Linear(module.in_features, outputs, bias=module.bias is not None)
-    assert isinstance(module, _CONVOLUTIONS)
-    options = {name: getattr(module, name) for name in ("kernel_size", "stride", "padding", "dilation")}
-    return type(module)(module.in_channels, outputs, bias=module.bias is not None, **options)
-
-
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Random numbers of this seed inside, those from before afterwards."""
+    """Seed torch inside; afterwards the generator of the CPU is as it was before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

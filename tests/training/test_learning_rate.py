@@ -1,3 +1,5 @@
+"""Schedulers by name, warm-up, ramps, resumed schedules, and the factor that follows the batch."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -6,7 +8,16 @@ import pytest
 import torch
 
 from brim.errors import RequestError
-from brim.training.schedules import RAMP_STEPS, LearningRate, ScheduleRequest, scheduler_class
+from brim.training.learning_rate import (
+    RAMP_STEPS,
+    LearningRate,
+    ScheduleRequest,
+    adjusted_betas,
+    adjusted_eps,
+    chosen_rule,
+    lr_factor,
+    scheduler_class,
+)  # fmt: skip
 
 
 def rate_of(*, optimizer: str = "SGD", **wanted: Any) -> LearningRate:
@@ -16,7 +27,7 @@ def rate_of(*, optimizer: str = "SGD", **wanted: Any) -> LearningRate:
         return made
 
     request = ScheduleRequest(**{"learning_rate": 0.1, "epochs": 10, "total_steps": 100, **wanted})
-    return LearningRate(make([torch.nn.Parameter(torch.zeros(2))]), request, make_shadow=make)
+    return LearningRate(make([torch.nn.Parameter(torch.zeros(2))]), request, make_optimizer=make)
 
 
 def over_epochs(rate: LearningRate, epochs: int) -> list[float]:
@@ -28,7 +39,7 @@ def over_epochs(rate: LearningRate, epochs: int) -> list[float]:
 
 
 def plain(kind: Any, epochs: int, **params: Any) -> list[float]:
-    """What the scheduler gives when it is used as its documentation says."""
+    """The rates of the scheduler used as torch documents it."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
     scheduler = kind(optimizer, **params)
     found = []
@@ -52,22 +63,22 @@ def plain(kind: Any, epochs: int, **params: Any) -> list[float]:
         ("polynomial", {"power": 2.0}, "PolynomialLR", {"total_iters": 10, "power": 2.0}),
     ],
 )
-def test_schedulers_by_name_are_torchs_own(name: str, params: Any, kind: str, expected: Any) -> None:
+def test_schedulers_by_name_give_the_rates_of_torch(name: str, params: Any, kind: str, expected: Any) -> None:
     found = over_epochs(rate_of(name=name, params=params), 10)
     assert found == pytest.approx(plain(getattr(torch.optim.lr_scheduler, kind), 10, **expected))
 
 
-def test_without_a_scheduler_the_rate_stays() -> None:
+def test_without_a_scheduler_the_rate_is_constant() -> None:
     assert over_epochs(rate_of(), 5) == [0.1] * 5
     assert scheduler_class("none") is None
 
 
-def test_a_warm_up_rises_to_the_rate_and_leaves_the_schedule_alone() -> None:
+def test_warm_up_rises_linearly_to_the_scheduled_rate() -> None:
     rate = rate_of(name="cosine", warmup_steps=4)
     assert [rate.current(step) for step in range(5)] == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])
 
 
-def test_one_cycle_counts_steps_and_moves_momentum() -> None:
+def test_one_cycle_is_called_every_step_and_changes_momentum() -> None:
     rate = rate_of(name="onecycle", params={"max_lr": 0.5})
     found = []
     for step in range(100):
@@ -76,30 +87,30 @@ def test_one_cycle_counts_steps_and_moves_momentum() -> None:
     assert max(found) == pytest.approx(0.5)
     assert found[-1] < 0.01
     assert rate.optimizer.param_groups[0]["momentum"] != 0.9
-    rate.step_done()  # one more than was planned for, as a resumed run may make: the last value stays
+    rate.step_done()  # one step too many, as a resumed run may make: the last rate is kept
     assert rate.apply(100) < 0.01
 
 
-def test_a_plateau_is_judged_by_the_loss_it_is_told() -> None:
+def test_plateau_scheduler_goes_by_the_loss_of_epochs() -> None:
     rate = rate_of(name="plateau", params={"patience": 1, "factor": 0.5})
     for _ in range(4):
         rate.epoch_done(1.0)
     assert rate.current(0) == pytest.approx(0.05)
 
 
-def test_a_changed_factor_comes_into_force_step_by_step() -> None:
+def test_a_changed_factor_is_reached_over_ramp_steps() -> None:
     rate = rate_of(name="cosine")
     rate.rescale(2.0, step=10)
     found = [rate.current(step) for step in range(10, 10 + RAMP_STEPS)]
     assert found[0] == pytest.approx(0.1 * (1 + 1 / RAMP_STEPS))
     assert found[-1] == pytest.approx(0.2)
     assert found == sorted(found)
-    rate.rescale(4.0, step=10 + RAMP_STEPS // 2)  # in the middle of the ramp: on from there
+    rate.rescale(4.0, step=10 + RAMP_STEPS // 2)  # in the middle of a ramp: a new ramp starts from there
     assert rate.current(10 + RAMP_STEPS // 2) == pytest.approx(0.1 * (1.5 + 2.5 / RAMP_STEPS))
 
 
 @pytest.mark.parametrize("name", ["cosine", "step", "onecycle", "plateau", "multistep"])
-def test_a_restored_schedule_goes_on_where_it_stood(name: str) -> None:
+def test_a_restored_schedule_gives_the_same_rates(name: str) -> None:
     before = rate_of(name=name)
     for step in range(30):
         before.step_done()
@@ -126,6 +137,33 @@ def test_a_restored_schedule_goes_on_where_it_stood(name: str) -> None:
         ({"name": "onecycle", "steps_may_change": True}, "counts steps"),
     ],
 )
-def test_what_torch_does_not_have_or_take_is_refused(wanted: Any, words: str) -> None:
+def test_unknown_schedulers_and_parameters_are_refused(wanted: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         rate_of(**wanted)
+
+
+@pytest.mark.parametrize(
+    ("rule", "optimizer", "factor"),
+    [
+        ("sqrt", "adamw", 2.0),
+        ("linear", "adamw", 4.0),
+        ("none", "sgd", 1.0),
+        ("auto", "adamw", 2.0),
+        ("auto", "SGD", 4.0),
+        ("auto", "lion", 2.0),
+    ],
+)
+def test_factor_for_four_times_the_batch(rule: str, optimizer: str, factor: float) -> None:
+    assert lr_factor(rule, 4.0, optimizer) == factor
+
+
+def test_a_smaller_batch_lowers_the_rate() -> None:
+    assert lr_factor("sqrt", 0.25, "adam") == 0.5
+    assert chosen_rule("auto", "sgd") == "linear"
+
+
+def test_adams_averages_span_as_many_samples_as_before() -> None:
+    """Malladi et al.: 1 − β becomes κ(1 − β), ε becomes ε/√κ."""
+    assert adjusted_betas((0.9, 0.999), 4.0) == pytest.approx((0.6, 0.996))
+    assert adjusted_eps(1e-8, 4.0) == pytest.approx(5e-9)
+    assert adjusted_betas((0.9, 0.999), 100.0) == pytest.approx((0.0, 0.9))  # never below 0
