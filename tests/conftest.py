@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -37,6 +38,17 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
     folder = tmp_path_factory.mktemp("xdg-cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def quick_collections() -> None:
+    """Every probe collects garbage: half a second to walk through torch and transformers, unless they are set aside."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # as this process ends, libraries look for what was not freed
 
 
 @pytest.fixture(autouse=True)
