@@ -35,8 +35,8 @@ CODES = {0, 1, 2, 3, 4}
 INTERRUPTED = 130
 SECONDS = 60.0  # for one case; on an idle machine most take milliseconds
 STEPS = 20  # of a training that an edit has made long; then it is stopped as Ctrl-C stops it
-LINES, FILES = 300, 200
-MORE = 5  # times as many in the slow tests
+LINES, FILES = 150, 100
+MORE = 10  # times as many in the slow tests
 
 
 class TooSlowError(BaseException):
