@@ -1,4 +1,7 @@
-"""For every test: a cache folder of its own, one thread, no ranks of the shell's, no colours, no odd widths."""
+"""For every test: a cache folder of its own, one thread, no ranks of the shell's, no colours, no odd widths.
+
+And which files start first.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,22 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # A shell that starts the tests in the background has Ctrl-C ignored, in all their child processes too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Ten seconds or more each: the last of them must not run while other workers have nothing left to do.
+LONGEST_FILES = (
+    "tests/evaluation/test_ranks.py", "tests/evaluation/test_on_ray.py", "tests/training/test_ranks.py",
+    "tests/sweeps/test_launch_ray.py", "tests/searching/test_ranks_agree.py", "tests/searching/test_isolate.py",
+    "tests/forecasting/test_stored_peaks.py", "tests/reporting/test_pages_in_chromium.py", "tests/cli/test_fuzz.py",
+    "tests/cli/test_train.py", "tests/cli/test_profile.py", "tests/cli/test_find.py", "tests/test_typed_calls.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest files first, where workers share the files; alone, tests run in the order of their names."""
+    if hasattr(config, "workerinput"):
+        root = Path(__file__).parents[1]
+        items.sort(key=lambda item: item.path.relative_to(root).as_posix() not in LONGEST_FILES)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import brim
+from tests.conftest import LONGEST_FILES
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "brim"
 
@@ -287,6 +288,10 @@ def test_nothing_outside_sizing_decides_a_size() -> None:
     offenders = {file: sorted({*DECIDING}.intersection(calls_in(parsed(file)))) for file in others}
     assert without_empty(offenders) == {}
     assert [file for file in others if "brim.sizing.constants" in imports_of(file)] == []
+
+
+def test_files_of_tests_that_start_first_are_there() -> None:
+    assert [file for file in LONGEST_FILES if not (SOURCE.parents[1] / file).is_file()] == []
 
 
 # ------------------------------------------------------------------------------------------------ names
