@@ -1,8 +1,12 @@
-"""For every test: a cache folder of its own, one thread, no ranks of the shell's, no colours, no odd widths."""
+"""For every test: a cache folder of its own, one thread, no ranks of the shell's, no colours, no odd widths.
+
+And which files start first.
+"""
 
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -31,12 +35,39 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Ten seconds or more each: the last of them must not run while other workers have nothing left to do.
+LONGEST_FILES = (
+    "tests/evaluation/test_ranks.py", "tests/evaluation/test_on_ray.py", "tests/training/test_ranks.py",
+    "tests/sweeps/test_launch_ray.py", "tests/searching/test_ranks_agree.py", "tests/searching/test_isolate.py",
+    "tests/forecasting/test_stored_peaks.py", "tests/reporting/test_pages_in_chromium.py", "tests/cli/test_fuzz.py",
+    "tests/cli/test_train.py", "tests/cli/test_profile.py", "tests/cli/test_find.py", "tests/test_typed_calls.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest files first, where workers share the files; alone, tests run in the order of their names."""
+    if hasattr(config, "workerinput"):
+        root = Path(__file__).parents[1]
+        items.sort(key=lambda item: item.path.relative_to(root).as_posix() not in LONGEST_FILES)
+
+
 @pytest.fixture(autouse=True)
 def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Plans go to a folder of this test, never to the user's own cache."""
     folder = tmp_path_factory.mktemp("xdg-cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def quick_collections() -> None:
+    """Every probe collects garbage: half a second to walk through torch and transformers, unless they are set aside."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # as this process ends, libraries look for what was not freed
 
 
 @pytest.fixture(autouse=True)

@@ -195,7 +195,12 @@ def test_a_step_that_keeps_ever_more_memory_is_noted(brim: Brim, factories: str)
 
 @pytest.mark.parametrize(
     ("factory", "asked", "words"),
-    [("segfaults", (), "segmentation fault"), ("sleeps", ("--probe-timeout", "1"), "no answer within 1 s")],
+    [
+        ("segfaults", (), "segmentation fault"),
+        pytest.param(
+            "sleeps", ("--probe-timeout", "1"), "no answer within 1 s", marks=pytest.mark.slow
+        ),  # test_isolate.py
+    ],
 )
 def test_a_child_that_is_lost_at_every_size_ends_with_four(
     brim: Brim, factories: str, factory: str, asked: tuple[str, ...], words: str

@@ -148,7 +148,7 @@ def test_one_point_that_fails_is_told_and_ends_with_one(profile: Brim, tmp_path:
     assert "2 were done already" in again.err
 
 
-def test_ctrl_c_ends_with_130_and_resume_goes_on(models: Path, questions: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_with_130_and_resume_goes_on(brim: Brim, models: Path, questions: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [
         sys.executable, "-m", "brim", "profile", "-m", f"py:{models}:slow", "-d", str(questions), "--device", "cpu",
@@ -168,9 +168,9 @@ def test_ctrl_c_ends_with_130_and_resume_goes_on(models: Path, questions: Path, 
         running.kill()
     assert running.returncode == 130, told
     assert f"--resume -o {folder}" in told.replace("\n", " ")
-    done = subprocess.run([*command, "--resume", "--json"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert [entry["num_samples"] for entry in json.loads(done.stdout)["summary"]] == [8, 8, 8]
+    done = brim(*command[3:], "--resume", "--json")
+    assert done.code == 0, done.err
+    assert [entry["num_samples"] for entry in json.loads(done.out)["summary"]] == [8, 8, 8]
 
 
 def test_the_demo_profiles_the_shipped_model(brim: Brim, tmp_path: Path) -> None:

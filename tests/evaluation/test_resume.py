@@ -107,7 +107,10 @@ def test_a_journal_cut_anywhere_in_its_last_two_lines_is_completed(tmp_path: Pat
     lines = content.splitlines(keepends=True)
     start = len(content) - len(lines[-1]) - len(lines[-2])
     folder = tmp_path / "run"
-    for length in range(start, len(content) + 1):
+    ends = [len(content), len(content) - len(lines[-1]), start]
+    # At every byte: tests/storage/test_journal.py.
+    near = {length for end in ends for length in range(end - 2, end + 3)}
+    for length in sorted(near.union(range(start, len(content), 7)).intersection(range(start, len(content) + 1))):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         shutil.copy(plain.folder / "journal.json", folder)

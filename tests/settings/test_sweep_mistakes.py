@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,232 +10,242 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brim.errors import RequestError
+from brim.settings.problems import Problem
 from brim.settings.sweep_file import expand_grid, inspect_sweep, validate_grid
-from tests.settings.sweep_problems import FILES, GRID, SHORT, Write, check_model, errors
+from tests.settings.sweep_problems import FILES, GRID, SHORT, Write, check_model
+
+
+def assert_told(found: Sequence[Problem], line: int | None, key: str, words: str) -> None:
+    """One of the errors is of this line and key, and has the value, the names or the choices that help."""
+    messages = [one.message for one in found if (one.severity, one.line, one.key) == ("error", line, key)]
+    assert any(all(word in message for word in words.split(" … ")) for message in messages), (words, found)
 
 
 def test_every_problem_of_a_file_is_told_at_once_with_its_line() -> None:
-    found = errors(validate_grid(FILES / "wrong.yaml", check_model=check_model))
-    assert found == [
-        (2, "hp.epochs", "0: it must be a whole number from 1"),
-        (3, "hp.batchsize", "there is no such key; did you mean hp.batch_size?"),
-        (4, "grid_serach", "there is no such key; did you mean grid_search?"),
-        (7, "grid_search.pairing", "'zipp': it must be one of auto, zip, product; did you mean zip?"),
-        (9, "model.type", "MODEL 'r3d_81': no such model"),
-        (10, "hp.batch_size", "0: it must be auto or a whole number from 1"),
-        (11, "hp.learning_rate", "-1: it must be a number above 0"),
-        (12, "optimizer.name", "it has no values"),
-        (13, "hp.frames", "it has no values"),
-        (14, "grid_search.zip", "hp.frame is no list of the grid; did you mean hp.frames?"),
-        (15, "grid_search.seeds", "it must be a list of different seeds"),
-        (17, "hp.epochz", "there is no such key; did you mean hp.epochs?"),
+    found = validate_grid(FILES / "wrong.yaml", check_model=check_model)
+    expected = [
+        (2, "hp.epochs", "0"),
+        (3, "hp.batchsize", "hp.batch_size"),
+        (4, "grid_serach", "grid_search"),
+        (7, "grid_search.pairing", "'zipp' … auto, zip, product"),
+        (9, "model.type", "r3d_81"),
+        (10, "hp.batch_size", "0 … auto"),
+        (11, "hp.learning_rate", "-1"),
+        (12, "optimizer.name", "no values"),
+        (13, "hp.frames", "no values"),
+        (14, "grid_search.zip", "hp.frame … hp.frames"),
+        (15, "grid_search.seeds", "seeds"),
+        (17, "hp.epochz", "hp.epochs"),
     ]
-    with pytest.raises(RequestError, match="12 errors to correct"):
+    assert [(one.line, one.key) for one in found if one.severity == "error"] == [case[:2] for case in expected]
+    for case in expected:
+        assert_told(found, *case)
+    with pytest.raises(RequestError, match="12 errors"):
         expand_grid(FILES / "wrong.yaml", check_model=check_model)
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "key", "message"),
+    ("text", "line", "key", "words"),
     [
         (
             "grid_search: 3\n",
             1,
             "grid_search",
-            "it is a section of keys, not 3",
+            "section … 3",
         ),
         (
             "grid_search:\n  grid: [1]\n",
             2,
             "grid_search.grid",
-            "it is a section of keys, not [1]",
+            "section … [1]",
         ),
         (
             f"hp: 3\n{SHORT}",
             1,
             "hp",
-            "it is a section of keys, not 3",
+            "section … 3",
         ),
         (
             "model: {type: a}\nhp:\n  batch_size: 12.5\n",
             3,
             "hp.batch_size",
-            "12.5: it must be auto or a whole number from 1",
+            "12.5 … auto",
         ),
         (
             "model: {type: a}\nhp:\n  batch_size: yes\n",
             3,
             "hp.batch_size",
-            "True: it must be auto or a whole number from 1",
+            "True … auto",
         ),
         (
             "grid_search:\n  grid:\n    model.type:\n      - a\n      - 3\n",
             5,
             "model.type",
-            "3: it must be a text",
+            "3 … text",
         ),
         (
             f"{GRID}  fixed:\n    model.type: b\n",
             4,
             "model.type",
-            "it is fixed, and a list of the grid as well",
+            "fixed … grid",
         ),
         (
             f"{GRID}  groups: {{g: {{model.type: [b]}}}}\n",
             3,
             "grid_search.groups",
-            "grid and groups are both given",
+            "grid … groups",
         ),
         (
             "grid_search:\n  groups:\n    g: 3\n",
             3,
             "grid_search.groups.g",
-            "a group is a mapping of keys to lists",
+            "group",
         ),
         (
             f"{GRID}  zip: [[model.type]]\n",
             3,
             "grid_search.zip",
-            "it must be a list of groups of two or more keys",
+            "two or more",
         ),
         (
             "grid_search:\n  grid: {model.type: a, hp.size: 1}\n  zip: [[hp.size, model.type], [hp.size, hp.size]]\n",
             3,
             "grid_search.zip",
-            "hp.size is named twice",
+            "hp.size … twice",
         ),
         (
             f"{GRID}  repeat: 0\n",
             3,
             "grid_search.repeat",
-            "0: it must be a whole number from 1",
+            "0 … 1",
         ),
         (
             f"{GRID}  repeat: 2\n  seeds: [1]\n",
             4,
             "grid_search.seeds",
-            "seeds and repeat are both given",
+            "seeds … repeat",
         ),
         (
             "grid_search:\n  grid: {model.type: [a], hp.seed: [1]}\n  repeat: 2\n",
             3,
             "grid_search.repeat",
-            "hp.seed is a list of the grid as well",
+            "hp.seed",
         ),
         (
             f"{GRID}  exclude: 3\n",
             3,
             "grid_search.exclude",
-            "it must be a list of mappings, not 3",
+            "list … 3",
         ),
         (
             f"{GRID}  include:\n    - 3\n",
             4,
             "grid_search.include",
-            "3: it must be a mapping of keys and values",
+            "3 … mapping",
         ),
         (
             f"{GRID}  piring: zip\n",
             3,
             "grid_search.piring",
-            "there is no such key; did you mean pairing?",
+            "pairing",
         ),
         (
             f"pairing: zip\n{SHORT}",
             1,
             "pairing",
-            "it belongs under grid_search",
+            "grid_search",
         ),
         (
             f"models_to_train: [3]\n{SHORT}",
             1,
             "models_to_train",
-            "[3]: it must be a list of models",
+            "[3] … models",
         ),
         (
             f"max_experiments: 0\n{SHORT}",
             1,
             "max_experiments",
-            "0: it must be a whole number from 1",
+            "0 … 1",
         ),
         (
             f"gpu: {{device_ids: '0,x'}}\n{SHORT}",
             1,
             "gpu.device_ids",
-            "'0,x': it must be numbers of GPUs",
+            "'0,x' … GPU",
         ),
         (
             f"gpu: {{device_ids: [0, 0]}}\n{SHORT}",
             1,
             "gpu.device_ids",
-            "[0, 0]: it must be numbers of GPUs",
+            "[0, 0] … GPU",
         ),
         (
             f"loss: {{name: focal}}\n{SHORT}",
             1,
             "loss.name",
-            "'focal': brim has no such loss, only the task's own",
+            "'focal' … loss",
         ),
         (
             "grid_search:\n  grid:\n    model.type: [a]\n    optimizer.params.x: [1]\n    optimizer.params.x.y: [2]\n",
             5,
             "optimizer.params.x.y",
-            "optimizer.params.x has a value, so nothing can be under it",
+            "optimizer.params.x",
         ),
         (
             "grid_search:\n  grid:\n    model.type: [a]\n    optimizer.name: [adam]\n    optimizer: [{name: sgd}]\n",
             5,
             "optimizer",
-            "optimizer.name is in the list of optimizer.name as well",
+            "optimizer.name",
         ),
         (
             "grid_search:\n  grid:\n    model.type: [a]\n    model_name: [b]\n",
             4,
             "model_name",
-            "model.type is there twice",
+            "model.type … twice",
         ),
         (
             "hp: {epochs: 1}\nhp.epochs: 2\nmodel: {type: a}\n",
             2,
             "hp.epochs",
-            "hp.epochs is there twice",
+            "hp.epochs … twice",
         ),
         (
             "model: {type: a}\noptimizer: {params: {x: .inf}}\n",
             2,
             "optimizer.params.x",
-            "inf is not a finite number",
+            "inf",
         ),
         (
             "hp: {epochs: 1}\n",
             None,
             "model.type",
-            "it is missing; name a model, such as r3d_18 or mlp",
+            "missing … r3d_18",
         ),
         (
             "model: {type: a}\nhp: {weight_decay: 0.1}\ngrid_search: {grid: {optimizer.params.weight_decay: 1}}\n",
             2,
             "hp.weight_decay",
-            "optimizer.params.weight_decay is given as well; keep one of them",
+            "optimizer.params.weight_decay",
         ),
         (
             "grid_search:\n  grid: {model.type: [a, b], hp.batch_size: [1, 2, 3]}\n  pairing: zip\n",
             2,
             "hp.batch_size",
-            "pairing is zip, and there are 2 models and 3 batch sizes",
+            "zip … 2 … 3",
         ),
         (
             "a..b: 3\nmodel: {type: a}\n",
             1,
             "a..b",
-            "there is no such key",
+            "no such key",
         ),
     ],
 )
 def test_a_mistake_is_told_with_its_line_and_key(
-    write: Write, text: str, line: int | None, key: str, message: str
+    write: Write, text: str, line: int | None, key: str, words: str
 ) -> None:
     problems = validate_grid(write(text))
-    assert (line, key, message) in errors(problems)
+    assert_told(problems, line, key, words)
     assert all(one.file.endswith("sweep.yaml") for one in problems)
     with pytest.raises(RequestError):
         expand_grid(write(text))
@@ -242,7 +253,8 @@ def test_a_mistake_is_told_with_its_line_and_key(
 
 def test_problems_of_the_yaml_itself_come_the_same_way(write: Write) -> None:
     problems = validate_grid(write("hp: {epochs: 1}\nhp: {epochs: 2}\n"))
-    assert errors(problems) == [(2, "hp", "the key is there twice, first on line 1")]
+    assert [(one.severity, one.line, one.key) for one in problems] == [("error", 2, "hp")]
+    assert_told(problems, 2, "hp", "twice … line 1")
 
 
 def test_a_warning_is_an_error_when_strict_and_a_note_never_is(write: Write) -> None:
@@ -250,36 +262,33 @@ def test_a_warning_is_an_error_when_strict_and_a_note_never_is(write: Write) -> 
     assert [one.severity for one in validate_grid(path)] == ["note", "warning"]
     assert [one.severity for one in validate_grid(path, strict=True)] == ["note", "error"]
     assert len(expand_grid(path)) == 6
-    with pytest.raises(RequestError, match="2 models and 3 batch sizes cannot be paired"):
+    with pytest.raises(RequestError, match="2 models and 3 batch sizes"):
         expand_grid(path, strict=True)
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "words"),
     [
-        (
-            "hp.learning_rat=1",
-            "command line: error: hp.learning_rat: there is no such key; did you mean hp.learning_rate",
-        ),
-        ("hp.lr=1", "command line: error: hp.lr: there is no such key; did you mean hp.learning_rate?"),
-        ("optimizer=[{name: sgd}, 3]", "command line: error: optimizer: it is a section of keys, not 3"),
-        ("hp.batch_size=0", "command line: error: hp.batch_size: 0: it must be auto"),
-        ("hp.batch_size=[]", "command line: error: hp.batch_size: it has no values"),
-        ("grid_search.grid.hp.size=3", "name the setting alone"),
-        ("grid_search.pairing=both", "command line: error: grid_search.pairing: 'both': it must be one of"),
-        ("hp.epochs", "a setting is written KEY=VALUE"),
-        ("=3", "a setting is written KEY=VALUE"),
-        ("--epochs=3", "written without dashes"),
-        ("hp.epochs=", "there is no value; write null for none"),
-        ("hp.epochs=[1", "not YAML"),
-        ("hp..x=1", "a name on each side of a dot"),
-        ("model.type=nope", "no such model"),
+        ("hp.learning_rat=1", "command line: error: hp.learning_rat: … hp.learning_rate"),
+        ("hp.lr=1", "command line: error: hp.lr: … hp.learning_rate"),
+        ("optimizer=[{name: sgd}, 3]", "command line: error: optimizer: … 3"),
+        ("hp.batch_size=0", "command line: error: hp.batch_size: 0 … auto"),
+        ("hp.batch_size=[]", "command line: error: hp.batch_size: … no values"),
+        ("grid_search.grid.hp.size=3", "setting alone"),
+        ("grid_search.pairing=both", "command line: error: grid_search.pairing: 'both'"),
+        ("hp.epochs", "KEY=VALUE"),
+        ("=3", "KEY=VALUE"),
+        ("--epochs=3", "without dashes"),
+        ("hp.epochs=", "null"),
+        ("hp.epochs=[1", "YAML"),
+        ("hp..x=1", "dot"),
+        ("model.type=nope", "nope"),
     ],
 )
-def test_a_wrong_override_is_told_as_what_it_is(override: str, message: str) -> None:
+def test_a_wrong_override_is_told_as_what_it_is(override: str, words: str) -> None:
     with pytest.raises(RequestError) as caught:
         expand_grid(FILES / "seed.yaml", overrides=[override], check_model=check_model)
-    assert message in str(caught.value)
+    assert all(word in str(caught.value) for word in words.split(" … "))
 
 
 def test_an_override_given_twice_is_refused() -> None:
@@ -304,7 +313,7 @@ SHAPES = st.recursive(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     SHAPES,
     st.dictionaries(st.sampled_from(["hp", "model", "gpu", "models_to_train", "grid", "task"]), SHAPES, max_size=3),
