@@ -18,7 +18,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "brim"
 # Top first: a file may import from its own layer and from those before it, never from those after it.
 LAYERS = (
     "errors", "records", "settings", "storage", "ranks", "monitor", "memory", "generation", "workloads", "sizing",
-    "forecasting", "running", "searching", "models", "data", "metrics", "advice", "evaluation", "planning",
+    "forecasting", "running", "searching", "models", "data", "metrics", "tasks", "advice", "evaluation", "planning",
     "profiling", "training",
     "sweeps", "demo", "reporting", "cli",
 )  # fmt: skip

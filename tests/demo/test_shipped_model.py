@@ -11,7 +11,7 @@ from PIL import Image
 
 from brim.demo.digitboard import LAYOUTS, board_pixels, draw_board, draw_questions
 from brim.demo.model import IMAGE_TOKEN, build_config, build_processor, weights_folder
-from brim.evaluation.tasks.multimodal import joined
+from brim.tasks.multimodal import joined
 
 transformers = pytest.importorskip("transformers", minversion="5.22")
 pytest.importorskip("sklearn")

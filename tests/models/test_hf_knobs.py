@@ -14,11 +14,11 @@ from PIL import Image
 
 from brim.errors import RequestError
 from brim.models.build import build_workload, model_knobs
-from brim.models.hf_image_tokens import count_image_tokens
 from brim.models.hf_knobs import TABLE
 from brim.models.load import load_model
 from brim.models.loaded import LoadedModel, LoadRequest
 from brim.settings.find_settings import WorkloadRequest
+from brim.tasks.multimodal import count_image_tokens
 from tests.models.vision_language_folders import FAMILIES, SIDE
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,14 +12,13 @@ from brim.data.base import Sample, SampleSet
 from brim.data.images import load_image
 from brim.data.video import load_video
 from brim.errors import RequestError, plural
-from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings
-from brim.evaluation.tasks.class_names import align_classes
 from brim.memory.transfer import stacked
 from brim.models.loaded import LoadedModel
 from brim.running.executor import Pending
 from brim.settings.caller import written
+from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings
 
-__all__ = ["ClassifyTask"]
+__all__ = ["ClassifyTask", "align_classes"]
 
 _NEEDS = {"text_classifier": "text", "image_classifier": "an image", "video_classifier": "a video"}
 _MOST_RANKS = 5
@@ -65,11 +65,11 @@ class ClassifyTask(Task):
         return bool(sample.images) if self.model.kind == "image_classifier" else sample.video is not None
 
     def cost(self, item: int) -> int:
-        """Tokens of a text; a picture or a clip is like any other."""
+        """Tokens of a text; every image or clip costs 1."""
         return max(self._lengths[item], 1) if self._lengths else 1
 
     def prepare(self, item: int) -> Any:
-        """Token ids, or one input tensor, as narrow as the model computes."""
+        """Token ids, or one input tensor in the model's dtype."""
         sample = self.samples[item]
         if self.model.kind == "text_classifier":
             room = self.model.positions
@@ -100,17 +100,17 @@ class ClassifyTask(Task):
         return LaterAnswers(lambda: self._read(classes.tolist(), best.tolist(), count))
 
     def references(self, item: int) -> Sequence[Any]:
-        """The class by name, where the data names its classes."""
+        """The class by its name, where the data has names."""
         names = self.data.class_names
         return [names[r] if names and isinstance(r, int) and r < len(names) else str(r)
                 for r in self.samples[item].references]  # fmt: skip
 
     def metric_facts(self, item: int) -> Mapping[str, Any]:
-        """Labels come by name and in order: nothing else is needed."""
+        """Predictions are names in order of score: metrics need nothing else."""
         return {"id": self.samples[item].id}
 
     def identity(self) -> Mapping[str, Any]:
-        """How clips are cut."""
+        """The number of frames in a clip."""
         return {"task": self.name, "frames": self.model.frames}
 
     def _read(self, classes: list[list[int]], scores: list[list[float]], count: int) -> list[Answer]:
@@ -125,8 +125,8 @@ class ClassifyTask(Task):
         highest = max((r for sample in self.samples for r in sample.references if isinstance(r, int)), default=0)
         if not self.data.class_names and highest >= count:
             raise RequestError(
-                f"{self.data.name} has a class {highest}, and {self.model.name} the classes 0 to {count - 1}: it was "
-                "made for other ones"
+                f"{self.data.name} has a class {highest}, and {self.model.name} the classes 0 to {count - 1}: the "
+                "model was trained for other classes"
             )
         self._labels, note = align_classes(self.data.class_names, self.model.class_names, count)
         if note:
@@ -142,3 +142,47 @@ class ClassifyTask(Task):
             "attention_mask": torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in prepared]),
         }
         return self.to_device(tensors)
+
+
+def align_classes(data: Sequence[str], model: Sequence[str], count: int) -> tuple[tuple[str, ...], str]:
+    """The label of each of the model's `count` outputs in the data's words, and a note for the user ("" for none).
+
+    Classes are matched by name where the model knows all names, otherwise by position, with a note. Data with
+    numbered classes gets numbers: a model may use one name for two classes. More classes in the data than outputs of
+    the model is a `RequestError`.
+    """
+    if not data:
+        return tuple(str(place) for place in range(count)), ""
+    known = {_plain(name): place for place, name in enumerate(model)}
+    places = [known.get(_plain(name)) for name in data]
+    if model and all(place is not None for place in places) and len(set(places)) == len(places):
+        labels = [*model]
+        for name, place in zip(data, places, strict=True):
+            assert place is not None
+            labels[place] = name
+        return tuple(labels), ""
+    if len(data) > count:
+        raise RequestError(
+            f"the data has {plural(len(data), 'class', 'classes')} and the model {plural(count, 'output')}: the model "
+            "was trained for other classes"
+        )
+    labels = [*data, *(_unused(place, model) for place in range(len(data), count))]
+    generic = not model or all(re.fullmatch(r"LABEL_\d+", name) for name in model)
+    if generic and len(data) == count:
+        return tuple(labels), ""
+    return tuple(labels), (
+        f"the model's classes ({_some(model) or count}) and the data's ({_some(data)}) have different names: they are "
+        "matched by their order"
+    )
+
+
+def _unused(place: int, model: Sequence[str]) -> str:
+    return model[place] if place < len(model) else str(place)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "", name.lower())

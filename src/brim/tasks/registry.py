@@ -7,14 +7,13 @@ from types import ModuleType
 
 from brim.data.base import SampleSet
 from brim.errors import RequestError, nearest_names
-from brim.evaluation.tasks.base import Task, TaskSettings
-from brim.evaluation.tasks.choice import ChoiceTask
-from brim.evaluation.tasks.classify import ClassifyTask
-from brim.evaluation.tasks.function import FunctionTask
-from brim.evaluation.tasks.generate import GenerateTask
-from brim.evaluation.tasks.vqa import VqaTask
 from brim.models.loaded import LoadedModel
 from brim.settings.caller import given
+from brim.tasks.base import Task, TaskSettings
+from brim.tasks.choice import ChoiceTask
+from brim.tasks.classify import ClassifyTask
+from brim.tasks.function import FunctionTask
+from brim.tasks.generate import GenerateTask, VqaTask
 
 __all__ = ["add_tasks", "make_task", "task_names"]
 

@@ -9,11 +9,11 @@ import torch
 
 from brim.data.base import SampleSet
 from brim.errors import RequestError, plural
-from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings
-from brim.evaluation.tasks.prompts import PromptWriter
 from brim.models.loaded import LoadedModel
 from brim.running.executor import Pending
 from brim.settings.caller import written
+from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings
+from brim.tasks.prompts import PromptWriter
 
 __all__ = ["ChoiceTask"]
 
@@ -97,11 +97,11 @@ class ChoiceTask(Task):
         return {"prompt": self.samples[item].prompt, "choices": list(self.samples[item].choices)}
 
     def metric_facts(self, item: int) -> Mapping[str, Any]:
-        """The options' texts, by which references and lengths are read."""
+        """The options' texts: references may name them, and normalised accuracy needs their lengths."""
         return {"id": self.samples[item].id, "options": self.samples[item].choices}
 
     def identity(self) -> Mapping[str, Any]:
-        """The way questions are written."""
+        """How questions become prompts."""
         return {"task": self.name, "chat": self._writer.chat, "system": self.settings.system}
 
     def _answer(self, item: int, values: list[float]) -> Answer:
@@ -109,7 +109,7 @@ class ChoiceTask(Task):
         return Answer(prediction=values, details={"choice": self.samples[item].choices[best]})
 
     def _causal_scores(self, rows: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
-        """The continuations' log-likelihoods; only their own positions go through the model's head."""
+        """The continuations' log-likelihoods; the model's head runs on their positions only."""
         longest = max(len(context) + len(continuation) for context, continuation in rows)
         pad = self.model.tokenizer.pad_token_id or 0
         ids = torch.tensor([[*c, *k, *[pad] * (longest - len(c) - len(k))] for c, k in rows])

@@ -8,8 +8,8 @@
         def prepare(self, item): return self.samples[item].prompt
         def launch(self, items, prepared): return ReadyAnswers([Answer(prediction=text.upper()) for text in prepared])
 
-`prepare` runs in worker processes and must not touch the device; `launch` runs in the main one and should only start
-the work there, so that the next batch can follow. A task knows no files and no metrics.
+`prepare` runs in worker processes and must not use the device; `launch` runs in the main process and should only start
+the work on the device, so that the next batch can follow. A task knows no files and no metrics.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Answer", "LaterAnswers", "ReadyAnswers", "Task", "TaskSettings"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the model said to one sample; `prediction` is what metrics score and the journal keeps."""
+    """The model's answer to one sample; `prediction` is what metrics score and samples.jsonl keeps."""
 
     prediction: Any
     tokens: int | None = None  # new tokens, where there are any
@@ -44,18 +44,18 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """What a task may be told beside the model and the data."""
+    """The settings of a task, beside the model and the data."""
 
     generation: GenerationSettings | None = None  # None: greedy
     max_new_tokens: int | None = None  # None: the task's own default
     chat: bool | None = None  # None: where the tokenizer has a chat template
     system: str | None = None
     processor_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    non_blocking: bool = True  # copies to the device do not hold up the host
+    non_blocking: bool = True  # the host does not wait for copies to the device
 
 
 class ReadyAnswers(Pending):
-    """Answers that are here already."""
+    """Answers that have been computed already."""
 
     def __init__(self, answers: Sequence[Answer | ItemFailure]) -> None:
         self._answers = answers
@@ -91,11 +91,11 @@ class Task(abc.ABC):
         self.notes: list[str] = []
 
     def setup(self) -> None:  # noqa: B027  # most tasks need nothing
-        """What must be known before the first cost is asked for: tokenise, check the data."""
+        """Run once before the first `cost`: tokenise, check the data."""
 
     @abc.abstractmethod
     def cost(self, item: int) -> int:
-        """What a sample weighs in a batch."""
+        """What a sample costs in a batch, in the task's unit."""
 
     @abc.abstractmethod
     def prepare(self, item: int) -> Any:
@@ -106,10 +106,10 @@ class Task(abc.ABC):
         """Start a batch; its result is one `Answer` (or `ItemFailure`) per item."""
 
     def release(self) -> None:  # noqa: B027
-        """Let go of device memory kept between batches."""
+        """Free the device memory kept between batches."""
 
     def shown_input(self, item: int) -> Any:
-        """The sample's input as the journal keeps it."""
+        """The sample's input as samples.jsonl shows it."""
         sample = self.samples[item]
         media = [str(image) for image in sample.images] + ([str(sample.video)] if sample.video else [])
         if not media:
@@ -117,11 +117,11 @@ class Task(abc.ABC):
         return {"prompt": sample.prompt, "media": media} if sample.prompt else (media[0] if len(media) == 1 else media)
 
     def references(self, item: int) -> Sequence[Any]:
-        """The accepted answers, as the metrics want them."""
+        """The accepted answers, in the form that metrics expect."""
         return self.samples[item].references
 
     def metric_facts(self, item: int) -> Mapping[str, Any]:
-        """What a metric may want to know of the sample beside prediction and references."""
+        """What metrics may read about the sample, beside prediction and references."""
         return {"id": self.samples[item].id, **self.samples[item].original}
 
     def identity(self) -> Mapping[str, Any]:
@@ -129,7 +129,7 @@ class Task(abc.ABC):
         return {"task": self.name}
 
     def to_device(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Tensors on their way to the device; from pinned memory the copy does not hold up the host."""
+        """The tensors on the device; the host does not wait for copies from pinned memory."""
         device = self.model.device
 
         def sent(tensor: torch.Tensor) -> torch.Tensor:
@@ -139,5 +139,5 @@ class Task(abc.ABC):
 
     @property
     def joined_on(self) -> torch.device | None:
-        """Where samples are put together: on the device, unless copies are to hold up the host; None: on the host."""
+        """Where samples are joined into a batch: the device, or None for the host, when copies are blocking."""
         return self.model.device if self.settings.non_blocking else None

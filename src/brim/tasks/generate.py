@@ -1,4 +1,4 @@
-"""Free answers: the model reads a prompt and writes until it ends, a stop string comes, or the tokens are used up."""
+"""Free answers: the model reads a prompt and writes until it ends, a stop string appears, or the tokens are used up."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ import torch
 
 from brim.data.base import SampleSet
 from brim.errors import RequestError, plural
-from brim.evaluation.tasks.base import Answer, LaterAnswers, Task, TaskSettings
-from brim.evaluation.tasks.multimodal import MultimodalInputs
-from brim.evaluation.tasks.prompts import PromptWriter
 from brim.generation.answers import Answers
 from brim.generation.loop import PromptBatch
 from brim.generation.select import Decoder, make_decoder
@@ -21,14 +18,17 @@ from brim.generation.settings import GenerationSettings, TokenIds
 from brim.models.loaded import LoadedModel
 from brim.running.executor import Pending
 from brim.settings.caller import given, named, written
+from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings
+from brim.tasks.multimodal import MultimodalInputs
+from brim.tasks.prompts import PromptWriter
 
-__all__ = ["GenerateTask"]
+__all__ = ["GenerateTask", "VqaTask"]
 
 DEFAULT_NEW_TOKENS = 256
 
 
 class GenerateTask(Task):
-    """Text in, text out; with a vision-language model, pictures and text in."""
+    """Text in, text out; with a vision-language model, images and text in."""
 
     name = "generate"
     default_metrics = ("exact_match", "normalised_match", "token_f1")
@@ -54,7 +54,7 @@ class GenerateTask(Task):
         self._decoder: Decoder | None = None
 
     def setup(self) -> None:
-        """Tokenise every prompt: their lengths are what batches are made by."""
+        """Tokenise every prompt: batches are formed by their lengths."""
         missing = [sample.id for sample in self.samples if sample.prompt is None and not sample.images]
         if missing:
             raise RequestError(
@@ -78,9 +78,9 @@ class GenerateTask(Task):
             self.notes.append("prompts are put into the model's chat template (--no-chat leaves them as they are)")
 
     def _refuse_without_room(self) -> None:
-        """If not a single prompt and its answer fit the model's positions, the request is wrong, not the samples."""
+        """Refuse a request under which not even the shortest prompt and its answer fit the model's positions."""
         new, room, shortest = self.generation.max_new_tokens, self.model.positions, min(self._lengths, default=0)
-        apart = self.model.kind == "seq2seq"  # encoder and decoder have positions of their own
+        apart = self.model.kind == "seq2seq"  # encoder and decoder have separate positions
         if room is None or (max(shortest, new) if apart else shortest + new) <= room:
             return
         asked = given("max_tokens", new) + ("" if self.settings.max_new_tokens else " (the default)")
@@ -88,8 +88,7 @@ class GenerateTask(Task):
         if shortest > room or largest < 1:
             raise RequestError(
                 f"{named('data')}: the shortest prompt has {shortest} tokens and {self.model.name} has {room} "
-                "positions, so no "
-                "answer has room; use shorter prompts or a model with more positions"
+                "positions, which leaves none for an answer; use shorter prompts or a model with more positions"
             )
         raise RequestError(
             f"{asked}: the shortest prompt has {shortest} tokens and {self.model.name} has {room} positions, so no "
@@ -101,7 +100,7 @@ class GenerateTask(Task):
         return self._lengths[item] + self.generation.max_new_tokens
 
     def prepare(self, item: int) -> Any:
-        """Token ids; for a vision-language model all that its processor gives."""
+        """Token ids; for a vision-language model all inputs that its processor makes."""
         length, new, room = self._lengths[item], self.generation.max_new_tokens, self.model.positions
         if room is not None and self.model.kind == "seq2seq" and max(length, new) > room:  # prompt and answer apart
             raise ValueError(f"the prompt has {length} tokens, the answer up to {new}; the model has {room} positions")
@@ -114,7 +113,7 @@ class GenerateTask(Task):
         return self._ids[item]
 
     def launch(self, items: Sequence[int], prepared: Sequence[Any]) -> Pending:
-        """Generate; the text is read and cut when it has arrived."""
+        """Start generating; the text is decoded and cut when its tokens are on the host."""
         decoder = self.decoder()
         seen: Sequence[Mapping[str, Any]] = [{}] * len(items)
         if self._multimodal is not None:
@@ -127,7 +126,7 @@ class GenerateTask(Task):
         return LaterAnswers(lambda: self._read(answers, seen))
 
     def never_end(self) -> None:
-        """From here on every answer takes all its tokens: the worst case, for a search."""
+        """From now on every answer uses all its tokens: the worst case, for a search."""
         self._tokens = TokenIds(ends=(), pad=self._tokens.pad)
         self._decoder = None
 
@@ -144,21 +143,21 @@ class GenerateTask(Task):
         return self._decoder
 
     def release(self) -> None:
-        """Let go of keys, values and graphs."""
+        """Free keys, values and graphs."""
         if self._decoder is not None:
             self._decoder.release()
 
     def identity(self) -> Mapping[str, Any]:
         """The way prompts are written and answers chosen."""
         generation = dataclasses.asdict(self.generation)
-        for how in ("graphs", "own_loop"):  # how fast, not what
+        for how in ("graphs", "own_loop"):  # they change the speed, not the answers
             del generation[how]
         options = dict(self.settings.processor_options)
         return {"task": self.name, "chat": self._writer.chat, "system": self.settings.system, "options": options,
                 "generation": generation}  # fmt: skip
 
     def _text_batch(self, keys: Sequence[int], ids: Sequence[Sequence[int]], decoder: Decoder) -> PromptBatch:
-        """Token ids as one batch on the device, padded on the side that the decoder wants."""
+        """Token ids as one batch on the device, padded on the side that the decoder expects."""
         longest = max(len(row) for row in ids)
         pad = self.model.tokenizer.pad_token_id or 0
         right = decoder.padding == "right"
@@ -185,7 +184,7 @@ class GenerateTask(Task):
         return Answer(prediction=text[:cut].strip(), tokens=self._tokens_to_stop(tokens), details=details)
 
     def _stopped(self, answers: list[list[int]]) -> list[bool]:
-        """Which answers hold a stop string: what would come after it is cut off anyway."""
+        """Which answers contain a stop string; what follows it would be cut off."""
         texts = self.model.tokenizer.batch_decode(answers, skip_special_tokens=True)
         return [self._stop_at(text) is not None for text in texts]
 
@@ -194,10 +193,18 @@ class GenerateTask(Task):
         return min((place for stop in self.generation.stop_strings if (place := text.find(stop)) >= 0), default=None)
 
     def _tokens_to_stop(self, tokens: list[int]) -> int:
-        """With how many tokens a stop string was complete: what the answer would have taken if it had ended there."""
+        """How many tokens it took until a stop string was complete: the answer's length if it had ended there."""
 
         def stopped(count: int) -> bool:
             text = self.model.tokenizer.decode(tokens[:count], skip_special_tokens=True)
             return self._stop_at(text) is not None
 
         return bisect.bisect_left(range(len(tokens)), True, key=stopped)
+
+
+class VqaTask(GenerateTask):
+    """As `generate`, but answers are a few words: 16 new tokens unless more are asked for (99.9 % have at most 9)."""
+
+    name = "vqa"
+    default_metrics = ("vqa_accuracy", "vqa_accuracy_simple", "exact_match")
+    default_new_tokens = 16

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from brim.errors import RequestError
-from brim.evaluation.tasks.base import TaskSettings
 from brim.settings.caller import named
+from brim.tasks.base import TaskSettings
 
 __all__ = ["PromptWriter"]
 
 
 class PromptWriter:
-    """Puts prompts into the model's chat template, where it has one and nothing else was asked."""
+    """Puts prompts into the model's chat template, where it has one and the settings do not say otherwise."""
 
     def __init__(self, tokenizer: Any, processor: Any, settings: TaskSettings) -> None:
         self._tokenizer = tokenizer
@@ -27,7 +27,7 @@ class PromptWriter:
             )
 
     def text(self, prompt: str, *, images: int = 0) -> str:
-        """The prompt as the model reads it, with a place for every image."""
+        """The prompt as the model reads it, with a placeholder for every image."""
         if self.chat:
             return self._templated(self._messages(prompt, images))
         if self._settings.system:
@@ -40,7 +40,9 @@ class PromptWriter:
             written: str = holder.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates are programs, and some refuse a system prompt
             asked = f"{named('system')}: " if self._settings.system else ""
-            raise RequestError(f"{asked}the model's chat template refuses ({error}); --no-chat does without") from error
+            raise RequestError(
+                f"{asked}the model's chat template refuses ({error}); --no-chat leaves it out"
+            ) from error
         return written
 
     def _messages(self, prompt: str, images: int) -> list[dict[str, Any]]:
@@ -59,7 +61,7 @@ class PromptWriter:
         return f"{token}\n" * images if images and isinstance(token, str) else ""
 
     def token_ids(self, texts: list[str]) -> list[list[int]]:
-        """The tokens of texts, several at once; a chat template has written its special tokens already."""
+        """The token ids of each text; texts from a chat template contain their special tokens already."""
         if not texts:
             return []
         ids: list[list[int]] = self._tokenizer(texts, add_special_tokens=not self.chat)["input_ids"]
