@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from brim.errors import RequestError
-from brim.metrics.detection import auroc
+from brim.metrics.ood_detection import auroc
 from brim.settings.ood_settings import BASELINES
 from brim.training.preference.baselines.classifier import Classifier, ClassifierSettings, train_classifiers
 from brim.training.preference.baselines.registry import baseline

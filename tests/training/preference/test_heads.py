@@ -82,7 +82,7 @@ def test_a_head_is_tested_with_the_weights_of_its_best_epoch() -> None:
     assert result.outcome.validations[result.outcome.best_epoch - 1] == result.validation
     head = make_heads(8, (16,))(0)
     head.load_state_dict(result.outcome.weights)
-    from brim.metrics.detection import detection_metrics
+    from brim.metrics.ood_detection import detection_metrics
 
     data = features()
     inner, outer = (head(data.features[part]).detach().numpy() for part in ("test_in", "test_out"))

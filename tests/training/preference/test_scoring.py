@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.metrics.detection import auroc
+from brim.metrics.ood_detection import auroc
 from brim.training.preference.scoring import stacked_auroc
 
 scores = st.lists(st.sampled_from([-2.0, 0.0, 0.25, 1.0]), min_size=2, max_size=20)

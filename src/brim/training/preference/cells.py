@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from brim.errors import RequestError, plural
-from brim.metrics.detection import detection_metrics
+from brim.metrics.ood_detection import detection_metrics
 from brim.models.placement import Precision
 from brim.settings.caller import given, named
 from brim.settings.ood_settings import DpoRequest

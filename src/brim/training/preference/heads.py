@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from brim.memory.devices import memory_of
-from brim.metrics.detection import detection_metrics
+from brim.metrics.ood_detection import detection_metrics
 from brim.training.fast_path.in_passes import InPasses
 from brim.training.fast_path.order import Counts
 from brim.training.fast_path.problem import (

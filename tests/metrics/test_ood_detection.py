@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from brim.errors import RequestError
-from brim.metrics.detection import aupr, auroc, detection_metrics, fpr_at_recall
+from brim.metrics.ood_detection import aupr, auroc, detection_metrics, fpr_at_recall
 
 # Few distinct values: most samples tie with others.
 scores = st.lists(st.sampled_from([-2.0, -0.5, 0.0, 0.25, 0.5, 1.0, 3.0]), min_size=1, max_size=30)
