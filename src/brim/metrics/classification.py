@@ -70,7 +70,7 @@ class ChoiceAccuracy(Metric):
     """1 when the option with the highest log-likelihood is right; the first of equal ones; 0 where any is nan."""
 
     name = "choice_accuracy"
-    aliases = ("choice",)
+    aliases: tuple[str, ...] = ("choice",)
 
     def compare(self, prediction: Any, references: Sequence[Any], sample: Mapping[str, Any]) -> float:
         likelihoods = self._likelihoods(prediction, sample)

@@ -20,8 +20,8 @@ import torch
 
 from brim.data.base import Sample, SampleSet
 from brim.data.coco import read_coco
+from brim.data.image_folders import read_mask_folder
 from brim.data.images import load_image, load_mask, polygon_mask
-from brim.data.mask_folder import read_mask_folder
 from brim.errors import RequestError
 from brim.models import python_factory
 from brim.models.build import resolve_model

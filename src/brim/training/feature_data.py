@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from brim.data.base import Sample
-from brim.data.limit import stratified
+from brim.data.selection import stratified
 from brim.errors import RequestError, plural
 from brim.settings.train_settings import DataSettings, TrainSettings
 from brim.training.features import Features, read_features

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from brim.data.base import Sample, SampleSet
-from brim.data.limit import held_out, stratified
 from brim.data.open import DataRequest, open_data
+from brim.data.selection import held_out, stratified
 from brim.errors import RequestError, plural
 from brim.settings.train_settings import TrainSettings
 from brim.training.items import ImageItems, Items, TextItems, VideoItems, labels_tensor

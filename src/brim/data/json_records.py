@@ -1,4 +1,4 @@
-"""JSON records: one object a line (`.jsonl`, `.ndjson`), or one document with a list of objects (`.json`)."""
+"""JSON records: one object per line (`.jsonl`, `.ndjson`), or one document with a list of objects (`.json`)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from brim.data.base import BadRecord
-from brim.data.identity import text_digest
-from brim.data.table import BadRowError, Row, Table, columns_of
-from brim.data.text_files import BYTE_ORDER_MARK, decoded, inner_suffix, lines_of
+from brim.data.base import BadRecord, BadRowError, Row, Table, TableFormat, columns_of
+from brim.data.files import BYTE_ORDER_MARK, decoded, inner_suffix, lines_of, text_digest
+from brim.data.selection import without_splits
 from brim.errors import RequestError
 
-__all__ = ["read_json_records"]
+__all__ = ["JSON_RECORDS", "read_json_records"]
 
 
 def read_json_records(path: Path) -> Table:
-    """The records of a `.jsonl`, `.ndjson` or `.json` file, also with `.gz`; broken ones come in `bad`."""
+    """The records of a `.jsonl`, `.ndjson` or `.json` file, also with `.gz`; broken ones are in `bad`."""
     lines = list(lines_of(path))
     if not any(line.strip() for line in lines):
-        raise RequestError(f"{path} is empty; it should hold one JSON object a line")
+        raise RequestError(f"{path} is empty; it should hold one JSON object per line")
     content = {"sha256": text_digest(lines)}
     lines[0] = lines[0].removeprefix(BYTE_ORDER_MARK)
     if inner_suffix(path) == ".json" and not _is_lines(lines):
@@ -55,7 +54,7 @@ def _document_records(path: Path, content: bytes) -> Iterator[Row | BadRecord]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path} is not JSON: {error}; write a list of objects, or one object a line") from error
+        raise RequestError(f"{path} is not JSON: {error}; write a list of objects, or one object per line") from error
     records = document.get("data") if isinstance(document, dict) else document
     if not isinstance(records, list):
         found = f"an object with {_listed(document)}" if isinstance(document, dict) else _kind(document)
@@ -69,7 +68,7 @@ def _document_records(path: Path, content: bytes) -> Iterator[Row | BadRecord]:
 
 
 def _is_lines(lines: list[bytes]) -> bool:
-    """Whether a `.json` file holds one object a line after all, as many tools write it."""
+    """Whether a `.json` file has one object per line, as many tools write it."""
     filled = [line for line in lines[:1000] if line.strip()]
     try:
         return len(filled) > 1 and all(isinstance(_parsed(line), dict) for line in filled[:2])
@@ -81,14 +80,14 @@ def _parsed(line: bytes) -> Any:
     try:
         value = json.loads(line.decode())
         if b"\\ud" in line or b"\\uD" in line:
-            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair could not be written again
+            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair cannot be encoded
     except UnicodeDecodeError as error:
         raise BadRowError(f"not UTF-8 ({error.reason} at byte {error.start})") from error
     except UnicodeEncodeError as error:
         raise BadRowError("a text holds half of a surrogate pair (a character that was cut in two)") from error
     except json.JSONDecodeError as error:
         raise BadRowError(f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:  # a number or a nesting past Python's limits
+    except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
         raise BadRowError(f"not readable: {error}") from error
     return value
 
@@ -106,3 +105,8 @@ def _kind(value: Any) -> str:
 
 def _listed(document: dict[str, Any]) -> str:
     return "the keys " + ", ".join(document) if document else "no keys"
+
+
+JSON_RECORDS = TableFormat(
+    name="jsonl", suffixes=(".jsonl", ".ndjson", ".json"), read=without_splits(read_json_records)
+)

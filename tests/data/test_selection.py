@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.data.base import Sample
-from brim.data.limit import stratified
+from brim.data.selection import stratified
 from brim.errors import RequestError
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
@@ -21,7 +21,7 @@ def samples_in(names: list[str | None]) -> list[Sample]:
 
 
 @given(groups, st.integers(1, 130))
-def test_it_is_a_part_of_that_size_in_order_and_in_proportion(names: list[str | None], count: int) -> None:
+def test_the_selection_has_the_size_order_and_proportions(names: list[str | None], count: int) -> None:
     samples = samples_in(names)
     chosen = stratified(samples, count)
     places = [int(each.id) for each in chosen]
@@ -53,6 +53,6 @@ def test_the_rest_goes_to_the_largest_remainders() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -3])
-def test_none_or_fewer_is_refused(count: int) -> None:
+def test_a_limit_below_one_is_refused(count: int) -> None:
     with pytest.raises(RequestError, match=f"--limit {count}: it must be at least 1"):
         stratified(samples_in(["a"]), count)
