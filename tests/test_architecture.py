@@ -51,7 +51,7 @@ ENTRIES = (
     "brim.ranks.world", "brim.planning.", "brim.evaluation.api", "brim.evaluation.compare", "brim.profiling.api",
     "brim.profiling.explain_speed", "brim.training.api", "brim.training.compare", "brim.training.preference.run",
     "brim.training.preference.encode_file", "brim.sweeps.prepare", "brim.sweeps.preview", "brim.sweeps.summary",
-    "brim.models.build", "brim.forecasting.gpus", "brim.sizing.plans", "brim.demo.shipped_profile",
+    "brim.models.build", "brim.forecasting.gpus", "brim.sizing.plans", "brim.demo.model",
 )  # fmt: skip
 MOST_STATEMENTS = 40  # of a function of the command line
 COMMAND_FILES = (

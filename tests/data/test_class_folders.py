@@ -135,7 +135,7 @@ class TestVideos:
         ("line", "reason"),
         [
             ("Fly/v_1.avi", "the class Fly of Fly/v_1.avi is not among the known classes"),
-            ("Surf/v_1.avi 2", "says class 2, but Surf has the number 1"),
+            ("Surf/v_1.avi 2", "has class number 2, but Surf has the number 1"),
         ],
     )
     def test_a_class_number_that_disagrees_is_a_bad_record(self, root: Path, line: str, reason: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from brim.generation.fallback import GenerateFallback
+from brim.generation.select import GenerateFallback
 from brim.records import Probe
 from brim.sizing.constants import FORGIVING_BATCHES
 from brim.tasks.function import FunctionTask

@@ -81,5 +81,5 @@ def test_what_cannot_be_ranked_is_refused(inner: Any, outer: Any, message: str) 
 
 
 def test_a_recall_outside_its_range_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"recall of 1\.5"):
+    with pytest.raises(RequestError, match=r"recall 1\.5"):
         fpr_at_recall([1.0], [2.0], recall=1.5)

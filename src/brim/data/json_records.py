@@ -86,7 +86,7 @@ def _parsed(line: bytes) -> Any:
     except UnicodeEncodeError as error:
         raise BadRowError("a text holds half of a surrogate pair (a character that was cut in two)") from error
     except json.JSONDecodeError as error:
-        raise BadRowError(f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from error
+        raise BadRowError(f"not JSON: {error.msg.removesuffix(' at')} at column {error.pos + 1}") from error
     except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
         raise BadRowError(f"not readable: {error}") from error
     return value

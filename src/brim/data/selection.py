@@ -49,7 +49,7 @@ def refuse_split(asked: str | None, *, where: str) -> None:
 
 
 def without_splits(read: Callable[[Path], Table]) -> Callable[[Path, str | None], Table]:
-    """`read` for a `TableFormat` that has no splits: one that is asked for is a `RequestError`."""
+    """`read` for a `TableFormat` that has no splits: a split is a `RequestError`."""
 
     def read_all(path: Path, split: str | None) -> Table:
         refuse_split(split, where=str(path))

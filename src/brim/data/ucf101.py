@@ -79,7 +79,8 @@ def _listed(path: Path, videos: Path, index_of: Mapping[str, int]) -> Iterator[S
             yield BadRecord(place=place, reason=f"the class {class_name} of {name} is not among the known classes")
         elif claimed is not None and int(claimed) != index_of[class_name] + 1:
             yield BadRecord(
-                place=place, reason=f"says class {claimed}, but {class_name} has the number {index_of[class_name] + 1}"
+                place=place,
+                reason=f"has class number {claimed}, but {class_name} has the number {index_of[class_name] + 1}",
             )
         else:
             yield _sample(videos, name, index_of)

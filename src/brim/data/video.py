@@ -117,8 +117,8 @@ def _stacked(frames: Sequence[Any]) -> npt.NDArray[np.uint8]:
 
     width, height = frames[0].width, frames[0].height  # a stream may change its size
     turns = round(frames[0].rotation / 90) % 4  # counter-clockwise, from the metadata of phones
-    pictures = {id(frame): frame.to_ndarray(format="rgb24", width=width, height=height) for frame in frames}
-    return np.stack([np.rot90(pictures[id(frame)], k=turns) for frame in frames])
+    arrays = {id(frame): frame.to_ndarray(format="rgb24", width=width, height=height) for frame in frames}
+    return np.stack([np.rot90(arrays[id(frame)], k=turns) for frame in frames])
 
 
 def _av() -> Any:

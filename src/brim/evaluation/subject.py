@@ -16,9 +16,9 @@ from brim.generation.settings import GenerationSettings
 from brim.memory.environment import environment_facts
 from brim.metrics.base import Metric
 from brim.metrics.registry import parse_metrics
+from brim.models.base import LoadedModel, LoadRequest
 from brim.models.build import model_knobs, model_savings, resolve_model
 from brim.models.load import load_model
-from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.placement import resolve_device, resolve_precision
 from brim.records import Mode, Unit
 from brim.settings.caller import given, pair

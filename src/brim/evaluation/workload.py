@@ -15,7 +15,7 @@ from torch import nn
 
 from brim.errors import RequestError, plural
 from brim.evaluation.subject import Subject, evaluation_savings, open_subject
-from brim.models.loaded import LoadedModel
+from brim.models.base import LoadedModel
 from brim.records import Mode
 from brim.running.executor import Pending
 from brim.settings.eval_settings import EvalRequest
@@ -25,7 +25,7 @@ from brim.tasks.classify import ClassifyTask
 from brim.tasks.generate import GenerateTask
 from brim.tasks.multimodal import joined
 from brim.workloads.base import Workload
-from brim.workloads.generate import GenerateWorkload
+from brim.workloads.inference import GenerateWorkload
 
 __all__ = ["DataWorkload", "build_from_json", "workload_to_trace"]
 

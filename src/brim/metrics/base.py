@@ -79,7 +79,7 @@ class TextMetric(Metric):
 def mean_and_spread(scores: Sequence[float]) -> dict[str, float]:
     """Mean, standard deviation (n − 1), count, and the half width of the normal 95 % interval of the mean.
 
-    One score has no spread: its `std` and `ci95` are 0, and `count` says why.
+    One score has no spread: its `std` and `ci95` are 0, with a `count` of 1.
     """
     count = len(scores)
     if count == 0:

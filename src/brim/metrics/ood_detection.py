@@ -1,7 +1,7 @@
 """Out-of-distribution detection: AUROC, AUPR and FPR95 of two sets of scores.
 
-A higher score means "further out". The figures are exact: equal scores are counted as ties, not broken by their order.
-Knows nothing of models: how a score was made is the caller's business.
+A higher score means further out of distribution. Equal scores count as ties; their order does not matter.
+Knows nothing of models and of how scores are computed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def fpr_at_recall(scores_in: Scores, scores_out: Scores, *, recall: float = RECA
     import numpy as np
 
     if not 0 < recall <= 1:
-        raise RequestError(f"a recall of {recall} makes no sense: it lies above 0 and is at most 1")
+        raise RequestError(f"recall {recall}: it must be above 0 and at most 1")
     inner, outer = _sorted(scores_in, "in"), _sorted(scores_out, "out")
     # The first place at which enough are kept; compared as the ratio itself, since 0.95 × n is rounded.
     kept = np.arange(1, len(inner) + 1) / len(inner)

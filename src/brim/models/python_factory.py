@@ -6,9 +6,9 @@
                 "make_batch": lambda n: torch.randn(n, 3, size, size, device=device)}
 
 The factory's parameters with defaults are its knobs. Parameters called device, dtype, mode, optimizer and
-gradient_checkpointing are given what was asked for (dtype as a `torch.dtype`, or None for auto) and are no knobs.
+gradient_checkpointing get the values of the request (dtype as a `torch.dtype`, or None for auto) and are not knobs.
 It returns a `Workload`, a pair (step, make_batch), or a dictionary of `CallableWorkload`'s arguments. A workload
-without an identity of its own is filed under a digest of the factory's file.
+without an identity of its own is cached under a digest of the factory's file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FACTORY_ARGUMENTS = ("device", "dtype", "mode", "optimizer", "gradient_checkpoin
 
 
 def factory_knobs(name: str) -> tuple[Knob, ...]:
-    """The factory's parameters that have a default, apart from those that brim fills in."""
+    """The factory's parameters that have a default, apart from those that brim sets."""
     return tuple(
         Knob(name=parameter.name, default=parameter.default)
         for parameter in _parameters(name).values()
@@ -57,7 +57,7 @@ def call_factory(
 ) -> Workload:
     """Call the factory with its knobs and those of `arguments` that it names, and make a workload of the result.
 
-    `device` is that of a result that tells of none: neither a model nor a device among its arguments.
+    `device` is used if the result has neither a model nor a device.
     """
     result = _call(name, knobs, arguments)
     given = arguments.get("device") if takes_argument(name, "device") else None

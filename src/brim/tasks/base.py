@@ -25,7 +25,7 @@ from brim.data.base import Sample, SampleSet
 from brim.generation.settings import GenerationSettings
 from brim.memory.nested import replaced
 from brim.memory.transfer import moved
-from brim.models.loaded import LoadedModel
+from brim.models.base import LoadedModel
 from brim.records import Unit
 from brim.running.executor import ItemFailure, Pending
 
@@ -66,7 +66,7 @@ class ReadyAnswers(Pending):
 
 
 class LaterAnswers(Pending):
-    """Answers read from the device when they are asked for."""
+    """Answers read from the device on use."""
 
     def __init__(self, read: Callable[[], Sequence[Answer | ItemFailure]]) -> None:
         self._read = read

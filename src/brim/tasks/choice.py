@@ -9,7 +9,7 @@ import torch
 
 from brim.data.base import SampleSet
 from brim.errors import RequestError, plural
-from brim.models.loaded import LoadedModel
+from brim.models.base import LoadedModel
 from brim.running.executor import Pending
 from brim.settings.caller import written
 from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings

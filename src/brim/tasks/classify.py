@@ -13,7 +13,7 @@ from brim.data.images import load_image
 from brim.data.video import load_video
 from brim.errors import RequestError, plural
 from brim.memory.transfer import stacked
-from brim.models.loaded import LoadedModel
+from brim.models.base import LoadedModel
 from brim.running.executor import Pending
 from brim.settings.caller import written
 from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brim.data.base import SampleSet
-from brim.models.loaded import LoadedModel
+from brim.models.base import LoadedModel
 from brim.running.answers import one_for_each
 from brim.running.executor import Pending
 from brim.tasks.base import Answer, ReadyAnswers, Task, TaskSettings

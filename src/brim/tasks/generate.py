@@ -11,11 +11,11 @@ import torch
 
 from brim.data.base import SampleSet
 from brim.errors import RequestError, plural
-from brim.generation.answers import Answers
 from brim.generation.loop import PromptBatch
 from brim.generation.select import Decoder, make_decoder
 from brim.generation.settings import GenerationSettings, TokenIds
-from brim.models.loaded import LoadedModel
+from brim.generation.state import Answers
+from brim.models.base import LoadedModel
 from brim.running.executor import Pending
 from brim.settings.caller import given, named, written
 from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings
@@ -203,7 +203,7 @@ class GenerateTask(Task):
 
 
 class VqaTask(GenerateTask):
-    """As `generate`, but answers are a few words: 16 new tokens unless more are asked for (99.9 % have at most 9)."""
+    """As `generate`, but answers are a few words: 16 new tokens by default (99.9 % have at most 9)."""
 
     name = "vqa"
     default_metrics = ("vqa_accuracy", "vqa_accuracy_simple", "exact_match")

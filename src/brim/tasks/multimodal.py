@@ -22,8 +22,8 @@ import torch
 from brim.data.base import SampleSet
 from brim.data.images import image_size, load_image
 from brim.memory.transfer import end_to_end
+from brim.models.base import LoadedModel
 from brim.models.hf_knobs import effective_option
-from brim.models.loaded import LoadedModel
 from brim.tasks.base import TaskSettings
 from brim.tasks.prompts import PromptWriter
 

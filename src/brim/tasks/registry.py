@@ -7,7 +7,7 @@ from types import ModuleType
 
 from brim.data.base import SampleSet
 from brim.errors import RequestError, nearest_names
-from brim.models.loaded import LoadedModel
+from brim.models.base import LoadedModel
 from brim.settings.caller import given
 from brim.tasks.base import Task, TaskSettings
 from brim.tasks.choice import ChoiceTask
@@ -24,12 +24,12 @@ _BUILT_IN = tuple(_TASKS)
 
 
 def task_names() -> list[str]:
-    """Every task that can be asked for."""
+    """The names of all tasks."""
     return list(_TASKS)
 
 
 def make_task(name: str | None, model: LoadedModel, data: SampleSet, settings: TaskSettings) -> Task:
-    """The task asked for, or the one that suits the data and the model."""
+    """The task of that name, or the one that suits the data and the model."""
     if name is None:
         name = "function" if model.kind == "function" else data.suggested_task
         if name in ("generate", "vqa") and model.kind.endswith("_classifier"):
@@ -45,7 +45,7 @@ def make_task(name: str | None, model: LoadedModel, data: SampleSet, settings: T
 
 
 def add_tasks(module: ModuleType) -> list[str]:
-    """Add the tasks that a module defines; gives their names. A name that is taken is a `RequestError`."""
+    """Add the tasks that a module defines; and return their names. A name that is taken is a `RequestError`."""
     found = [
         value
         for value in vars(module).values()

@@ -25,7 +25,7 @@ from brim.data.images import load_image, load_mask, polygon_mask
 from brim.errors import RequestError
 from brim.models import python_factory
 from brim.models.build import resolve_model
-from brim.models.segmentation import IGNORED
+from brim.models.vision import IGNORED
 from brim.settings.train_settings import TrainSettings
 from brim.training.items import Items, OwnItems
 from brim.training.learner import Learner, Reads, input_shape

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from brim.models.segmentation import AUXILIARY_WEIGHT, IGNORED
+from brim.models.vision import AUXILIARY_WEIGHT, IGNORED
 from brim.training.objective import Batch, LossSum, Objective
-from brim.workloads.model_call import in_mode
+from brim.workloads.base import in_mode
 
 __all__ = ["Detection", "Segmentation"]
 

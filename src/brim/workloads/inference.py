@@ -1,4 +1,4 @@
-"""Greedy generation of a fixed number of new tokens: the worst case of a generative language model."""
+"""Workloads without gradients: a forward, and a generation of all new tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,63 @@ from brim.generation.loop import PromptBatch
 from brim.generation.select import Decoder, make_decoder
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.records import Mode
-from brim.workloads.base import Workload
-from brim.workloads.model_call import in_mode
+from brim.workloads.base import Workload, call_model, in_mode
 
-__all__ = ["GenerateWorkload"]
+__all__ = ["ForwardWorkload", "GenerateWorkload"]
+
+
+class ForwardWorkload(Workload):
+    """Runs the model in evaluation mode on each batch; after every step its training flags are as before.
+
+    `inference_mode=False` takes `torch.no_grad` instead, for a model that keeps tensors made in a forward
+    (a cache, a lazily filled buffer) and is trained afterwards.
+
+        workload = ForwardWorkload(model=resnet, make_batch=lambda n: torch.randn(n, 3, 224, 224), device="cpu")
+    """
+
+    mode: Mode = "forward"
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        make_batch: Callable[[int], Any],
+        device: torch.device | str,
+        identity: Mapping[str, Any] | None = None,
+        largest_size: int | None = None,
+        inference_mode: bool = True,
+    ) -> None:
+        self.model = model
+        self.device = torch.device(device)
+        self._make_batch = make_batch
+        self._identity = identity
+        self._largest_size = largest_size
+        self._without_gradients = torch.inference_mode if inference_mode else torch.no_grad
+
+    def make_batch(self, size: int) -> Any:
+        """The batch that `make_batch=` gives for the size."""
+        return self._make_batch(size)
+
+    def step(self, batch: Any) -> Any:
+        """One forward; its output is returned, so that it counts in the peak as it does in an evaluation."""
+        with in_mode(self.model, training=False), self._without_gradients():
+            return call_model(self.model, batch)
+
+    def modules(self) -> Sequence[nn.Module]:
+        """The model."""
+        return (self.model,)
+
+    def largest_size(self) -> int | None:
+        """The largest useful size, if one was given."""
+        return self._largest_size
+
+    def identity(self) -> Mapping[str, Any] | None:
+        """What a cached plan is stored under, if it was given."""
+        return self._identity
 
 
 class GenerateWorkload(Workload):
-    """Generates exactly `max_new_tokens` tokens for every item: an early end would make a batch look cheap.
+    """Generates exactly `max_new_tokens` tokens for every item: an answer that ends early would understate the cost.
 
     A batch is a mapping with `input_ids` and, best, `attention_mask`.
     """
@@ -72,16 +121,16 @@ class GenerateWorkload(Workload):
         return (self.model,)
 
     def release(self) -> None:
-        """Let go of the keys, values and graph kept for a next step of the same size."""
+        """Free the keys, values and graph kept for the next step of the same size."""
         if self.decoder is not None:
             self.decoder.release()
 
     def largest_size(self) -> int | None:
-        """The size past which a batch makes no sense, if one was given."""
+        """The largest useful size, if one was given."""
         return self._largest_size
 
     def identity(self) -> Mapping[str, Any] | None:
-        """What the plan is filed under, if it was given."""
+        """What a cached plan is stored under, if it was given."""
         return self._identity
 
 

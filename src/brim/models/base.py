@@ -1,10 +1,10 @@
-"""What every source of models hands over, and how a workload is put together from it."""
+"""What every source of models provides: parts for a workload, or a model ready to evaluate. Knows no library."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,12 +16,63 @@ from brim.records import Mode
 from brim.settings.caller import written
 from brim.workloads.base import Workload
 from brim.workloads.checkpointing import enable_gradient_checkpointing
-from brim.workloads.forward import ForwardWorkload
-from brim.workloads.generate import GenerateWorkload
+from brim.workloads.inference import ForwardWorkload, GenerateWorkload
 from brim.workloads.optimizers import make_optimizer
 from brim.workloads.train_step import TrainStepWorkload
 
-__all__ = ["BatchMaker", "Loss", "ModelParts", "PartsRequest", "Setup", "assemble"]
+__all__ = [
+    "BatchMaker",
+    "LoadRequest",
+    "LoadedModel",
+    "Loss",
+    "ModelKind",
+    "ModelParts",
+    "PartsRequest",
+    "Setup",
+    "assemble",
+]
+
+ModelKind = Literal[
+    "language", "seq2seq", "vision_language", "text_classifier", "image_classifier", "video_classifier", "function"
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadRequest:
+    """Which model, where, and how precise; `weights` is auto (the published ones), none (random) or a file."""
+
+    model: str
+    device: torch.device
+    dtype: torch.dtype | None = None  # None: the model's own
+    knobs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    weights: str = "auto"
+    classes: int | None = None  # outputs of a classifier, where a file of weights has another number of them
+    trust_remote_code: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """The model in evaluation mode, with its tokenizer, processor or transform.
+
+    `transform` turns a decoded image or clip into one input tensor; it and `tokenizer`, `processor` run in worker
+    processes. `module` is a plain function for the kind `function`: samples in, answers out.
+    """
+
+    name: str
+    kind: ModelKind
+    module: Any
+    device: torch.device
+    dtype: torch.dtype
+    tokenizer: Any = None
+    processor: Any = None
+    transform: Callable[[Any], torch.Tensor] | None = None
+    class_names: tuple[str, ...] = ()
+    frames: int | None = None  # in a clip
+    positions: int | None = None  # tokens that prompt and answer may have together
+    processor_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of every call, from its knobs
+    identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
 
 BatchMaker = Callable[[int, torch.device, torch.dtype], Any]  # size, device, dtype of floating-point inputs
 Loss = Callable[[nn.Module, Any], torch.Tensor]
@@ -29,7 +80,7 @@ Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartsRequest:
-    """What a source is asked for: a model by its name there, with checked knobs."""
+    """A model by its name in a source, with checked knobs, to build a workload of."""
 
     name: str
     knobs: Mapping[str, Any]
@@ -55,7 +106,7 @@ class ModelParts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How the parts are to run."""
+    """How to run the parts."""
 
     mode: Mode
     device: torch.device
@@ -65,7 +116,7 @@ class Setup:
 
 
 def assemble(parts: ModelParts, setup: Setup, identity: Mapping[str, Any]) -> tuple[Workload, tuple[str, ...]]:
-    """The workload of these parts on the device asked for, and what the user should be told about it."""
+    """The workload of these parts on the device asked for, and notes for the user."""
     model = place_weights(parts.model, setup.device, name=str(identity.get("model", "the model")))
     identity = {
         **identity,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from brim.workloads.forward import ForwardWorkload
+from brim.workloads.inference import ForwardWorkload
 
 
 class Recorder(nn.Module):
@@ -51,7 +51,7 @@ def test_a_submodule_frozen_inside_a_training_model_stays_frozen() -> None:
     assert not model[1].training
 
 
-def test_identity_and_largest_size_are_handed_on() -> None:
+def test_identity_and_largest_size_are_kept() -> None:
     workload = ForwardWorkload(
         model=nn.Identity(), make_batch=torch.zeros, device="cpu", identity={"model": "x"}, largest_size=9
     )

@@ -1,17 +1,27 @@
-"""Worst-case batches of token ids: every prompt as long as the knob says, no padding, no special token."""
+"""Worst-case batches of random content: images, labels, token ids. Global random generators are not used.
+
+Token ids: every prompt as long as the knob says, without padding and without special tokens.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from brim.workloads.knobs import Knob
-from brim.workloads.random_tensors import random_integers
 
-__all__ = ["default_lengths", "plain_token_range", "special_token_ids", "token_batch", "token_knobs"]
+__all__ = [
+    "default_lengths",
+    "plain_token_range",
+    "random_floats",
+    "random_integers",
+    "special_token_ids",
+    "token_batch",
+    "token_knobs",
+]
 
 DEFAULT_TOKENS = 512
 DEFAULT_NEW_TOKENS = 32
@@ -24,7 +34,7 @@ def token_batch(size: int, tokens: int, id_range: tuple[int, int], device: torch
 
 
 def special_token_ids(config: Mapping[str, Any]) -> set[int]:
-    """Every id that a configuration gives a meaning: its `*_token_id` entries, nested ones included."""
+    """Every special token id of a configuration: its `*_token_id` entries, also nested ones."""
     found: set[int] = set()
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -44,7 +54,7 @@ def plain_token_range(vocabulary: int, special: Collection[int]) -> tuple[int, i
 
 
 def default_lengths(limit: int | None, *, shared: bool) -> tuple[int, int]:
-    """The default (tokens, max_new_tokens) within a limit, which both share unless they have a side each."""
+    """The default (tokens, max_new_tokens) within a limit, which applies to their sum if `shared`, else to each."""
     if limit is None:
         return DEFAULT_TOKENS, DEFAULT_NEW_TOKENS
     new_tokens = max(1, min(DEFAULT_NEW_TOKENS, limit // 2))
@@ -61,3 +71,19 @@ def token_knobs(limit: int | None, *, generates: bool, shared: bool = True) -> t
         return (prompt,)
     new = Knob(name="max_new_tokens", default=new_tokens, help="tokens to generate", minimum=1, maximum=limit)
     return prompt, new
+
+
+def random_floats(shape: Sequence[int], *, device: torch.device, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """As `torch.randn`, but the same values on every call, without using the global generator."""
+    return torch.randn(tuple(shape), device=device, dtype=dtype, generator=_generator(device))
+
+
+def random_integers(low: int, high: int, shape: Sequence[int], *, device: torch.device) -> torch.Tensor:
+    """As `torch.randint` (`high` excluded), the same values on every call."""
+    return torch.randint(low, high, tuple(shape), device=device, generator=_generator(device))
+
+
+def _generator(device: torch.device) -> torch.Generator | None:
+    # Devices that exist only in a trace (meta, CUDA faked on a machine without it) have no generator.
+    real = device.type in ("cpu", "mps") or (device.type == "cuda" and torch.cuda.is_available())
+    return torch.Generator(device=device).manual_seed(0) if real else None
