@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from brim.data.open import SAMPLE_SETS, TABLES
 from brim.data.selection import choose_split
 from brim.errors import RequestError
 from brim.storage.fingerprint import fingerprint
@@ -88,6 +89,13 @@ class TestFormats:
         monkeypatch.setattr(Path, "open", refuse)
         with pytest.raises(RequestError, match=r"cannot read .*data.jsonl"):
             opened(tmp_path / "data.jsonl")
+
+
+def test_formats_have_distinct_names_and_suffixes() -> None:
+    formats = (*TABLES, *SAMPLE_SETS)
+    assert len({each.name for each in formats}) == len(formats)
+    suffixes = [suffix for each in TABLES for suffix in each.suffixes]
+    assert len(set(suffixes)) == len(suffixes)
 
 
 class TestSplits:

@@ -36,10 +36,10 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_built_in_names() -> None:
-    assert metric_names() == [
+    assert set(metric_names()) >= {
         "vqa_accuracy", "vqa_accuracy_simple", "exact_match", "normalised_match", "contains", "token_f1", "anls",
         "bleu", "rouge_l", "cider", "top1", "top5", "choice_accuracy", "choice_accuracy_normalised",
-    ]  # fmt: skip
+    }  # fmt: skip
 
 
 def test_every_alias_leads_to_a_metric_and_hides_none() -> None:

@@ -15,6 +15,8 @@ from brim.errors import RequestError
 
 __all__ = ["IMAGE_FOLDER", "is_image_folder", "read_image_folder", "read_mask_folder"]
 
+CLASS_NAMES = "classes.txt"  # of a mask folder: one name per line, the background first
+
 
 def is_image_folder(root: Path) -> bool:
     """Whether there are class folders of images, directly or below folders of splits."""
@@ -55,9 +57,6 @@ def read_image_folder(root: Path, split: str | None, images: Path | None = None)
     )
 
 
-CLASS_NAMES = "classes.txt"  # one name per line, the background first
-
-
 def read_mask_folder(root: Path, *, split: str | None) -> SampleSet:
     """One sample per image; its mask is `original["mask"]`."""
     folder = root
@@ -72,8 +71,8 @@ def read_mask_folder(root: Path, *, split: str | None) -> SampleSet:
         split = choose_split(splits, split, where=str(root))
         folder = root / split
     masks = {file.stem: file for file in sorted((folder / "masks").iterdir())}
-    images_found = list(files_below(folder / "images", IMAGE_SUFFIXES))
-    bare = [file.name for file in images_found if file.stem not in masks]
+    files = list(files_below(folder / "images", IMAGE_SUFFIXES))
+    bare = [file.name for file in files if file.stem not in masks]
     if bare:
         raise RequestError(
             f"data.root {root}: {len(bare)} images have no mask of the same name (the first is {bare[0]})"
@@ -88,11 +87,11 @@ def read_mask_folder(root: Path, *, split: str | None) -> SampleSet:
                 images=(ImageFile(path=file),),
                 original={"mask": str(masks[file.stem])},
             )
-            for file in images_found
+            for file in files
         ),
         suggested_task="classify",
         class_names=tuple(names.read_text().split("\n")[:-1]) if names.is_file() else (),
-        facts={"split": split, "files": files_digest([*images_found, *(masks[file.stem] for file in images_found)])},
+        facts={"split": split, "files": files_digest([*files, *(masks[file.stem] for file in files)])},
     )
 
 

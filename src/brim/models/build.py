@@ -193,9 +193,8 @@ def _build_from_factory(name: ModelName, request: WorkloadRequest) -> Workload:
     workload = python_factory.call_factory(name.name, knobs=knobs, arguments=arguments, device=asked_device)
     if request.mode is not None and workload.mode != request.mode:
         raise RequestError(
-            f"{given('mode', request.mode)}: {name} made a {workload.mode} workload; leave {named('mode')} out, "
-            "or let the factory "
-            "take a parameter `mode` and follow it"
+            f"{given('mode', request.mode)}: {name} made a {workload.mode} workload; leave {named('mode')} out, or "
+            "let the factory take a parameter `mode` and follow it"
         )
     if request.device != "auto" and workload.device.type != device.type:
         raise RequestError(

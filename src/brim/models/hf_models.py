@@ -351,8 +351,8 @@ def _check_total_length(request: PartsRequest, limit: int | None) -> None:
     if limit is not None and tokens + new_tokens > limit:
         raise RequestError(
             f"{pair('knob', 'tokens', tokens)} {pair('knob', 'max_new_tokens', new_tokens)}: together "
-            f"{tokens + new_tokens}, but "
-            f"hf:{request.name} has {limit} positions; use at most tokens={max(limit - new_tokens, 1)}"
+            f"{tokens + new_tokens}, but hf:{request.name} has {limit} positions; use at most "
+            f"tokens={max(limit - new_tokens, 1)}"
         )
 
 

@@ -58,8 +58,7 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
         reason = first_line(error)
         raise RequestError(
             f"timm:{name}: its published weights cannot be loaded ({reason}); give a file with "
-            f"{written('weights', 'FILE')}, or "
-            f"{written('weights', 'none')} for random ones"
+            f"{written('weights', 'FILE')}, or {written('weights', 'none')} for random ones"
         ) from error
     asked = {} if size is None else {"input_size": (_configuration(name).input_size[0], size, size)}
     settings = timm.data.resolve_data_config(asked, model=module)

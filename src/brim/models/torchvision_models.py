@@ -126,8 +126,7 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
         reason = first_line(error)
         raise RequestError(
             f"torchvision:{name}: its published weights cannot be loaded ({reason}); give a file with "
-            f"{written('weights', 'FILE')}, or "
-            f"{written('weights', 'none')} for random ones"
+            f"{written('weights', 'FILE')}, or {written('weights', 'none')} for random ones"
         ) from error
     if published is None and name.startswith("mvit_") and frames is not None:
         _set_clip_size(module, frames, size)

@@ -50,8 +50,7 @@ def classifier_parts(
     if request.mode == "train" and classes is None:
         raise RequestError(
             f"{written('mode', 'train')}: {owner} does not give one row of class scores per sample, so there is no "
-            "loss to train it "
-            "on; give your own with py:FILE:FACTORY"
+            "loss to train it on; give your own with py:FILE:FACTORY"
         )
 
     def make_inputs(size: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -210,8 +209,7 @@ def detection_parts(
         name = str(request.dtype).removeprefix("torch.")
         raise RequestError(
             f"{given('dtype', name)}: torchvision's box operations do not take {name} weights, which {owner} would "
-            "have in a "
-            f"forward; leave {named('dtype')} out (in training it means autocast, which works)"
+            f"have in a forward; leave {named('dtype')} out (in training it means autocast, which works)"
         )
     model, trial = build_and_try(build, (3, size, size), request, owner=owner, run=_run_backbone)
     if request.mode == "forward":

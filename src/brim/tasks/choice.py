@@ -41,9 +41,7 @@ class ChoiceTask(Task):
         if without:
             raise RequestError(
                 f"{written('task', 'choice')}: {plural(len(without), 'sample has', 'samples have')} no choices (the "
-                "first is "
-                f"{without[0]!r}); name the column "
-                f"with {written('map', 'choices=COLUMN')}"
+                f"first is {without[0]!r}); name the column with {written('map', 'choices=COLUMN')}"
             )
         contexts = [self._writer.text(sample.prompt or "") for sample in self.samples]
         glue = "" if self._writer.chat else " "

@@ -35,8 +35,7 @@ class ClassifyTask(Task):
         if model.kind not in _NEEDS:
             raise RequestError(
                 f"{written('task', 'classify')}: {model.name} is a {model.kind.replace('_', ' ')} model; give a "
-                "classifier, or use "
-                f"{written('task', 'generate')}"
+                f"classifier, or use {written('task', 'generate')}"
             )
         self._labels: tuple[str, ...] | None = None
         self._lengths: list[int] = []
@@ -51,8 +50,7 @@ class ClassifyTask(Task):
         if without:
             raise RequestError(
                 f"{written('task', 'classify')}: {self.model.name} reads {_NEEDS[kind]}, and "
-                f"{plural(len(without), 'sample has', 'samples have')} none (the "
-                f"first is {without[0]!r})"
+                f"{plural(len(without), 'sample has', 'samples have')} none (the first is {without[0]!r})"
             )
         if kind == "text_classifier":
             tokenizer = self.model.tokenizer

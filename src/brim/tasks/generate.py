@@ -40,8 +40,7 @@ class GenerateTask(Task):
         if model.kind not in ("language", "seq2seq", "vision_language"):
             raise RequestError(
                 f"{given('task', self.name)}: {model.name} is a {model.kind.replace('_', ' ')}, it does not write "
-                "text; "
-                f"use {written('task', 'classify')}, or a language model"
+                f"text; use {written('task', 'classify')}, or a language model"
             )
         new_tokens = settings.max_new_tokens or self.default_new_tokens
         chosen = settings.generation or GenerationSettings(max_new_tokens=new_tokens)
@@ -59,9 +58,7 @@ class GenerateTask(Task):
         if missing:
             raise RequestError(
                 f"{given('task', self.name)}: {plural(len(missing), 'sample has', 'samples have')} no prompt (the "
-                "first is "
-                f"{missing[0]!r}); name the "
-                f"column with {written('map', 'prompt=COLUMN')}"
+                f"first is {missing[0]!r}); name the column with {written('map', 'prompt=COLUMN')}"
             )
         if self.model.kind == "vision_language":
             self._multimodal = MultimodalInputs(self.model, self.data, self._writer, self.settings)

@@ -117,8 +117,7 @@ def _checkpointed_call(name: str, forward: Callable[..., Any], *args: Any, **kwa
     if _versions(args) != before:
         raise RequestError(
             f"{named('gradient_checkpointing')}: block {name} changes its input in place, so computing it again would "
-            "give "
-            "other values; leave it out, or build the model with inplace=False"
+            "give other values; leave it out, or build the model with inplace=False"
         )
     return output
 
