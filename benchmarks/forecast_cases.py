@@ -112,8 +112,8 @@ def _pairwise_head(device: str) -> Workload:
     from torch import nn
     from torch.nn import functional
 
+    from brim.models.batches import random_floats
     from brim.models.placement import resolve_device
-    from brim.workloads.random_tensors import random_floats
     from brim.workloads.train_step import TrainStepWorkload
 
     place = resolve_device(device)
@@ -142,9 +142,9 @@ def _vision_language(mode: str) -> Callable[[str], Workload]:
         import torch
         import transformers
 
+        from brim.models.batches import random_floats, random_integers
         from brim.models.placement import resolve_device
-        from brim.workloads.forward import ForwardWorkload
-        from brim.workloads.random_tensors import random_floats, random_integers
+        from brim.workloads.inference import ForwardWorkload
         from brim.workloads.train_step import TrainStepWorkload
 
         place, image_token, image_tokens, words = resolve_device(device), 31_999, 256, 64

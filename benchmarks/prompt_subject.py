@@ -36,10 +36,10 @@ def prompt_subject(model: Any, prompts: Sequence[list[int]], new_tokens: int) ->
 
     from brim.data.base import Sample, SampleSet
     from brim.evaluation.subject import Subject
-    from brim.evaluation.tasks.base import TaskSettings
-    from brim.evaluation.tasks.generate import GenerateTask
     from brim.metrics.registry import parse_metrics
-    from brim.models.loaded import LoadedModel
+    from brim.models.base import LoadedModel
+    from brim.tasks.base import TaskSettings
+    from brim.tasks.generate import GenerateTask
 
     loaded = LoadedModel(
         name="benchmark",

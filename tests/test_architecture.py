@@ -21,7 +21,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "brim"
 # Top first: a file may import from its own layer and from those before it, never from those after it.
 LAYERS = (
     "errors", "records", "settings", "storage", "ranks", "monitor", "memory", "generation", "workloads", "sizing",
-    "forecasting", "running", "searching", "models", "data", "metrics", "advice", "evaluation", "planning",
+    "forecasting", "running", "searching", "models", "data", "metrics", "tasks", "advice", "evaluation", "planning",
     "profiling", "training", "molecules",
     "sweeps", "demo", "reporting", "cli",
 )  # fmt: skip
@@ -54,7 +54,7 @@ ENTRIES = (
     "brim.ranks.world", "brim.planning.", "brim.evaluation.api", "brim.evaluation.compare", "brim.profiling.api",
     "brim.profiling.explain_speed", "brim.training.api", "brim.training.compare", "brim.molecules.run",
     "brim.molecules.encoding", "brim.sweeps.prepare", "brim.sweeps.preview", "brim.sweeps.summary",
-    "brim.models.build", "brim.forecasting.gpus", "brim.sizing.plans", "brim.demo.shipped_profile",
+    "brim.models.build", "brim.forecasting.gpus", "brim.sizing.plans", "brim.demo.model",
 )  # fmt: skip
 MOST_STATEMENTS = 40  # of a function of the command line
 COMMAND_FILES = (

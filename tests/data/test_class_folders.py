@@ -33,7 +33,7 @@ class TestImages:
         ]
         assert found.samples[0].images[0].path == tmp_path / "pets" / "cat" / "1.jpeg"
 
-    def test_splits_stand_above_the_classes_and_share_their_numbers(self, tmp_path: Path) -> None:
+    def test_splits_above_class_folders_share_class_numbers(self, tmp_path: Path) -> None:
         touch(tmp_path, "train/ant/1.jpg", "train/cat/1.jpg", "val/cat/1.jpg", "val/cat/2.jpg", "val/dog/1.jpg")
         found = opened(tmp_path)
         assert found.fields["split"] == "val"
@@ -105,7 +105,7 @@ class TestVideos:
         with pytest.raises(RequestError, match=r"--split test07: .* has the splits test01, test02, train01"):
             opened(root, split="test07")
 
-    def test_lists_may_lie_in_the_root_and_videos_in_ucf_101(self, root: Path) -> None:
+    def test_lists_may_be_in_the_root_and_videos_in_ucf_101(self, root: Path) -> None:
         (root / "UCF-101").mkdir()
         for name in ("Surf", "Apply"):
             (root / name).rename(root / "UCF-101" / name)
@@ -114,7 +114,7 @@ class TestVideos:
         (root / "ucfTrainTestlist").rmdir()
         assert opened(root).samples[0].video == root / "UCF-101" / "Surf" / "v_1.avi"
 
-    def test_lists_of_other_videos_beside_the_folder_are_left_alone(self, root: Path) -> None:
+    def test_lists_of_other_videos_beside_the_folder_are_ignored(self, root: Path) -> None:
         other = touch(root / "other", "Cat/1.avi", "Dog/1.avi")
         assert opened(other).facts["split"] is None
         assert opened(other).class_names == ("Cat", "Dog")
@@ -135,25 +135,25 @@ class TestVideos:
         ("line", "reason"),
         [
             ("Fly/v_1.avi", "the class Fly of Fly/v_1.avi is not among the known classes"),
-            ("Surf/v_1.avi 2", "says class 2, but Surf has the number 1"),
+            ("Surf/v_1.avi 2", "has class number 2, but Surf has the number 1"),
         ],
     )
-    def test_a_line_that_does_not_agree_is_a_bad_record(self, root: Path, line: str, reason: str) -> None:
+    def test_a_class_number_that_disagrees_is_a_bad_record(self, root: Path, line: str, reason: str) -> None:
         (root / "ucfTrainTestlist" / "testlist01.txt").write_text(f"Surf/v_1.avi\n\n{line}\n")
         with pytest.raises(RequestError, match=f"testlist01.txt line 3: {reason}"):
             opened(root)
         assert len(opened(root, skip_bad=True).samples) == 1
 
     @pytest.mark.parametrize(
-        ("content", "told"),
+        ("content", "message"),
         [("Surf\n", "line 1: 'Surf' is not a class"), ("1 Surf\n3 Apply\n", "not numbered 1, 2, 3")],
     )
-    def test_a_broken_list_of_classes_is_refused(self, root: Path, content: str, told: str) -> None:
+    def test_a_broken_list_of_classes_is_refused(self, root: Path, content: str, message: str) -> None:
         (root / "ucfTrainTestlist" / "classInd.txt").write_text(content)
-        with pytest.raises(RequestError, match=told):
+        with pytest.raises(RequestError, match=message):
             opened(root)
 
-    def test_a_list_whose_videos_are_not_there_is_refused(self, root: Path) -> None:
+    def test_a_list_of_missing_videos_is_refused(self, root: Path) -> None:
         for video in root.rglob("*.avi"):
             video.unlink()
         with pytest.raises(RequestError, match=r"of the first 2 images or videos none exists.*looked in .*Surf"):

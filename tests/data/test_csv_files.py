@@ -27,7 +27,7 @@ def test_rows_become_samples_numbered_by_the_line_they_start_on(file: Path) -> N
     ]
 
 
-def test_tabs_part_the_cells_of_a_tsv(tmp_path: Path) -> None:
+def test_tabs_separate_the_cells_of_a_tsv(tmp_path: Path) -> None:
     (tmp_path / "data.tsv").write_text("text\tlabel\nfine, really\tgood\nawful\tbad\n")
     found = opened(tmp_path / "data.tsv")
     assert [each.prompt for each in found.samples] == ["fine, really", "awful"]
@@ -56,7 +56,7 @@ def test_a_cell_may_be_longer_than_the_csv_modules_own_limit(file: Path) -> None
         ("a,", "'answer' is empty"),
     ],
 )
-def test_a_ragged_or_broken_row_is_named_and_can_be_left_out(file: Path, row: str, reason: str) -> None:
+def test_a_ragged_or_broken_row_is_refused_or_skipped(file: Path, row: str, reason: str) -> None:
     file.write_text(f"question,answer\nfirst,yes\n{row}\nlast,no\n")
     with pytest.raises(RequestError, match=r"data.csv line 3: .*--skip-bad") as caught:
         opened(file)
@@ -67,7 +67,7 @@ def test_a_ragged_or_broken_row_is_named_and_can_be_left_out(file: Path, row: st
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "is empty; it needs a header line"),
         (b"question,answer\n", "has no records"),
@@ -76,18 +76,18 @@ def test_a_ragged_or_broken_row_is_named_and_can_be_left_out(file: Path, row: st
         (b"question,answer\ncaf\xe9,yes\n", "line 2: not UTF-8"),
     ],
 )
-def test_a_file_without_header_or_rows_is_refused(file: Path, content: bytes, told: str) -> None:
+def test_a_file_without_header_or_rows_is_refused(file: Path, content: bytes, message: str) -> None:
     file.write_bytes(content)
-    with pytest.raises(RequestError, match=told):
+    with pytest.raises(RequestError, match=message):
         opened(file)
 
 
-def test_a_nameless_column_does_not_stand_in_the_way(file: Path) -> None:
+def test_a_column_without_name_is_accepted(file: Path) -> None:
     file.write_text(",question,answer\n0,a,b\n")
     assert opened(file).samples[0].original == {"column 1": "0", "question": "a", "answer": "b"}
 
 
-def test_lists_stand_in_cells_as_json(file: Path) -> None:
+def test_lists_in_cells_are_json(file: Path) -> None:
     file.write_text('question,choices,answer\nWhich?,"[""red"", ""blue""]",blue\n')
     found = opened(file)
     assert found.samples[0].choices == ("red", "blue")

@@ -82,7 +82,7 @@ def test_the_task_follows_from_the_fields(file: Path, record: dict[str, Any], ta
     assert read(file, record).suggested_task == task
 
 
-def test_a_task_that_is_asked_for_wins(file: Path) -> None:
+def test_a_given_task_takes_precedence(file: Path) -> None:
     found = read(file, {"text": "good", "label": "pos"}, task="generate")
     assert (found.suggested_task, found.samples[0].references, found.class_names) == ("generate", ("pos",), ())
     found = read(file, {"question": "Is it?", "answer": "yes"}, {"question": "Or?", "answer": "no"}, task="classify")
@@ -90,7 +90,7 @@ def test_a_task_that_is_asked_for_wins(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "task", "told"),
+    ("record", "task", "message"),
     [
         ({"question": "a", "answer": "b"}, "choice", "no choices .*columns of data.jsonl are question, answer"),
         ({"question": "a", "answer": "b"}, "vqa", "no image, which the task vqa needs"),
@@ -99,14 +99,14 @@ def test_a_task_that_is_asked_for_wins(file: Path) -> None:
         ({"question": "a"}, "clasify", "there are generate, vqa, choice, classify; did you mean classify"),
     ],
 )
-def test_a_task_that_the_data_cannot_serve_is_refused(
-    file: Path, record: dict[str, Any], task: str | None, told: str
+def test_a_task_that_the_data_lacks_columns_for_is_refused(
+    file: Path, record: dict[str, Any], task: str | None, message: str
 ) -> None:
-    with pytest.raises(RequestError, match=told):
+    with pytest.raises(RequestError, match=message):
         read(file, record, task=task)
 
 
-def test_a_misspelt_prompt_is_refused_with_the_nearest_name_and_the_way_out(file: Path) -> None:
+def test_a_misspelt_prompt_is_refused_with_the_nearest_name_and_what_to_write(file: Path) -> None:
     with pytest.raises(RequestError, match=r"columns of data.jsonl are qestion, image, answer; did you mean qestion\?"):
         read(file, {"qestion": "Why?", "image": "a.png", "answer": "So."})
     found = read(file, {"qestion": "Why?", "image": "a.png", "answer": "So."}, mapping={"prompt": "qestion"})
@@ -114,7 +114,7 @@ def test_a_misspelt_prompt_is_refused_with_the_nearest_name_and_the_way_out(file
     assert found.fields["prompt"] == "qestion"
 
 
-def test_no_prompt_at_all_says_how_to_name_it(file: Path) -> None:
+def test_a_missing_prompt_is_refused_with_how_to_map_it(file: Path) -> None:
     with pytest.raises(RequestError, match=r"no column for the prompt.*are x, y.*--map prompt=COLUMN"):
         read(file, {"x": "a", "y": "b"})
 
@@ -197,14 +197,14 @@ class TestChoices:
             ({"question": "?", "choices": ["a", "b"]}, "has no 'answer', which other records have; it has question"),
         ],
     )
-    def test_what_is_no_choice_is_a_bad_record(self, file: Path, record: dict[str, Any], reason: str) -> None:
+    def test_an_invalid_choice_is_a_bad_record(self, file: Path, record: dict[str, Any], reason: str) -> None:
         good = {"question": "?", "choices": ["a", "b"], "answer": 0}
         found = read(file, good, record, skip_bad=True)
         assert [bad.place for bad in found.bad] == ["data.jsonl line 2"]
         assert reason in found.bad[0].reason
 
 
-class TestRowsThatLackSomething:
+class TestIncompleteRows:
     @pytest.mark.parametrize(
         ("record", "reason"),
         [
@@ -227,40 +227,40 @@ class TestRowsThatLackSomething:
         assert len(found.samples) == 1
         assert reason in found.bad[0].reason
 
-    def test_an_image_that_is_null_is_no_image_and_one_that_is_not_named_is_a_bad_record(self, file: Path) -> None:
+    def test_a_null_image_is_none_and_a_missing_one_is_a_bad_record(self, file: Path) -> None:
         first = {"question": "a", "answer": "b", "image": "a.png"}
         found = read(file, first, {"question": "a", "answer": "b", "image": None})
         assert [len(each.images) for each in found.samples] == [1, 0]
         with pytest.raises(RequestError, match="line 2: has no 'image'"):
             read(file, first, {"question": "a", "answer": "b"})
 
-    def test_nothing_to_look_at_and_nothing_to_read_is_a_bad_record(self, file: Path) -> None:
+    def test_a_row_without_image_and_prompt_is_a_bad_record(self, file: Path) -> None:
         with pytest.raises(RequestError, match="line 2: 'image' is empty"):
             read(file, {"image": "a.png", "label": 1}, {"image": None, "label": 1})
 
 
 class TestMapping:
-    def test_a_mapped_column_wins_over_the_common_names(self, file: Path) -> None:
+    def test_a_mapped_column_takes_precedence(self, file: Path) -> None:
         record = {"question": "a", "query": "b", "answer": "c", "gold": "d", "uid": "e", "kind": "f"}
         found = read(file, record, mapping={"prompt": "query", "reference": "GOLD", "id": "uid", "group": "kind"})
         sample = found.samples[0]
         assert (sample.prompt, sample.references, sample.id, sample.group) == ("b", ("d",), "e", "f")
         assert found.fields == {"prompt": "query", "reference": "gold", "id": "uid", "group": "kind"}
 
-    def test_a_column_has_one_part_only(self, file: Path) -> None:
+    def test_a_mapped_column_is_not_used_twice(self, file: Path) -> None:
         found = read(file, {"text": "a", "label": "b"}, mapping={"reference": "label"})
         assert (found.suggested_task, found.samples[0].references) == ("generate", ("b",))
         found = read(file, {"question": "a", "prompt": "b"}, mapping={"reference": "question"})
         assert (found.samples[0].prompt, found.samples[0].references) == ("b", ("a",))
 
-    def test_a_column_that_is_not_there_is_refused_with_those_that_are(self, file: Path) -> None:
-        told = (
+    def test_an_unknown_column_is_refused_with_the_known_ones(self, file: Path) -> None:
+        message = (
             r"--map prompt=qury: data.jsonl has no column 'qury'; its columns are query, answer; did you mean query\?"
         )
-        with pytest.raises(RequestError, match=told):
+        with pytest.raises(RequestError, match=message):
             read(file, {"query": "a", "answer": "b"}, mapping={"prompt": "qury"})
 
-    def test_a_field_that_is_not_there_is_refused(self, file: Path) -> None:
+    def test_an_unknown_field_is_refused(self, file: Path) -> None:
         with pytest.raises(RequestError, match="--map promt=query: there is no field 'promt'; did you mean prompt"):
             read(file, {"query": "a"}, mapping={"promt": "query"})
 
@@ -269,11 +269,11 @@ class TestMapping:
         assert parse_mapping([]) == {}
 
     @pytest.mark.parametrize("entry", ["prompt", "prompt=", "=query", " = "])
-    def test_an_entry_that_is_no_pair_is_named(self, entry: str) -> None:
+    def test_an_entry_without_equals_sign_is_refused(self, entry: str) -> None:
         with pytest.raises(RequestError, match=f"--map {entry}: write it as FIELD=COLUMN"):
             parse_mapping([entry])
 
-    def test_an_unknown_field_or_one_that_comes_twice_is_named(self) -> None:
+    def test_an_unknown_or_repeated_field_is_refused(self) -> None:
         with pytest.raises(RequestError, match=r"--map refrence=a: there is no 'refrence'; did you mean reference"):
             parse_mapping(["refrence=a"])
         with pytest.raises(RequestError, match=r"--map prompt=b: prompt is given twice \(a and b\)"):
@@ -285,7 +285,7 @@ class TestIds:
     def test_they_come_from_their_column(self, file: Path, column: str) -> None:
         assert read(file, {"question": "a", column: 77}).samples[0].id == "77"
 
-    def test_one_that_comes_again_gets_a_number(self) -> None:
+    def test_a_repeated_id_gets_a_number(self) -> None:
         samples = [Sample(id=name) for name in ("a", "a", "b", "a", "a#2")]
         assert [each.id for each in with_unique_ids(samples)] == ["a", "a#3", "b", "a#4", "a#2"]
 
@@ -306,7 +306,7 @@ def test_the_original_can_be_written_as_strict_json(file: Path) -> None:
     assert opened(file).samples[0].original == {"question": "a", "answer": "b", "score": None, "deep": [{"x": None}]}
 
 
-class TestNamesOfFiles:
+class TestFileNames:
     def test_they_start_from_the_folder_of_the_data(self, file: Path, tmp_path: Path) -> None:
         found = read(file, {"image": "a.png", "question": "?"})
         assert found.samples[0].images[0].path == tmp_path / "a.png"
@@ -323,7 +323,7 @@ class TestNamesOfFiles:
         with pytest.raises(RequestError, match=r"--images .*nowhere: there is no such folder"):
             read(file, {"image": "a.png", "question": "?"}, images=str(tmp_path / "nowhere"))
 
-    def test_an_absolute_name_stays(self, file: Path, tmp_path: Path) -> None:
+    def test_an_absolute_name_is_kept(self, file: Path, tmp_path: Path) -> None:
         found = read(file, {"image": str(tmp_path / "b.png"), "question": "?"}, images=str(tmp_path))
         assert found.samples[0].images[0].path == tmp_path / "b.png"
 
@@ -334,11 +334,11 @@ class TestNamesOfFiles:
     def test_a_video(self, file: Path, tmp_path: Path) -> None:
         assert read(file, {"video": "a.avi", "question": "?"}).samples[0].video == tmp_path / "a.avi"
 
-    def test_one_missing_image_is_left_to_its_sample(self, file: Path) -> None:
+    def test_one_missing_image_fails_only_its_sample(self, file: Path) -> None:
         records = [{"image": "gone.png", "question": "?"}, {"image": "a.png", "question": "?"}]
         assert len(read(file, *records).samples) == 2
 
-    def test_if_none_of_the_first_is_there_it_says_where_it_looked(self, file: Path, tmp_path: Path) -> None:
+    def test_missing_images_are_refused_with_the_folders_searched(self, file: Path, tmp_path: Path) -> None:
         records = [{"image": f"{number}.png", "question": "?"} for number in range(30)] + [
             {"image": "a.png", "question": "?"}
         ]
@@ -350,7 +350,7 @@ class TestNamesOfFiles:
         assert "--images FOLDER" in str(caught.value)
 
     @pytest.mark.parametrize("value", [7, {"url": "x"}, "https://host/a.png"])
-    def test_what_is_no_name_is_a_bad_record(self, file: Path, value: Any) -> None:
+    def test_an_invalid_name_is_a_bad_record(self, file: Path, value: Any) -> None:
         found = read(file, {"image": "a.png", "question": "?"}, {"image": value, "question": "?"}, skip_bad=True)
         assert [bad.place for bad in found.bad] == ["data.jsonl line 2"]
         assert "'image' holds" in found.bad[0].reason

@@ -29,7 +29,7 @@ configs:
 
 
 @pytest.fixture(autouse=True)
-def apart_from_the_world(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def offline(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No network, and the library's own cache in a folder of the test."""
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -115,7 +115,7 @@ class TestSavedToDisk:
         with pytest.raises(RequestError, match=r"dataset_dict.json cannot be read"):
             opened(tmp_path / "dict")
 
-    def test_a_folder_written_anew_is_read_anew(self, tmp_path: Path) -> None:
+    def test_a_folder_that_was_rewritten_is_read_again(self, tmp_path: Path) -> None:
         for prompt in ("a", "b"):
             data(prompt).save_to_disk(tmp_path / "saved")
             assert opened(tmp_path / "saved").samples[0].prompt == prompt
@@ -164,7 +164,7 @@ class TestHubLayout:
         with pytest.raises(RequestError, match=r"data are at hf://datasets/a/b/c.csv; brim downloads nothing"):
             opened(tmp_path)
 
-    def test_a_card_that_names_files_beside_it_is_followed(self, tmp_path: Path) -> None:
+    def test_a_card_that_names_local_files_is_used(self, tmp_path: Path) -> None:
         write_lines(tmp_path / "data" / "x-0-of-1.jsonl", {"question": "a"})
         (tmp_path / "README.md").write_text(CARD.format("data/x*"))
         assert opened(tmp_path).fields["split"] == "gold"

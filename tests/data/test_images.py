@@ -18,7 +18,7 @@ def in_format(image: Image.Image, kind: str, **options: object) -> ImageFile:
     return ImageFile(data=file.getvalue())
 
 
-def test_an_image_comes_from_a_file_from_bytes_or_from_what_reads_them(tmp_path: Path) -> None:
+def test_an_image_is_loaded_from_a_file_bytes_or_a_function(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded(10))
     for image in (ImageFile(path=tmp_path / "a.png"), ImageFile(data=encoded(10)), ImageFile(read=lambda: encoded(10))):
         loaded = load_image(image)
@@ -28,12 +28,12 @@ def test_an_image_comes_from_a_file_from_bytes_or_from_what_reads_them(tmp_path:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", range(9))
-def test_the_size_from_the_header_is_that_of_the_image_turned_upright(kind: str, orientation: int) -> None:
+def test_the_size_from_the_header_respects_exif_orientation(kind: str, orientation: int) -> None:
     image = ImageFile(data=encoded(size=(40, 30), kind=kind, orientation=orientation))
     assert image_size(image) == load_image(image).size == ((30, 40) if orientation > 4 else (40, 30))
 
 
-def test_a_photo_taken_on_its_side_is_turned_upright() -> None:
+def test_exif_orientation_is_applied() -> None:
     picture = Image.new("RGB", (2, 1))
     picture.putpixel((0, 0), (255, 0, 0))
     picture.putpixel((1, 0), (0, 0, 255))
@@ -43,7 +43,7 @@ def test_a_photo_taken_on_its_side_is_turned_upright() -> None:
     assert [loaded.getpixel((0, row)) for row in (0, 1)] == [(255, 0, 0), (0, 0, 255)]
 
 
-def test_the_size_needs_no_pixels() -> None:
+def test_the_size_is_read_without_decoding() -> None:
     whole = encoded(size=(400, 300), kind="JPEG")
     assert image_size(ImageFile(data=whole[: len(whole) // 2])) == (400, 300)
 
@@ -67,7 +67,7 @@ def test_sixteen_bits_of_grey_keep_their_shades() -> None:
     assert np.asarray(loaded)[0, :, 0].tolist() == [0, 100, 200, 255]
 
 
-def test_an_image_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_image_is_a_data_error(tmp_path: Path) -> None:
     for read in (load_image, image_size):
         with pytest.raises(DataError, match=r"gone.png does not exist"):
             read(ImageFile(path=tmp_path / "gone.png"))
@@ -76,7 +76,7 @@ def test_an_image_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_an_image_that_was_cut_is_named(tmp_path: Path, kind: str) -> None:
+def test_a_truncated_image_is_a_data_error(tmp_path: Path, kind: str) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (60, 60, 3), np.uint8)
     content = in_format(Image.fromarray(noise), kind).data or b""
     path = tmp_path / "cut.img"
@@ -86,17 +86,17 @@ def test_an_image_that_was_cut_is_named(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not an image", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"])
-def test_what_is_no_image_is_named(content: bytes) -> None:
+def test_a_file_that_is_not_an_image_is_a_data_error(content: bytes) -> None:
     with pytest.raises(DataError, match=f"embedded image of {len(content)} bytes cannot be read: "):
         load_image(ImageFile(data=content))
 
 
-def test_an_image_too_large_to_be_meant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_beyond_pillows_limit_is_a_data_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)
     with pytest.raises(DataError, match="cannot be read: Image size"):
         load_image(ImageFile(data=encoded()))
 
 
-def test_a_folder_is_no_image(tmp_path: Path) -> None:
+def test_a_folder_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         load_image(ImageFile(path=tmp_path))

@@ -73,7 +73,7 @@ def test_a_line_separator_inside_a_text_does_not_end_the_line(file: Path) -> Non
         (b"[" * 100_000, "not"),
     ],
 )
-def test_a_broken_line_is_named_and_can_be_left_out(file: Path, line: bytes, reason: str) -> None:
+def test_a_broken_line_is_refused_or_skipped(file: Path, line: bytes, reason: str) -> None:
     good = [json.dumps(record).encode() for record in QA]
     file.write_bytes(b"\n".join([good[0], line, good[1]]))
     with pytest.raises(RequestError, match=r"data.jsonl line 2: .*add --skip-bad to leave such records out") as caught:
@@ -90,13 +90,13 @@ def test_a_whole_surrogate_pair_is_a_character(file: Path) -> None:
     assert opened(file).samples[0].prompt == "😀"
 
 
-def test_the_number_of_broken_lines_is_told(file: Path) -> None:
+def test_the_number_of_broken_lines_is_reported(file: Path) -> None:
     file.write_bytes(json.dumps(QA[0]).encode() + b"\n{\n{\n")
     with pytest.raises(RequestError, match=r"line 2: .*; 2 records of data.jsonl cannot be read; "):
         opened(file)
 
 
-def test_a_file_of_only_broken_lines_is_refused_also_when_bad_ones_are_left_out(file: Path) -> None:
+def test_a_file_of_only_broken_lines_is_refused_even_with_skip_bad(file: Path) -> None:
     file.write_bytes(b"{\n{\n")
     with pytest.raises(
         RequestError, match=r"none of its 2 records can be read; the first, data.jsonl line 1: not JSON"
@@ -111,22 +111,22 @@ def test_an_empty_file_is_refused(file: Path, content: bytes) -> None:
         opened(file)
 
 
-def test_utf_16_is_told_as_such(file: Path) -> None:
+def test_utf_16_is_refused(file: Path) -> None:
     file.write_text(json.dumps(QA[0]), encoding="utf-16")
     with pytest.raises(RequestError, match="UTF-16; save it as UTF-8"):
         opened(file)
 
 
-def test_a_gzip_file_that_was_cut_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_gzip_file_is_refused(tmp_path: Path) -> None:
     whole = gzip.compress("\n".join(json.dumps(record) for record in QA).encode())
     for name, content in (("cut.jsonl.gz", whole[:-12]), ("plain.jsonl.gz", b"{}")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(RequestError, match=f"{name} is not a whole gzip file"):
+        with pytest.raises(RequestError, match=f"{name} is not a complete gzip file"):
             opened(tmp_path / name)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ('{"rows": []}', "holds an object with the keys rows; brim reads a list of objects"),
         ("{}", "an object with no keys"),
@@ -135,9 +135,9 @@ def test_a_gzip_file_that_was_cut_is_refused(tmp_path: Path) -> None:
         ("[]", "has no records"),
     ],
 )
-def test_a_json_document_without_records_is_refused(tmp_path: Path, text: str, told: str) -> None:
+def test_a_json_document_without_records_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "data.json").write_text(text)
-    with pytest.raises(RequestError, match=told):
+    with pytest.raises(RequestError, match=message):
         opened(tmp_path / "data.json")
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from brim.data.splits import choose_split
+from brim.data.open import SAMPLE_SETS, TABLES
+from brim.data.selection import choose_split
 from brim.errors import RequestError
 from brim.storage.fingerprint import fingerprint
 from tests.data.media_files import opened, write_image, write_lines
@@ -19,15 +20,15 @@ pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 QA = [{"question": "Is it red?", "answer": "yes"}, {"question": "How many?", "answer": "2"}]
 
 
-class TestWhatIsThere:
-    def test_a_path_that_is_not_there_names_the_nearest(self, tmp_path: Path) -> None:
+class TestFormats:
+    def test_a_missing_path_is_refused_with_the_nearest_name(self, tmp_path: Path) -> None:
         write_lines(tmp_path / "validation.jsonl", *QA)
         with pytest.raises(
             RequestError, match=r"validaton.jsonl: there is no such file or folder; did you mean validation.j"
         ):
             opened(tmp_path / "validaton.jsonl")
 
-    def test_a_name_on_a_hub_is_told_that_nothing_is_downloaded(self) -> None:
+    def test_a_hub_name_is_refused_because_nothing_is_downloaded(self) -> None:
         with pytest.raises(RequestError, match="no such file or folder; brim downloads nothing"):
             opened(Path("some-lab/some-set"))
 
@@ -38,7 +39,7 @@ class TestWhatIsThere:
             opened(tmp_path / name)
 
     @pytest.mark.parametrize(
-        ("names", "told"),
+        ("names", "message"),
         [
             ([], "is an empty folder; brim reads"),
             (["notes.txt"], r"holds no data that brim can read \(notes.txt"),
@@ -46,10 +47,10 @@ class TestWhatIsThere:
             (["a.json", "b.json"], "holds no data"),
         ],
     )
-    def test_a_folder_without_data_is_refused(self, tmp_path: Path, names: list[str], told: str) -> None:
+    def test_a_folder_without_data_is_refused(self, tmp_path: Path, names: list[str], message: str) -> None:
         for name in names:
             (tmp_path / name).write_text("[]")
-        with pytest.raises(RequestError, match=told):
+        with pytest.raises(RequestError, match=message):
             opened(tmp_path)
 
     def test_a_folder_of_two_kinds_is_refused(self, tmp_path: Path) -> None:
@@ -90,6 +91,13 @@ class TestWhatIsThere:
             opened(tmp_path / "data.jsonl")
 
 
+def test_formats_have_distinct_names_and_suffixes() -> None:
+    formats = (*TABLES, *SAMPLE_SETS)
+    assert len({each.name for each in formats}) == len(formats)
+    suffixes = [suffix for each in TABLES for suffix in each.suffixes]
+    assert len(set(suffixes)) == len(suffixes)
+
+
 class TestSplits:
     def test_one_file_has_none(self, tmp_path: Path) -> None:
         with pytest.raises(RequestError, match=r"--split val: .*data.jsonl has no splits; leave --split out"):
@@ -110,7 +118,7 @@ class TestSplits:
             (["train", "test"], "TEST", "test"),
         ],
     )
-    def test_it_is_found_by_what_its_name_means(self, available: list[str], asked: str | None, chosen: str) -> None:
+    def test_splits_are_found_by_synonyms(self, available: list[str], asked: str | None, chosen: str) -> None:
         assert choose_split(available, asked, where="x") == chosen
 
     @pytest.mark.parametrize(
@@ -123,7 +131,7 @@ class TestSplits:
             (["validation_matched", "validation_mismatched"], "validation"),
         ],
     )
-    def test_anything_else_names_those_present(self, available: list[str], asked: str | None) -> None:
+    def test_an_ambiguous_split_is_refused_with_those_present(self, available: list[str], asked: str | None) -> None:
         with pytest.raises(RequestError, match=f"x has the splits {', '.join(available)}"):
             choose_split(available, asked, where="x")
 
@@ -150,7 +158,7 @@ class TestIdentity:
     def identity(self, path: Path, **options: object) -> str:
         return fingerprint(opened(path, **options).facts)
 
-    def test_it_can_be_written_and_does_not_depend_on_the_place_or_the_time(self, folder: Path, tmp_path: Path) -> None:
+    def test_it_is_json_and_independent_of_path_and_date(self, folder: Path, tmp_path: Path) -> None:
         before = self.identity(folder / "data.jsonl")
         shutil.copytree(folder, tmp_path / "two", copy_function=shutil.copyfile)
         os.utime(tmp_path / "two" / "data.jsonl", (1, 1))
@@ -161,7 +169,7 @@ class TestIdentity:
     def test_a_limit_above_the_number_of_samples_changes_nothing(self, folder: Path) -> None:
         assert self.identity(folder / "data.jsonl", limit=2) == self.identity(folder / "data.jsonl")
 
-    def test_it_changes_with_the_content_the_images_the_part_and_what_is_asked(self, folder: Path) -> None:
+    def test_it_changes_with_content_images_limit_and_fields(self, folder: Path) -> None:
         path = folder / "data.jsonl"
         seen = [
             self.identity(path),
@@ -174,7 +182,7 @@ class TestIdentity:
         seen.append(self.identity(path))
         assert len(set(seen)) == len(seen)
 
-    def test_class_folders_are_known_by_names_and_sizes(self, tmp_path: Path) -> None:
+    def test_class_folders_are_identified_by_names_and_sizes(self, tmp_path: Path) -> None:
         write_image(tmp_path / "cat" / "1.png", 10)
         write_image(tmp_path / "dog" / "1.png", 10)
         before = self.identity(tmp_path)

@@ -101,7 +101,7 @@ def test_a_stored_image_can_be_sent_to_another_process(tmp_path: Path) -> None:
     assert shades(sample) == [90]
 
 
-def test_a_file_that_is_gone_costs_the_samples_and_says_which(tmp_path: Path) -> None:
+def test_a_deleted_file_fails_its_samples(tmp_path: Path) -> None:
     path = write(tmp_path / "data.parquet", [{"question": "?", "image": encoded(90)}] * 9, group=1)
     samples = opened(path).samples
     path.unlink()
@@ -109,13 +109,13 @@ def test_a_file_that_is_gone_costs_the_samples_and_says_which(tmp_path: Path) ->
         load_image(samples[8].images[0])
 
 
-def test_a_file_written_anew_is_read_anew(tmp_path: Path) -> None:
+def test_a_file_that_was_rewritten_is_read_again(tmp_path: Path) -> None:
     for shade in (10, 20):
         path = write(tmp_path / "data.parquet", [{"question": "?", "image": encoded(shade)}])
         assert shades(opened(path).samples[0]) == [shade]
 
 
-def test_class_names_noted_in_the_file_are_used(tmp_path: Path) -> None:
+def test_class_names_in_the_metadata_are_used(tmp_path: Path) -> None:
     import datasets
 
     features = datasets.Features(
@@ -134,7 +134,7 @@ def test_a_bad_row_is_named(tmp_path: Path) -> None:
         opened(path)
 
 
-def test_what_is_no_parquet_file_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_parquet_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data.parquet").write_bytes(b"PAR1 but no more")
     with pytest.raises(RequestError, match=r"cannot read .*data.parquet as parquet"):
         opened(tmp_path / "data.parquet")

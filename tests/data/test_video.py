@@ -9,8 +9,7 @@ import pytest
 
 from brim.data import video
 from brim.data.base import DataError
-from brim.data.containers import declared_bytes
-from brim.data.video import frame_places, load_video
+from brim.data.video import declared_bytes, frame_places, load_video
 from brim.errors import RequestError
 from tests.data.media_files import cut, write_video
 
@@ -42,7 +41,7 @@ def test_a_short_clip_repeats_its_frames(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "frames"), [(1, 1), (1, 8), (7, 3), (8, 8), (3, 8), (1000, 16)])
-def test_the_places_lie_in_the_clip_and_never_go_back(count: int, frames: int) -> None:
+def test_frame_indices_are_in_range_and_sorted(count: int, frames: int) -> None:
     places = frame_places(count, frames)
     assert len(places) == frames
     assert places == sorted(places)
@@ -50,7 +49,7 @@ def test_the_places_lie_in_the_clip_and_never_go_back(count: int, frames: int) -
 
 
 @pytest.mark.parametrize("claimed", [1, 300])
-def test_the_containers_word_on_the_number_of_frames_does_not_count(tmp_path: Path, claimed: int) -> None:
+def test_the_frame_count_of_the_header_is_not_trusted(tmp_path: Path, claimed: int) -> None:
     path = write_video(tmp_path / "clip.avi", SHADES)
     content = bytearray(path.read_bytes())
     for mark, offset in ((b"avih", 8 + 16), (b"strh", 8 + 32)):  # the numbers of frames in the two headers
@@ -61,7 +60,7 @@ def test_the_containers_word_on_the_number_of_frames_does_not_count(tmp_path: Pa
     assert shades_of(load_video(path, frames=3)) == [SHADES[place] for place in (5, 15, 25)]
 
 
-def test_packets_without_a_frame_do_not_shift_the_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packets_without_a_frame_do_not_shift_the_indices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_video(tmp_path / "clip.avi", SHADES)
     counted = video._counted
     monkeypatch.setattr(video, "_counted", lambda *given: replace(counted(*given), packets=40))
@@ -70,13 +69,13 @@ def test_packets_without_a_frame_do_not_shift_the_places(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("codec", ["mpeg4", "mjpeg"])
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.3, 0.05])
-def test_an_avi_that_was_cut_is_refused(tmp_path: Path, codec: str, share: float) -> None:
+def test_a_truncated_avi_is_refused(tmp_path: Path, codec: str, share: float) -> None:
     path = cut(write_video(tmp_path / "clip.avi", SHADES, codec=codec), share)
     with pytest.raises(DataError, match=r"video .*clip.avi (is cut short|cannot be read|has no frame)"):
         load_video(path, frames=4)
 
 
-def test_a_cut_between_two_frames_is_seen_too(tmp_path: Path) -> None:
+def test_a_cut_between_two_frames_is_detected(tmp_path: Path) -> None:
     path = write_video(tmp_path / "clip.avi", SHADES, codec="mjpeg")
     content = path.read_bytes()
     first = content.index(b"movi")
@@ -87,7 +86,7 @@ def test_a_cut_between_two_frames_is_seen_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), [("clip.mkv", {}), ("clip.mp4", {"movflags": "faststart"})])
-def test_other_containers_that_were_cut_are_refused(tmp_path: Path, name: str, options: dict[str, str]) -> None:
+def test_other_truncated_containers_are_refused(tmp_path: Path, name: str, options: dict[str, str]) -> None:
     path = cut(write_video(tmp_path / name, SHADES, options=options), 0.6)
     with pytest.raises(DataError, match=rf"{name} is cut short"):
         load_video(path, frames=4)
@@ -100,7 +99,7 @@ def test_a_file_that_lacks_only_its_index_is_read(tmp_path: Path) -> None:
     assert shades_of(load_video(path, frames=3)) == [SHADES[place] for place in (5, 15, 25)]
 
 
-def test_what_is_no_video_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_video_is_a_data_error(tmp_path: Path) -> None:
     (tmp_path / "junk.avi").write_bytes(b"no video at all" * 99)
     (tmp_path / "empty.mp4").touch()
     for name in ("junk.avi", "empty.mp4", "gone.avi"):
@@ -108,7 +107,7 @@ def test_what_is_no_video_is_named(tmp_path: Path) -> None:
             load_video(tmp_path / name, frames=4)
 
 
-def test_sound_alone_is_no_video(tmp_path: Path) -> None:
+def test_a_file_with_audio_only_is_a_data_error(tmp_path: Path) -> None:
     path = tmp_path / "sound.mkv"
     with av.open(str(path), "w") as container:
         stream = container.add_stream("pcm_s16le", rate=8000)
@@ -119,7 +118,7 @@ def test_sound_alone_is_no_video(tmp_path: Path) -> None:
         load_video(path, frames=4)
 
 
-def test_a_clip_filmed_upright_is_turned(tmp_path: Path) -> None:
+def test_rotation_metadata_is_applied(tmp_path: Path) -> None:
     path = write_video(tmp_path / "clip.mp4", SHADES)
     content = bytearray(path.read_bytes())
     place = content.index(b"tkhd") + 4 + 40  # the matrix of the picture on the screen
@@ -129,7 +128,7 @@ def test_a_clip_filmed_upright_is_turned(tmp_path: Path) -> None:
     assert load_video(path, frames=2).shape == (2, 64, 48, 3)
 
 
-def test_no_frames_at_all_are_refused(tmp_path: Path) -> None:
+def test_zero_frames_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="frames=0"):
         load_video(tmp_path / "clip.avi", frames=0)
 
@@ -144,7 +143,7 @@ def test_the_declared_size_is_the_files_own_until_it_is_cut(tmp_path: Path, name
     assert path.stat().st_size < declared <= size
 
 
-def test_a_box_of_an_mp4_file_may_be_longer_than_32_bits_can_say(tmp_path: Path) -> None:
+def test_a_box_of_an_mp4_file_may_have_a_64_bit_size(tmp_path: Path) -> None:
     front = (16).to_bytes(4, "big") + b"ftypisom\0\0\0\0"
     long_box = (1).to_bytes(4, "big") + b"mdat" + (5_000_000_000).to_bytes(8, "big")
     (tmp_path / "clip.mp4").write_bytes(front + long_box + b"frames")
@@ -154,6 +153,6 @@ def test_a_box_of_an_mp4_file_may_be_longer_than_32_bits_can_say(tmp_path: Path)
 @pytest.mark.parametrize(
     "content", [b"", b"RIFF", b"RIFF\0\0\0\0AVI ", b"\x1a\x45\xdf\xa3", b"\x1a\x45\xdf\xa3\x00", b"text"]
 )
-def test_a_file_that_does_not_say_its_size_has_none(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_declared_size_has_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "clip").write_bytes(content)
     assert declared_bytes(tmp_path / "clip") is None

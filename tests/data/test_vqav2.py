@@ -108,7 +108,7 @@ def test_the_images_may_be_elsewhere(folder: Path, tmp_path: Path, place: str) -
     assert found.samples[0].images[0].path == tmp_path / place / "COCO_val2014_000000000042.jpg"
 
 
-def test_no_images_says_where_it_looked(folder: Path) -> None:
+def test_missing_images_are_refused_with_the_folders_searched(folder: Path) -> None:
     for image in (folder / "val2014").iterdir():
         image.unlink()
     with pytest.raises(RequestError, match=r"of the first 2 images .*looked in .*val2014.*--images FOLDER"):
@@ -140,7 +140,7 @@ def test_a_question_without_annotation_is_a_bad_record(folder: Path) -> None:
         ({"image_id": "cat"}, "image_id 'cat' is not a number"),
     ],
 )
-def test_a_question_that_lacks_something_is_a_bad_record(folder: Path, change: dict[str, Any], reason: str) -> None:
+def test_an_incomplete_question_is_a_bad_record(folder: Path, change: dict[str, Any], reason: str) -> None:
     document = questions("val2014", 0, 1)
     document["questions"][0] |= change
     write(folder / "v2_OpenEnded_mscoco_val2014_questions.json", document)
@@ -148,19 +148,19 @@ def test_a_question_that_lacks_something_is_a_bad_record(folder: Path, change: d
         opened(folder)
 
 
-def test_annotations_that_should_be_there_are_named(folder: Path) -> None:
+def test_missing_annotations_are_refused(folder: Path) -> None:
     (folder / "v2_mscoco_val2014_annotations.json").unlink()
     with pytest.raises(RequestError, match=r"should be in v2_mscoco_val2014_annotations.json beside it, but it is not"):
         opened(folder)
 
 
-def test_two_files_for_one_split_must_be_told_apart(folder: Path) -> None:
+def test_two_files_for_one_split_are_refused(folder: Path) -> None:
     write(folder / "OpenEnded_mscoco_val2014_questions.json", questions("val2014", 0))
     with pytest.raises(RequestError, match=r"several files of questions for one split: OpenEnded_.*give one of them"):
         opened(folder)
 
 
-def test_a_broken_file_is_named(folder: Path) -> None:
+def test_a_broken_file_is_refused(folder: Path) -> None:
     path = folder / "v2_mscoco_val2014_annotations.json"
     path.write_text('{"annotations": [')
     with pytest.raises(RequestError, match=r"annotations.json is not JSON"):
@@ -183,7 +183,7 @@ def test_columns_cannot_be_mapped_and_the_task_is_vqa_or_generate(folder: Path) 
         opened(folder, task="classify")
 
 
-def test_a_part_keeps_the_kinds_of_questions_in_proportion(folder: Path) -> None:
+def test_a_limit_keeps_the_kinds_of_questions_in_proportion(folder: Path) -> None:
     document = annotations("val2014", *range(40))
     for number, annotation in enumerate(document["annotations"]):
         annotation["answer_type"] = "number" if number % 4 == 0 else "other"
@@ -193,6 +193,6 @@ def test_a_part_keeps_the_kinds_of_questions_in_proportion(folder: Path) -> None
     assert (groups.count("number/is it"), groups.count("other/is it")) == (2, 6)
 
 
-def test_records_beside_no_questions_file_are_no_vqav2(tmp_path: Path) -> None:
+def test_annotations_without_questions_are_not_vqav2(tmp_path: Path) -> None:
     write_lines(tmp_path / "questions.jsonl", {"question": "a"})
     assert opened(tmp_path).format == "jsonl"

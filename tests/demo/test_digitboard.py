@@ -132,7 +132,7 @@ def test_brim_opens_it_as_vqav2(tmp_path: Path) -> None:
         assert image_size(sample.images[0]) in shapes
 
 
-def test_a_wish_that_cannot_be_met_is_refused(tmp_path: Path) -> None:
+def test_impossible_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="at least 1"):
         write_digitboard(tmp_path, questions=0, seed=1)
     with pytest.raises(RequestError, match="train and heldout"):

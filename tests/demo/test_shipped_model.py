@@ -11,7 +11,7 @@ from PIL import Image
 
 from brim.demo.digitboard import LAYOUTS, board_pixels, draw_board, draw_questions
 from brim.demo.model import IMAGE_TOKEN, build_config, build_processor, weights_folder
-from brim.evaluation.tasks.multimodal import joined
+from brim.tasks.multimodal import joined
 
 transformers = pytest.importorskip("transformers", minversion="5.22")
 pytest.importorskip("sklearn")
@@ -51,7 +51,7 @@ def answers(model: Any, processor: Any, questions: list[tuple[Image.Image, str, 
     return [text.strip() for text in processor.batch_decode(written, skip_special_tokens=True)]
 
 
-def test_the_shipped_folder_is_small_and_is_the_model_that_the_builders_lay_out(model: Any, processor: Any) -> None:
+def test_the_shipped_folder_is_small_and_is_the_model_that_the_builders_make(model: Any, processor: Any) -> None:
     assert sum(file.stat().st_size for file in weights_folder().iterdir()) <= 8_000_000
     fresh = transformers.Molmo2ForConditionalGeneration(build_config())
     assert type(model) is type(fresh)
@@ -63,7 +63,7 @@ def test_the_shipped_folder_is_small_and_is_the_model_that_the_builders_lay_out(
     assert processor.tokenizer.unk_token_id not in processor.tokenizer(text)["input_ids"]
 
 
-def test_max_crops_is_obeyed_by_every_call_and_saturates(processor: Any) -> None:
+def test_max_crops_applies_to_every_call_and_saturates(processor: Any) -> None:
     landscape = Image.fromarray(board_pixels(draw_board(random.Random(1), split="heldout", layout=LAYOUTS[0])))
     used = {
         crops: int(processed(processor, [(landscape, "", "")], crops)["image_num_crops"][0]) - 1  # and the whole board

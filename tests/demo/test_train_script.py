@@ -65,7 +65,7 @@ def test_a_packed_question_gets_the_logits_that_it_gets_alone(script: ModuleType
             assert processor.tokenizer.decode(answers[1, place]) == question.answer
 
 
-def test_a_run_that_was_broken_off_goes_on_as_if_it_had_not_been(script: ModuleType, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_with_the_same_result(script: ModuleType, tmp_path: Path) -> None:
     whole = trainer(script, tmp_path / "whole", steps=3)
     for _ in range(3):
         whole.one_step()

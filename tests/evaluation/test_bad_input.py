@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from brim.errors import RequestError
-from brim.evaluation.tasks import registry as tasks_registry
 from brim.metrics import registry as metrics_registry
+from brim.tasks import registry as tasks_registry
 from tests.evaluation.evaluation_runs import predictions, run, shout, write_lines, write_words
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
@@ -115,7 +115,7 @@ def test_an_output_folder_that_is_not_writable(tmp_path: Path, monkeypatch: pyte
 # ------------------------------------------------------------------------------------------------- plugins
 
 PLUGIN = """
-from brim.evaluation.tasks.base import Answer, ReadyAnswers, Task
+from brim.tasks.base import Answer, ReadyAnswers, Task
 from brim.metrics.base import TextMetric
 
 

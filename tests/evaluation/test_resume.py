@@ -15,9 +15,9 @@ import pytest
 from brim.errors import LostError, RequestError
 from brim.evaluation.listener import EvalListener
 from brim.evaluation.run import EvalResult, evaluate
-from brim.evaluation.tasks.function import FunctionTask
-from brim.evaluation.tasks.generate import GenerateTask
 from brim.settings.eval_settings import EvalRequest
+from brim.tasks.function import FunctionTask
+from brim.tasks.generate import GenerateTask
 from tests.evaluation.evaluation_runs import lines_of, predictions, run, shout, without_sizes, write_words
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")

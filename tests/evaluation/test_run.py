@@ -13,9 +13,9 @@ import pytest
 from brim.errors import RequestError
 from brim.evaluation.compare import compare_batch_sizes
 from brim.evaluation.run import EvalResult
-from brim.evaluation.tasks.base import LaterAnswers
-from brim.evaluation.tasks.function import FunctionTask
 from brim.settings.eval_settings import EvalRequest
+from brim.tasks.base import LaterAnswers
+from brim.tasks.function import FunctionTask
 from tests.evaluation.evaluation_runs import (
     lines_of,
     predictions,
@@ -155,7 +155,7 @@ def test_a_run_too_short_to_settle_leaves_no_plan(tmp_path: Path, monkeypatch: p
 
 
 def test_the_package_and_the_function_have_one_name(tmp_path: Path) -> None:
-    import brim.evaluation.tasks.base  # as a plugin does: it must not hide the call
+    import brim.tasks.base  # as a plugin does: it must not hide the call
 
     data, model = write_words(tmp_path / "data.jsonl"), shout(tmp_path)
     result = brim.evaluate(model, data, batch_size=4, output=tmp_path / "run", device="cpu", use_cache=False)

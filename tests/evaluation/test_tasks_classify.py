@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from brim.errors import RequestError
-from brim.evaluation.tasks.class_names import align_classes
+from brim.tasks.classify import align_classes
 from tests.evaluation.evaluation_runs import predictions, run, write_lines
 
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11", "w12 w13", "w14 w15 w16 w17", "w18"]

@@ -16,11 +16,11 @@ from PIL import Image
 
 from brim.data.open import DataRequest, open_data
 from brim.errors import RequestError
-from brim.evaluation.tasks.base import Task, TaskSettings
-from brim.evaluation.tasks.multimodal import MultimodalInputs, joined
-from brim.evaluation.tasks.prompts import PromptWriter
+from brim.models.base import LoadedModel, LoadRequest
 from brim.models.load import load_model
-from brim.models.loaded import LoadedModel, LoadRequest
+from brim.tasks.base import Task, TaskSettings
+from brim.tasks.multimodal import MultimodalInputs, joined
+from brim.tasks.prompts import PromptWriter
 from tests.evaluation.evaluation_runs import predictions, run, write_lines
 from tests.saved_models import VOCABULARY
 

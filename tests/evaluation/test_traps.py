@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from brim.evaluation.tasks.function import FunctionTask
-from brim.generation.fallback import GenerateFallback
+from brim.generation.select import GenerateFallback
 from brim.records import Probe
 from brim.sizing.constants import FORGIVING_BATCHES
+from brim.tasks.function import FunctionTask
 from tests.evaluation.evaluation_runs import predictions, record_of, run, shout, write_lines, write_words
 
 
@@ -41,7 +41,7 @@ def test_the_prompt_does_not_leak_into_the_answer(
         def fallback(model: Any, settings: Any, tokens: Any, **_: Any) -> GenerateFallback:
             return GenerateFallback(model, settings, tokens, why="a test")
 
-        monkeypatch.setattr("brim.evaluation.tasks.generate.make_decoder", fallback)
+        monkeypatch.setattr("brim.tasks.generate.make_decoder", fallback)
     records = [{"id": str(length), "question": "w1 " * length, "answer": "1"} for length in (30, 1, 7)]
     data = write_lines(tmp_path / "data.jsonl", records)
     alone = run(endless_model, data, tmp_path / "alone", batch_size=1, max_new_tokens=5)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from brim.forecasting.events import Target, Trace
 from brim.forecasting.trace import trace_workload
-from brim.workloads.forward import ForwardWorkload
+from brim.workloads.inference import ForwardWorkload
 from tests.forecasting.traced_workloads import training
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 512, 64

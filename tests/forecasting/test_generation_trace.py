@@ -12,7 +12,7 @@ from brim.errors import RequestError
 from brim.forecasting.events import Trace
 from brim.forecasting.trace import trace_workload
 from brim.generation.state import round_up
-from brim.workloads.generate import GenerateWorkload
+from brim.workloads.inference import GenerateWorkload
 
 transformers = pytest.importorskip("transformers")
 

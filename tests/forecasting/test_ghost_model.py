@@ -15,7 +15,7 @@ from brim.forecasting.skeleton import without_initialisation
 from brim.forecasting.trace import UntraceableError, trace_workload
 from brim.models.build import build_workload
 from brim.settings.find_settings import WorkloadRequest
-from brim.workloads.forward import ForwardWorkload
+from brim.workloads.inference import ForwardWorkload
 from tests.forecasting.traced_workloads import perceptron, rows, training
 
 

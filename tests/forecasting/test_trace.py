@@ -23,7 +23,7 @@ from brim.forecasting.trace import UntraceableError, trace_workload
 from brim.workloads.base import Workload
 from brim.workloads.callables import CallableWorkload
 from brim.workloads.checkpointing import enable_gradient_checkpointing
-from brim.workloads.forward import ForwardWorkload
+from brim.workloads.inference import ForwardWorkload
 from tests.forecasting.traced_workloads import Residual, convolutional, pairwise, perceptron, rows, training
 
 HOPPER = Target(name="h200", compute_capability=(9, 0), total_bytes=141 * 10**9)

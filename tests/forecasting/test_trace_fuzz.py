@@ -14,7 +14,7 @@ from torch.nn import functional
 from brim.errors import BrimError
 from brim.forecasting.events import Target
 from brim.forecasting.trace import trace_workload
-from brim.workloads.forward import ForwardWorkload
+from brim.workloads.inference import ForwardWorkload
 from tests.forecasting.traced_workloads import training
 
 # Each takes and gives [n, 8, 8, 8] as far as it can; what it cannot take it raises on, as a user's model would.

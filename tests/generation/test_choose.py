@@ -27,7 +27,7 @@ def frequencies(**options: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
-def test_tokens_are_drawn_as_often_as_the_softmax_says(temperature: float) -> None:
+def test_sampling_frequencies_match_the_softmax(temperature: float) -> None:
     expected = (LOGITS / temperature).softmax(dim=0)
     torch.testing.assert_close(frequencies(temperature=temperature), expected, atol=0.015, rtol=0)
 
@@ -44,7 +44,7 @@ def test_top_p_cuts_the_tail_and_keeps_the_rest_in_proportion() -> None:
     torch.testing.assert_close(drawn, expected, atol=0.015, rtol=0)
 
 
-def test_the_models_own_top_k_holds_for_a_draw_and_not_for_a_greedy_choice() -> None:
+def test_the_models_own_top_k_applies_to_sampling_only() -> None:
     model = llama()
     model.generation_config.top_k = 2
     model.generation_config.temperature = 0.1
@@ -55,7 +55,7 @@ def test_the_models_own_top_k_holds_for_a_draw_and_not_for_a_greedy_choice() -> 
 
 
 @pytest.mark.parametrize("number", [1e-7, 0.5, 1 - 1e-7])
-def test_a_token_of_no_probability_is_never_drawn(number: float) -> None:
+def test_a_token_of_zero_probability_is_never_sampled(number: float) -> None:
     logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(455)) * 3  # add up to less than 1 - 1e-7
     logits = torch.nn.functional.pad(logits, (20, 20), value=-torch.inf)
     drawn = chooser(temperature=1.0).choose(logits, tokens=None, uniform=torch.tensor([number]))
@@ -73,11 +73,11 @@ def test_a_number_is_a_function_of_seed_sample_and_step_alone() -> None:
         assert not torch.isclose(other, table).any()
 
 
-def test_seed_and_key_do_not_stand_in_for_each_other() -> None:
+def test_seed_and_key_are_not_interchangeable() -> None:
     assert not torch.isclose(uniforms(1, [2], 10), uniforms(2, [1], 10)).any()
 
 
-def test_numbers_lie_within_zero_and_one_and_fill_the_space_between() -> None:
+def test_numbers_are_uniform_between_zero_and_one() -> None:
     numbers = uniforms(0, range(500), 20)
     assert numbers.min() > 0
     assert numbers.max() < 1
@@ -95,7 +95,7 @@ def test_numbers_lie_within_zero_and_one_and_fill_the_space_between() -> None:
         ({"top_k": 3, "min_p": 0.1}, False),
     ],
 )
-def test_the_tokens_so_far_are_needed_only_where_something_looks_at_them(asked: dict[str, Any], looks: bool) -> None:
+def test_the_tokens_so_far_are_needed_only_if_a_processor_reads_them(asked: dict[str, Any], looks: bool) -> None:
     model = llama()
     for name, value in asked.items():
         setattr(model.generation_config, name, value)
@@ -103,7 +103,7 @@ def test_the_tokens_so_far_are_needed_only_where_something_looks_at_them(asked: 
     assert chooser(model, tokens, temperature=1.0).needs_tokens is looks
 
 
-def test_a_penalty_on_what_was_said_does_not_fall_on_padding() -> None:
+def test_a_repetition_penalty_does_not_apply_to_padding() -> None:
     model = llama()
     model.generation_config.repetition_penalty = 100.0
     logits = torch.tensor([[5.0, 4.0, 3.0, 2.0]]).expand(2, -1)

@@ -83,7 +83,7 @@ def test_nothing_is_captured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None
     assert calls == []
 
 
-def test_nothing_is_captured_when_graphs_are_not_wanted(captured: list[FakeGraph]) -> None:
+def test_nothing_is_captured_without_graphs(captured: list[FakeGraph]) -> None:
     eager_answers(llama(), make_prompts())
     assert captured == []
 

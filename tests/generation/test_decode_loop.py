@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from brim.generation.fallback import GenerateFallback
 from brim.generation.loop import DecodeLoop, Padding, _EndWatch
-from brim.generation.select import make_decoder
+from brim.generation.select import GenerateFallback, make_decoder
 from brim.generation.seq2seq import Seq2SeqLoop
 from brim.generation.settings import TokenIds
 from brim.generation.state import DecodeState
@@ -141,7 +140,7 @@ def test_no_token_of_a_prompt_is_in_an_answer(kind: str) -> None:
 @pytest.mark.usefixtures("short_segments")
 @pytest.mark.parametrize("make", [llama, mamba, t5], ids=["loop", "fallback", "seq2seq"])
 @pytest.mark.parametrize("count", [1, 2, 4, 5, 12, 13])
-def test_exactly_as_many_tokens_are_made_as_were_asked_for(make: Any, count: int) -> None:
+def test_exactly_max_new_tokens_are_generated(make: Any, count: int) -> None:
     model = make()
     model.generation_config.max_length = 7
     decoder = make_decoder(model, settings(count), NO_ENDS)
@@ -152,7 +151,7 @@ def test_exactly_as_many_tokens_are_made_as_were_asked_for(make: Any, count: int
 
 @pytest.mark.usefixtures("short_segments")
 @pytest.mark.parametrize("padding", ["right", "left"])
-def test_an_end_at_the_very_last_token_is_an_end(padding: Padding) -> None:
+def test_an_end_token_at_the_last_step_counts_as_ended(padding: Padding) -> None:
     model, prompts = llama(), make_prompts((5, 9), seed=2)
     first, second = own_answers(model, prompts, 6)
     assert first[5] not in (*first[:5], *second)
@@ -182,7 +181,7 @@ def test_bfloat16_gives_a_batch_of_answers() -> None:
     "make", [llama, bart, pytest.param(mamba, marks=SINCE_VERSION_5)], ids=["loop", "seq2seq", "fallback"]
 )
 @pytest.mark.parametrize("penalty", [None, 1.5])
-def test_a_sampled_answer_belongs_to_its_sample_and_not_to_its_batch(make: Any, penalty: float | None) -> None:
+def test_a_sampled_answer_does_not_depend_on_its_batch(make: Any, penalty: float | None) -> None:
     model, prompts = make(), make_prompts()
     model.generation_config.repetition_penalty = penalty
     decoder = make_decoder(
@@ -225,7 +224,7 @@ def test_a_sampled_answer_depends_on_the_seed_and_on_the_key(make: Any) -> None:
     assert same_prompt[0] != same_prompt[1] == same_prompt[2]
 
 
-def test_the_fallback_draws_as_the_loop_does() -> None:
+def test_the_fallback_samples_as_the_loop_does() -> None:
     model, prompts = llama(), make_prompts()
     model.generation_config.repetition_penalty = 1.5
     model.generation_config.top_k = 20

@@ -16,12 +16,12 @@ pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
     [
         ({"max_new_tokens": 0}, "max_new_tokens=0: the smallest is 1"),
         ({"temperature": -0.5}, "--temperature -0.5: it must be 0 .greedy. or more"),
-        ({"top_p": 0.0}, "--top-p 0: it must lie above 0 and at most at 1"),
-        ({"top_p": 1.5}, "--top-p 1.5: it must lie above 0 and at most at 1"),
+        ({"top_p": 0.0}, "--top-p 0: it must be above 0 and at most 1"),
+        ({"top_p": 1.5}, "--top-p 1.5: it must be above 0 and at most 1"),
         ({"stop_strings": ("\n", "")}, "--stop '': a stop string must not be empty"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+def test_an_invalid_setting_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         GenerationSettings(**{"max_new_tokens": 8, **options})
 

@@ -50,7 +50,7 @@ def test_keys_are_read_as_they_are_stored_and_the_logits_are_the_same(
     assert plain.std() > 0.5
 
 
-def test_heads_that_share_nothing_are_attended_to_as_ever(key_heads: list[int]) -> None:
+def test_ungrouped_heads_use_plain_attention(key_heads: list[int]) -> None:
     step_logits(llama())
     assert key_heads == [4, 4]
 
@@ -84,7 +84,7 @@ def test_the_configuration_is_restored_also_after_an_error() -> None:
     assert config._attn_implementation == "sdpa"
 
 
-def test_another_kind_of_attention_is_left_alone() -> None:
+def test_another_attention_implementation_is_unchanged() -> None:
     model = qwen2(attn_implementation="eager")
     with grouped_attention(model.config):
         assert model.config._attn_implementation == "eager"

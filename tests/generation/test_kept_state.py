@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from brim.generation.answers import Answers
 from brim.generation.cache import Slots, make_cache
 from brim.generation.loop import DecodeLoop
 from brim.generation.select import make_decoder
 from brim.generation.seq2seq import Seq2SeqLoop
 from brim.generation.settings import TokenIds
-from brim.generation.state import DecodeState, round_up
+from brim.generation.state import Answers, DecodeState, round_up
 from tests.generation.tiny_models import (
     NO_ENDS,
     answers_of,
@@ -37,7 +36,7 @@ class StepFailed(Exception):  # noqa: N818  # as an interrupt would come: not an
 @pytest.mark.usefixtures("short_segments")
 @pytest.mark.parametrize("make", [qwen2, bart], ids=["loop", "seq2seq"])
 @pytest.mark.parametrize("step", [2, 6], ids=["first-segment", "later-segment"])
-def test_a_batch_that_fails_leaves_nothing_behind_and_the_next_one_works(
+def test_a_failed_batch_keeps_no_memory_and_the_next_one_works(
     make: Any, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, prompts = make(), make_prompts()
@@ -69,7 +68,7 @@ def test_a_batch_that_fails_leaves_nothing_behind_and_the_next_one_works(
 @pytest.mark.parametrize(
     "lengths", [(3, 17, 30, 8), (9, 9, 9, 9), (1, 2, 1, 3), (3, 17, 30)], ids=["equal", "level", "shorter", "fewer"]
 )
-def test_the_next_batch_of_about_the_same_shape_uses_the_room_of_the_last(
+def test_the_next_batch_of_similar_shape_reuses_the_state(
     padding: Any, temperature: float, lengths: tuple[int, ...]
 ) -> None:
     options = settings(TOKENS, temperature=temperature)
@@ -85,7 +84,7 @@ def test_the_next_batch_of_about_the_same_shape_uses_the_room_of_the_last(
         assert again == own_answers(model, prompts, TOKENS)
 
 
-def test_answers_that_end_early_leave_no_mark_on_the_next_batch() -> None:
+def test_answers_that_end_early_do_not_affect_the_next_batch() -> None:
     model, prompts = llama(), make_prompts((5, 9, 3, 8))
     first, second, *_ = own_answers(model, prompts, TOKENS)
     tokens = TokenIds(ends=(first[1], second[4]), pad=0)
@@ -96,7 +95,7 @@ def test_answers_that_end_early_leave_no_mark_on_the_next_batch() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(30, 4), (30, 4, 12, 21, 6), (70, 4, 12, 21)], ids=["half", "more", "longer"])
-def test_a_batch_of_another_shape_gets_room_of_its_own(lengths: tuple[int, ...]) -> None:
+def test_a_batch_of_another_shape_gets_a_new_state(lengths: tuple[int, ...]) -> None:
     model, prompts = qwen2(), make_prompts(lengths, seed=5)
     loop = DecodeLoop(model, settings(TOKENS), NO_ENDS)
     loop.generate(batch_of(loop, make_prompts((30, 4, 12, 21))))
@@ -105,7 +104,7 @@ def test_a_batch_of_another_shape_gets_room_of_its_own(lengths: tuple[int, ...])
     assert loop._kept is not kept
 
 
-def test_release_lets_go_of_the_room() -> None:
+def test_release_frees_the_state() -> None:
     loop = DecodeLoop(llama(), settings(TOKENS), NO_ENDS)
     loop.generate(batch_of(loop, make_prompts()))
     assert loop._kept is not None
@@ -114,7 +113,7 @@ def test_release_lets_go_of_the_room() -> None:
 
 
 @pytest.mark.usefixtures("short_segments")
-def test_room_that_had_to_grow_is_not_kept() -> None:
+def test_a_state_that_had_to_grow_is_not_kept() -> None:
     loop = DecodeLoop(llama(), settings(TOKENS), NO_ENDS)
     loop.generate(batch_of(loop, make_prompts()))
     assert loop._kept is None
@@ -132,7 +131,7 @@ def test_an_encoder_decoder_starts_every_batch_afresh() -> None:
         assert loop._kept is not kept
 
 
-def test_a_row_that_has_ended_goes_on_with_padding() -> None:
+def test_a_finished_row_gets_padding() -> None:
     state = DecodeState.make(layers=1, rows=3, capacity=64, segment=3, samples=False, device=CPU)
     valid = torch.ones(2, 4, dtype=torch.long)
     state.begin(slot=4, position=torch.tensor([4, 4]), valid=valid)
@@ -143,7 +142,7 @@ def test_a_row_that_has_ended_goes_on_with_padding() -> None:
     assert state.token.tolist() == [[9], [1], [1]]
 
 
-def test_a_layer_without_keys_of_its_own_is_passed_over_when_rows_move() -> None:
+def test_a_layer_without_own_keys_is_skipped_when_rows_move() -> None:
     """Some layers read the keys and values of another; their place in the cache stays empty."""
 
     def state(rows: int, capacity: int) -> DecodeState:
@@ -160,11 +159,11 @@ def test_a_layer_without_keys_of_its_own_is_passed_over_when_rows_move() -> None
     assert not new.cache.layers[1].is_initialized
 
 
-def test_slots_come_in_steps_of_sixty_four() -> None:
+def test_capacity_is_a_multiple_of_64() -> None:
     assert [round_up(count) for count in (1, 64, 65)] == [64, 64, 128]
 
 
-def test_a_prompt_is_seen_alone_and_a_step_sees_every_slot() -> None:
+def test_prefill_sees_the_prompt_and_a_step_sees_every_slot() -> None:
     slots = Slots(8, CPU)
     cache = make_cache(1, 2, slots)
     prompt, step = torch.randn(2, 1, 3, 4), torch.randn(2, 1, 1, 4)

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from brim.generation.fallback import GenerateFallback
 from brim.generation.loop import DecodeLoop
-from brim.generation.select import make_decoder
+from brim.generation.select import GenerateFallback, make_decoder
 from brim.generation.seq2seq import Seq2SeqLoop
 from brim.generation.settings import TokenIds
 from tests.generation.tiny_models import (
@@ -52,7 +51,7 @@ def make(kind: str, tokens: TokenIds, model: Any) -> Any:
     ],
     ids=["repetition", "ngrams", "both", "suppressed", "first-suppressed", "bad-words", "forced-end"],
 )
-def test_what_the_configuration_asks_for_is_done_in_a_batch_too(kind: str, asked: dict[str, Any]) -> None:
+def test_logits_processors_of_the_configuration_apply_in_a_batch(kind: str, asked: dict[str, Any]) -> None:
     model, prompts = (t5 if kind == "seq2seq" else gpt2)(), make_prompts()
     unasked = own_answers(model, prompts, TOKENS)
     for name, value in asked.items():
@@ -77,7 +76,7 @@ def test_no_answer_ends_before_the_fewest_new_tokens(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["right", "left", "fallback"])
-def test_a_repetition_penalty_does_not_fall_on_the_padding_of_a_batch(kind: str) -> None:
+def test_a_repetition_penalty_does_not_apply_to_padding(kind: str) -> None:
     """A token that the answers hold many times stands for padding: no answer may notice."""
     model, prompts = gpt2(), make_prompts()
     model.generation_config.repetition_penalty = 1.2

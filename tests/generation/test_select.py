@@ -1,4 +1,4 @@
-"""Which decoder a model gets: the fastest that gives the model's own logits, and why not where it is the slow one."""
+"""Which decoder a model gets, and transformers' own generate as a decoder."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from brim.generation.fallback import GenerateFallback
 from brim.generation.loop import DecodeLoop, Padding
-from brim.generation.select import Decoder, disagreement, make_decoder, padded_batch
+from brim.generation.select import Decoder, GenerateFallback, disagreement, make_decoder, padded_batch
 from brim.generation.seq2seq import Seq2SeqLoop
+from brim.generation.settings import TokenIds
 from brim.generation.state import DecodeState
 from tests.generation.tiny_models import (
     FAMILIES,
@@ -19,6 +19,7 @@ from tests.generation.tiny_models import (
     SINCE_VERSION_5,
     answers_of,
     bart,
+    batch_of,
     gpt2,
     gpt_neo,
     llama,
@@ -76,7 +77,7 @@ def test_prompts_are_padded_on_the_left_where_the_model_counts_positions_itself(
     assert answers_of(decoder, prompts) == own_answers(model, prompts, TOKENS)
 
 
-def test_a_model_for_which_neither_side_will_do_gets_the_fallback() -> None:
+def test_a_model_that_neither_padding_side_fits_gets_the_fallback() -> None:
     decoder = decoder_for(ignoring_positions(gpt2()))
     assert isinstance(decoder, GenerateFallback)
     assert "its logits differ from GPT2LMHeadModel's own by" in decoder.notes[0]
@@ -129,7 +130,7 @@ def test_positions_in_several_dimensions_need_the_fallback() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("encoder_no_repeat_ngram_size", 2), ("encoder_repetition_penalty", 1.5)])
-def test_a_configuration_that_looks_at_the_encoders_input_needs_the_fallback(name: str, value: float) -> None:
+def test_a_configuration_that_reads_the_encoder_input_needs_the_fallback(name: str, value: float) -> None:
     model, prompts = bart(), make_prompts((7,))
     free = own_answers(model, prompts, TOKENS)
     setattr(model.generation_config, name, value)
@@ -156,7 +157,7 @@ def test_out_of_memory_in_the_trial_is_raised() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_loop_that_fits_its_model_agrees_with_it_and_keeps_nothing_of_the_trial(family: str) -> None:
+def test_a_suitable_loop_agrees_with_its_model_and_keeps_no_state_of_the_trial(family: str) -> None:
     loop = decoder_for(FAMILIES[family]())
     assert isinstance(loop, DecodeLoop)
     assert disagreement(loop) == ""
@@ -184,7 +185,7 @@ BEGIN = DecodeState.begin
 @pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "gpt_neox", "opt"])
 @pytest.mark.parametrize("wrong", [off_by_one_position, blind_to_padding, off_by_one_slot])
-def test_a_loop_that_is_slightly_wrong_is_told_from_the_model(
+def test_a_loop_that_is_slightly_wrong_is_detected(
     wrong: Any, family: str, padding: Padding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = DecodeLoop(FAMILIES[family](), settings(TOKENS), NO_ENDS, padding=padding)
@@ -194,7 +195,7 @@ def test_a_loop_that_is_slightly_wrong_is_told_from_the_model(
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
-def test_an_encoder_decoder_loop_that_is_slightly_wrong_is_told_from_the_model(
+def test_an_encoder_decoder_loop_that_is_slightly_wrong_is_detected(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = Seq2SeqLoop(FAMILIES[family](), settings(TOKENS), NO_ENDS)
@@ -202,7 +203,7 @@ def test_an_encoder_decoder_loop_that_is_slightly_wrong_is_told_from_the_model(
     assert "its logits differ from" in disagreement(loop)
 
 
-def test_logits_that_are_not_numbers_are_a_disagreement() -> None:
+def test_nan_logits_are_a_disagreement() -> None:
     model = llama()
     with torch.no_grad():
         model.lm_head.weight[5] = torch.nan
@@ -210,7 +211,7 @@ def test_logits_that_are_not_numbers_are_a_disagreement() -> None:
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
-def test_a_padded_batch_holds_each_prompt_whole(padding: Padding) -> None:
+def test_a_padded_batch_contains_each_whole_prompt(padding: Padding) -> None:
     prompts = make_prompts((2, 5, 3))
     batch = padded_batch(prompts, padding, pad=PAD)
     assert batch.rows == 3
@@ -224,3 +225,42 @@ def test_a_padded_batch_holds_each_prompt_whole(padding: Padding) -> None:
         else:
             assert batch.lengths is not None
             assert batch.lengths[row] == len(prompt)
+
+
+@pytest.mark.parametrize("make", [llama, pytest.param(bart, marks=SINCE_VERSION_5)])
+def test_ended_and_truncated_answers_are_distinguished(make: Any) -> None:
+    model, prompts = make(), make_prompts()
+    unended = own_answers(model, prompts, 12)
+    tokens = TokenIds(ends=(unended[0][5], unended[1][7]), pad=PAD)
+    expected = own_answers(model, prompts, 12, tokens.ends)
+    assert len({len(answer) for answer in expected}) > 1
+    fallback = GenerateFallback(model, settings(12), tokens, why="a test")
+    answers = fallback.generate(batch_of(fallback, prompts))
+    assert answers.token_lists() == expected
+    assert answers.ended() == [len(answer) < 12 for answer in expected]
+
+
+def test_the_models_own_configuration_is_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llama()
+    model.generation_config.repetition_penalty = 1.5
+    usual, before = model.generation_config, model.generation_config.to_dict()
+    fallback = GenerateFallback(model, settings(4, temperature=1.0), NO_ENDS, why="a test")
+    answers_of(fallback, make_prompts())
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise ValueError("no")
+
+    monkeypatch.setattr(model, "forward", fail)
+    with pytest.raises(ValueError, match="no"):
+        answers_of(fallback, make_prompts())
+    assert model.generation_config is usual
+    assert usual.to_dict() == before
+
+
+def test_no_warning_about_generation_flags(capfd: pytest.CaptureFixture[str]) -> None:
+    model = llama()
+    for name, value in {"temperature": 0.6, "top_k": 5, "top_p": 0.9, "do_sample": True, "max_length": 3}.items():
+        setattr(model.generation_config, name, value)
+    for options in ({}, {"temperature": 1.3}):
+        answers_of(GenerateFallback(model, settings(4, **options), NO_ENDS, why="a test"), make_prompts())
+    assert capfd.readouterr().err == ""

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from brim.generation import fallback, loop
-from brim.generation.fallback import GenerateFallback
+from brim.generation import loop, select
 from brim.generation.loop import DecodeLoop
+from brim.generation.select import GenerateFallback
 from tests.generation.tiny_models import NO_ENDS, batch_of, llama, make_prompts, own_answers, settings
 
 
@@ -21,12 +21,12 @@ def decoder_of(kind: str, model: Any, new_tokens: int) -> Any:
 @pytest.fixture(params=["loop", "fallback"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(loop, "CHECK_STEPS", 3)
-    monkeypatch.setattr(fallback, "CHECK_STEPS", 3)
+    monkeypatch.setattr(select, "CHECK_STEPS", 3)
     monkeypatch.setattr(loop, "FIRST_SEGMENT", 5)  # the question is also asked across segments
     return str(request.param)
 
 
-def test_a_stopped_answer_takes_no_further_token_and_the_others_go_on(kind: str) -> None:
+def test_a_stopped_answer_gets_no_further_token_and_the_others_continue(kind: str) -> None:
     model, prompts = llama(), make_prompts()
     whole = own_answers(model, prompts, 16)
     decoder = decoder_of(kind, model, 16)

@@ -6,9 +6,8 @@ import pytest
 import torch
 import transformers
 
-from brim.generation.fallback import GenerateFallback
 from brim.generation.loop import DecodeLoop, PromptBatch
-from brim.generation.select import make_decoder, padded_batch
+from brim.generation.select import GenerateFallback, make_decoder, padded_batch
 from brim.generation.settings import GenerationSettings, TokenIds
 from tests.generation.tiny_models import IDS, NO_ENDS, PAD, SHAPE, VOCABULARY, own_answers, settings, varied
 
@@ -52,7 +51,7 @@ def test_a_prompt_with_an_image_answers_as_it_does_alone(kind: str) -> None:
     assert decoder.generate(batch).token_lists() == expected
 
 
-def test_grouped_heads_are_read_as_stored_in_the_language_model_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouped_attention_is_used_in_the_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """The configuration that the attention reads is the language model's: the loop must change that one."""
     model = llava()
     loop = DecodeLoop(model, settings(4), NO_ENDS, padding="left")

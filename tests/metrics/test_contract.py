@@ -30,7 +30,7 @@ def example(name: str) -> tuple[Any, list[Any], dict[str, Any]]:
 
 @pytest.mark.parametrize("name", metric_names())
 class TestEveryMetric:
-    def test_it_goes_by_its_name(self, name: str) -> None:
+    def test_it_is_found_by_its_name(self, name: str) -> None:
         assert isinstance(get_metric(name), Metric)
         assert get_metric(name).name == name
 
@@ -42,7 +42,7 @@ class TestEveryMetric:
         _, references, sample = example(name)
         assert get_metric(name).score(nothing, references, sample) == 0.0
 
-    def test_a_failed_sample_stays_in_the_figure_of_the_run(self, name: str) -> None:
+    def test_a_failed_sample_counts_in_the_result_of_the_run(self, name: str) -> None:
         metric = get_metric(name)
         prediction, references, sample = example(name)
         other = ["the sky is very blue today"] if name in TEXT_METRICS else references
@@ -62,7 +62,7 @@ class TestEveryMetric:
             with pytest.raises(RequestError, match=rf"metric {name}: sample 7 has no reference"):
                 get_metric(name).score(prediction, references, sample)
 
-    def test_the_run_has_its_figure_and_the_spread_of_the_scores(self, name: str) -> None:
+    def test_the_result_of_a_run_has_a_value_and_the_spread_of_the_scores(self, name: str) -> None:
         prediction, references, sample = example(name)
         metric = get_metric(name)
         figures = metric.aggregate([metric.score(prediction, references, sample)], [prediction], [references])
@@ -88,7 +88,7 @@ class TestEveryTextMetric:
         text = " ".join(words)
         assert get_metric(name).score(text, [text], {}) == pytest.approx(1.0)
 
-    def test_a_bare_reference_and_a_number_are_texts(self, name: str) -> None:
+    def test_a_single_reference_and_a_number_count_as_text(self, name: str) -> None:
         assert get_metric(name).score("a dog on the grass", "a dog on the grass", {}) == pytest.approx(1.0)
         assert get_metric(name).score(12, [12], {}) == get_metric(name).score("12", ["12"], {}) > 0
 

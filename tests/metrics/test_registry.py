@@ -10,7 +10,7 @@ from brim.metrics import registry
 from brim.metrics.registry import ALIASES, get_metric, load_metric_file, metric_names, parse_metrics
 
 STARTS_ALIKE = """
-from brim.metrics.anls import Anls
+from brim.metrics.text import Anls
 from brim.metrics.base import TextMetric
 
 class StartsAlike(TextMetric):
@@ -36,10 +36,10 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_built_in_names() -> None:
-    assert metric_names() == [
-        "vqa_accuracy", "vqa_accuracy_simple", "exact_match", "normalised_match", "contains", "token_f1", "bleu",
-        "rouge_l", "anls", "cider", "top1", "top5", "choice_accuracy", "choice_accuracy_normalised",
-    ]  # fmt: skip
+    assert set(metric_names()) >= {
+        "vqa_accuracy", "vqa_accuracy_simple", "exact_match", "normalised_match", "contains", "token_f1", "anls",
+        "bleu", "rouge_l", "cider", "top1", "top5", "choice_accuracy", "choice_accuracy_normalised",
+    }  # fmt: skip
 
 
 def test_every_alias_leads_to_a_metric_and_hides_none() -> None:
@@ -79,7 +79,7 @@ def test_an_empty_list_is_refused(text: str) -> None:
         parse_metrics(text)
 
 
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_names() -> None:
     with pytest.raises(RequestError, match=r"metric 'blue' does not exist; did you mean .*bleu"):
         parse_metrics("blue")
     with pytest.raises(RequestError, match=r"metric 'xyzzy' does not exist; there are vqa_accuracy, "):
@@ -111,7 +111,7 @@ def test_loading_again_is_harmless_and_an_edited_file_replaces_its_metrics(file:
 
 
 @pytest.mark.parametrize("taken", ["bleu", "rouge"])
-def test_a_name_of_brims_own_is_refused(file: Path, taken: str) -> None:
+def test_a_built_in_name_is_refused(file: Path, taken: str) -> None:
     file.write_text(STARTS_ALIKE.replace("starts_alike", taken))
     with pytest.raises(RequestError, match=f"StartsAlike is called {taken}, which is one of brim's own"):
         load_metric_file(file)
@@ -132,7 +132,7 @@ def test_a_name_that_another_file_has_is_refused_and_nothing_is_added(file: Path
     [
         ("x = 1", "defines no metric"),
         ("import nowhere_at_all", "importing it raised ModuleNotFoundError: .*nowhere_at_all"),
-        ("def (", r"importing it raised SyntaxError: .* \(line 1\)"),
+        ("def (", r"importing it raised SyntaxError: .*my_metrics\.py:1"),
         (STARTS_ALIKE + "again = StartsAlike()\nonce_more = StartsAlike()", "two metrics are called starts_alike"),
         (STARTS_ALIKE.replace("starts_alike", "Starts alike"), "has the name 'Starts alike'"),
         (STARTS_ALIKE.replace('name = "starts_alike"', "pass"), "has the name None"),

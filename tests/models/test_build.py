@@ -32,12 +32,12 @@ def test_the_workload_rebuilt_from_json_has_the_same_identity() -> None:
 
 
 @pytest.mark.parametrize("data", [{"model": "resnet18", "mod": "train"}, {"mode": "train"}])
-def test_json_that_is_no_request_is_refused(data: dict[str, str]) -> None:
+def test_invalid_json_is_refused(data: dict[str, str]) -> None:
     with pytest.raises(RequestError, match=r"unknown field 'mod'; did you mean mode|field model is missing"):
         WorkloadRequest.from_json(data)
 
 
-def test_identity_is_plain_json_and_tells_workloads_apart() -> None:
+def test_identity_is_json_and_differs_between_workloads() -> None:
     asked = [
         request(),
         request(mode="train"),

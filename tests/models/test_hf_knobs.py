@@ -13,12 +13,12 @@ import transformers
 from PIL import Image
 
 from brim.errors import RequestError
+from brim.models.base import LoadedModel, LoadRequest
 from brim.models.build import build_workload, model_knobs
-from brim.models.hf_image_tokens import count_image_tokens
 from brim.models.hf_knobs import TABLE
 from brim.models.load import load_model
-from brim.models.loaded import LoadedModel, LoadRequest
 from brim.settings.find_settings import WorkloadRequest
+from brim.tasks.multimodal import count_image_tokens
 from tests.models.vision_language_folders import FAMILIES, SIDE
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
@@ -125,7 +125,7 @@ def test_a_value_reaches_the_pixels_and_the_model_takes_them(
     assert count(processed(untouched, size)) == expected[default]
 
 
-def test_every_entry_for_pictures_is_tried() -> None:
+def test_every_knob_of_images_is_tested() -> None:
     assert {entry.name for entry in TABLE if entry.of} == {case[1] for case in CASES}
     assert all(hasattr(transformers, name) for entry in TABLE for name in entry.of)
 
@@ -144,7 +144,7 @@ def test_the_count_of_image_tokens_follows_the_knob(folders: Folders, family: st
         assert abs(length - words - counted) <= 3
 
 
-def test_counting_leaves_the_defaults_of_the_class_alone(folders: Folders) -> None:
+def test_counting_does_not_change_the_defaults_of_the_class(folders: Folders) -> None:
     processor = load(folders("internvl")).processor
     before = copy.deepcopy(processor.valid_processor_kwargs._defaults)
     few, most = (count_image_tokens(processor, [(150, 160)], {"max_patches": number}) for number in (1, 6))
@@ -154,7 +154,7 @@ def test_counting_leaves_the_defaults_of_the_class_alone(folders: Folders) -> No
     assert processor.valid_processor_kwargs._defaults == before
 
 
-def test_grids_too_large_are_gone_from_processor_and_model(folders: Folders) -> None:
+def test_grids_too_large_are_removed_from_processor_and_model(folders: Folders) -> None:
     model = load(folders("llava_next"), max_tiles=2)
     grids = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE]]
     assert model.processor.image_processor.image_grid_pinpoints == grids
@@ -288,7 +288,7 @@ def rebuilt(folder: Path, name: str, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text", "mixtral"])
-def test_only_the_layers_asked_for_run(language_folders: Callable[[str], Path], name: str) -> None:
+def test_only_the_requested_layers_run(language_folders: Callable[[str], Path], name: str) -> None:
     folder = language_folders(name)
     (knob,) = (one for one in model_knobs(str(folder)) if one.name == "layers")
     assert (knob.default, knob.minimum, knob.maximum) == (3, 1, 3)
@@ -305,7 +305,7 @@ def test_only_the_layers_asked_for_run(language_folders: Callable[[str], Path], 
 
 
 @pytest.mark.parametrize("family", ["molmo2", "llava_next", "qwen3_vl", "gemma3", "mllama"])
-def test_the_layers_of_a_vision_language_model_are_those_that_write(folders: Folders, family: str) -> None:
+def test_the_layers_knob_of_a_vision_language_model_is_the_text_decoders(folders: Folders, family: str) -> None:
     whole, cut = load(folders(family)), load(folders(family), layers="1")
     assert [len(one.module.get_decoder().layers) for one in (whole, cut)] == [2, 1]
     vision = [[name for name in one.module.state_dict() if "vision" in name] for one in (whole, cut)]
@@ -316,7 +316,7 @@ def test_the_layers_of_a_vision_language_model_are_those_that_write(folders: Fol
 
 
 @pytest.mark.parametrize(("name", "default"), [("mixtral", 2), ("qwen2_moe", 3), ("deepseek_v3", 3)])
-def test_each_token_goes_to_the_experts_asked_for(
+def test_each_token_is_sent_to_the_requested_number_of_experts(
     language_folders: Callable[[str], Path], name: str, default: int
 ) -> None:
     folder = language_folders(name)

@@ -102,9 +102,7 @@ def test_gradient_checkpointing_is_the_models_own_and_silent(
     assert "use_cache" not in capfd.readouterr().err
 
 
-def test_all_new_tokens_are_produced_without_a_word_about_flags(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_all_new_tokens_are_generated_without_warnings(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model = write(folder, LLAMA)
     flags = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": list(range(3, 99)), "max_length": 9}
     (folder / "generation_config.json").write_text(json.dumps(flags))
@@ -119,7 +117,7 @@ def test_all_new_tokens_are_produced_without_a_word_about_flags(
     assert capfd.readouterr().err == ""
 
 
-def test_prompts_hold_no_special_token_and_no_padding(folder: Path) -> None:
+def test_prompts_have_no_special_token_and_no_padding(folder: Path) -> None:
     workload, _ = build(write(folder, LLAMA), knobs={"tokens": 30})
     batch = workload.make_batch(20)
     assert batch["attention_mask"].all()
@@ -147,7 +145,7 @@ def test_roberta_counts_its_positions_from_the_padding_id(folder: Path) -> None:
     workload.step(workload.make_batch(1))
 
 
-def test_max_new_tokens_in_a_forward_is_told_to_have_no_effect(folder: Path) -> None:
+def test_max_new_tokens_in_a_forward_is_noted_as_unused(folder: Path) -> None:
     model = write(folder, LLAMA)
     assert any("no effect" in note for note in build(model, "forward", knobs={"max_new_tokens": 5})[1])
     assert not any("no effect" in note for note in build(model, "forward")[1])

@@ -14,8 +14,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from brim.errors import RequestError
+from brim.models.base import LoadedModel, LoadRequest
 from brim.models.load import load_model
-from brim.models.loaded import LoadedModel, LoadRequest
 from tests import saved_models
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
@@ -47,7 +47,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("image_classifier", {"processor", "transform"}, None, ("cat", "dog")),
     ],
 )
-def test_a_folder_is_loaded_with_what_reads_for_it(
+def test_a_folder_is_loaded_with_its_tokenizer_or_processor(
     folders: dict[str, Path], kind: str, reads: set[str], positions: int | None, classes: tuple[str, ...]
 ) -> None:
     model = load(folders[kind])
@@ -60,7 +60,7 @@ def test_a_folder_is_loaded_with_what_reads_for_it(
     assert model.notes == ()
 
 
-def test_the_dtype_asked_for_is_that_of_the_weights(folders: dict[str, Path]) -> None:
+def test_the_requested_dtype_is_that_of_the_weights(folders: dict[str, Path]) -> None:
     model = load(folders["language"], dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16
     assert {weight.dtype for weight in model.module.parameters()} == {torch.bfloat16}
@@ -78,7 +78,7 @@ def test_a_folder_with_a_configuration_alone_has_random_weights_the_same_each_ti
     assert torch.equal(first.module.lm_head.weight, second.module.lm_head.weight)
 
 
-def test_loading_draws_no_random_numbers_of_the_callers(folders: dict[str, Path]) -> None:
+def test_loading_does_not_use_the_callers_random_numbers(folders: dict[str, Path]) -> None:
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)
@@ -110,7 +110,7 @@ def test_a_tokenizer_without_padding_pads_with_its_end(folders: dict[str, Path],
         ("language", {"weights": "weights.pt"}, "--weights weights.pt: .* brings its own"),
     ],
 )
-def test_what_a_folder_has_no_use_for_is_refused(
+def test_unsuitable_settings_for_a_folder_are_refused(
     folders: dict[str, Path], kind: str, knobs: dict[str, Any], words: str
 ) -> None:
     options = {"weights": knobs["weights"]} if "weights" in knobs else {"knobs": knobs}
@@ -133,7 +133,7 @@ def picture() -> Image.Image:
 
 
 @pytest.mark.parametrize("name", ["torchvision:squeezenet1_1", "timm:resnet10t"])
-def test_the_size_asked_for_is_what_the_model_reads(name: str) -> None:
+def test_the_requested_size_is_the_input_size(name: str) -> None:
     model = load(name, weights="none", knobs={"size": "64"})
     assert model.kind == "image_classifier"
     assert model.transform is not None
@@ -150,7 +150,7 @@ def test_a_model_made_for_one_size_is_built_for_another() -> None:
     assert model.module(model.transform(picture()).unsqueeze(0)).shape == (1, 1000)
 
 
-def test_a_video_model_says_how_many_frames_it_reads() -> None:
+def test_a_video_model_has_its_number_of_frames() -> None:
     model = load("torchvision:mc3_18", weights="none", knobs={"frames": "4", "size": "32"})
     assert (model.kind, model.frames) == ("video_classifier", 4)
     assert model.transform is not None
@@ -175,7 +175,7 @@ def test_weights_come_from_a_file(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["torchvision:squeezenet1_1", "timm:mobilenetv3_small_050"])
-def test_a_file_with_a_head_of_its_own_brings_its_number_of_classes(name: str, tmp_path: Path) -> None:
+def test_the_number_of_classes_comes_from_the_file(name: str, tmp_path: Path) -> None:
     plain = load(name, weights="none")
     head = max((n for n, p in plain.module.named_parameters() if p.dim() > 1 and p.shape[0] == 1000), key=str)
     state = plain.module.state_dict()
@@ -188,7 +188,7 @@ def test_a_file_with_a_head_of_its_own_brings_its_number_of_classes(name: str, t
     assert bool((tuned.module.state_dict()[head] == 0.5).all())
 
 
-def test_weights_of_another_model_are_told_by_what_is_missing(tmp_path: Path) -> None:
+def test_weights_of_another_model_are_refused_with_what_is_missing(tmp_path: Path) -> None:
     file = tmp_path / "weights.pt"
     torch.save({"fc.weight": torch.zeros(2)}, file)
     with pytest.raises(RequestError, match=r"does not fit this model \(52 missing: .* 1 unexpected: fc.weight"):
@@ -212,18 +212,18 @@ def test_a_file_of_weights_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == ""
 
 
-def test_published_weights_that_cannot_be_had_name_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_weights_that_cannot_be_loaded_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*arguments: Any, **options: Any) -> None:
         raise OSError("the network is unreachable")
 
     monkeypatch.setattr(torchvision.models, "get_model", offline)
     monkeypatch.setattr(timm, "create_model", offline)
     for name in ("torchvision:squeezenet1_1", "timm:resnet10t"):
-        with pytest.raises(RequestError, match=r"cannot be had \(the network is unreachable\).*--weights FILE"):
+        with pytest.raises(RequestError, match=r"cannot be loaded \(the network is unreachable\).*--weights FILE"):
             load(name)
 
 
-def test_published_weights_are_read_as_they_were_trained_unless_a_size_is_asked_for(
+def test_published_weights_use_their_own_size_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make = torchvision.models.get_model
@@ -245,7 +245,7 @@ def test_published_weights_are_read_as_they_were_trained_unless_a_size_is_asked_
         ("timm:resnet10t", {"sizes": 4}, "--knob sizes: .*did you mean size"),
     ],
 )
-def test_a_wrong_knob_is_named(name: str, knobs: dict[str, Any], words: str) -> None:
+def test_a_wrong_knob_is_refused(name: str, knobs: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         load(name, weights="none", knobs=knobs)
 
@@ -270,7 +270,7 @@ def test_a_factory_makes_the_function_that_answers(tmp_path: Path) -> None:
     ("body", "words"),
     [("return 5", "returned int; for an evaluation it must return a function"), ("1 / 0", "raised ZeroDivisionError")],
 )
-def test_a_factory_that_makes_no_function_is_told_so(tmp_path: Path, body: str, words: str) -> None:
+def test_a_factory_that_returns_no_function_is_refused(tmp_path: Path, body: str, words: str) -> None:
     file = tmp_path / "nets.py"
     file.write_text(f"def make():\n    {body}\n")
     with pytest.raises(RequestError, match=words):

@@ -53,7 +53,7 @@ def test_names_are_looked_up_in_torchvision_then_timm(text: str, found: str) -> 
     assert choose(text) == found
 
 
-def test_timm_is_not_asked_when_torchvision_knows_the_name() -> None:
+def test_timm_is_not_imported_when_torchvision_has_the_name() -> None:
     def fail() -> tuple[str, ...]:
         raise AssertionError
 
@@ -88,7 +88,7 @@ def test_two_candidates_or_none_are_refused(text: str, message: str) -> None:
         ("org/model", "write hf:org/model"),
     ],
 )
-def test_what_is_no_name_is_refused_with_the_way_to_write_it(text: str, message: str) -> None:
+def test_an_invalid_name_is_refused_with_how_to_write_it(text: str, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         split_prefix(text)
 

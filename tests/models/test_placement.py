@@ -48,7 +48,7 @@ def test_a_rank_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch, ran
 
 
 @pytest.mark.usefixtures("two_cuda_devices")
-def test_a_device_past_the_last_is_refused_with_those_there() -> None:
+def test_an_unknown_device_index_is_refused_with_those_present() -> None:
     with pytest.raises(RequestError, match=r"--device cuda:2: .*here: cpu, cuda:0, cuda:1"):
         resolve_device("cuda:2")
 

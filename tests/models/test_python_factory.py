@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 SOURCE = """
 import torch
 from torch import nn
-from brim.workloads.forward import ForwardWorkload
+from brim.workloads.inference import ForwardWorkload
 
 def workload(width=8, depth: int = 1, *, device, dtype=None, mode="forward"):
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(depth))).to(device, dtype)
@@ -95,7 +95,7 @@ def test_a_workload_a_pair_and_a_dictionary_are_all_taken(nets: str) -> None:
     assert len(dictionary.modules()) == len(dictionary.optimizers()) == 1
 
 
-def test_the_requests_own_values_are_handed_over(nets: str) -> None:
+def test_the_values_of_the_request_are_passed_on(nets: str) -> None:
     workload = build(f"{nets}:received", mode="train", dtype="bfloat16", optimizer="sgd", gradient_checkpointing=True)
     assert workload.step(None) == (torch.device("cpu"), torch.bfloat16, "train", "sgd", True)
     defaults = build(f"{nets}:received")
@@ -134,7 +134,9 @@ def test_a_factory_that_raises_is_named_with_file_and_line(nets: str) -> None:
         ("dictionry", "dictionry does not exist; .*did you mean dictionary"),
     ],
 )
-def test_what_is_no_factory_is_refused_with_what_is_there(nets: str, factory: str, message: str) -> None:
+def test_a_name_that_is_not_a_factory_is_refused_with_the_functions_present(
+    nets: str, factory: str, message: str
+) -> None:
     with pytest.raises(RequestError, match=message):
         build(f"{nets}:{factory}")
 

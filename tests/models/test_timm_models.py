@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 @pytest.mark.parametrize(
     ("name", "size"), [("resnet10t", 64), ("vit_tiny_patch16_224", 48), ("deit_tiny_distilled_patch16_224", 32)]
 )
-def test_a_model_runs_at_the_size_asked_for(name: str, size: int, mode: str) -> None:
+def test_a_model_runs_at_the_requested_size(name: str, size: int, mode: str) -> None:
     request = WorkloadRequest(model=f"timm:{name}", mode=mode, knobs={"size": size}, device="cpu")  # type: ignore[arg-type]
     workload, _ = build_workload(request)
     batch = workload.make_batch(2)

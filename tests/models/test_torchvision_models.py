@@ -32,7 +32,7 @@ def build(model: str, mode: str = "forward", **options: Any) -> tuple[Workload, 
         ("mvit_v1_b", {"frames": 4, "size": 32}, (2, 3, 4, 32, 32)),
     ],
 )
-def test_a_model_runs_at_the_size_its_knobs_ask_for(
+def test_a_model_runs_at_the_size_of_its_knobs(
     name: str, knobs: dict[str, int], shape: tuple[int, ...], mode: str
 ) -> None:
     workload, _ = build(name, mode, **knobs)
@@ -55,7 +55,7 @@ def test_the_auxiliary_classifiers_of_googlenet_are_trained_too() -> None:
     assert all(parameter.grad is not None for parameter in workload.modules()[0].parameters())
 
 
-def test_defaults_are_those_the_models_were_made_for() -> None:
+def test_defaults_are_the_sizes_of_the_published_weights() -> None:
     def defaults(name: str) -> dict[str, int]:
         return {knob.name: knob.default for knob in model_knobs(f"torchvision:{name}")}
 
@@ -125,7 +125,7 @@ def test_a_detection_model_finds_boxes_and_learns_from_them() -> None:
     assert all(parameter.grad is not None for parameter in train.modules()[0].parameters())
 
 
-def test_a_target_has_what_the_model_looks_for() -> None:
+def test_a_target_has_the_entries_that_the_model_needs() -> None:
     _, (masked, *_) = build("maskrcnn_resnet50_fpn", "train", size=64)[0].make_batch(1)
     assert masked["masks"].shape == (len(masked["boxes"]), 64, 64)
     assert masked["masks"].flatten(1).any(dim=1).all()
@@ -153,7 +153,7 @@ def test_models_without_batches_of_their_own_are_refused(name: str) -> None:
         build(f"torchvision:{name}")
 
 
-def test_a_training_batch_too_small_for_batch_normalisation_is_told_and_left_out() -> None:
+def test_a_training_batch_too_small_for_batch_normalisation_is_noted_and_skipped() -> None:
     workload, notes = build("resnet18", "train", size=32)
     assert workload.smallest_size() == 2
     assert "at least 2 samples" in notes[0]
@@ -161,7 +161,7 @@ def test_a_training_batch_too_small_for_batch_normalisation_is_told_and_left_out
     assert build("resnet18", "train", size=33)[0].smallest_size() == 1
 
 
-def test_building_moves_the_random_generator_as_the_plain_constructor_does() -> None:
+def test_building_uses_the_random_generator_like_the_plain_constructor() -> None:
     torch.manual_seed(3)
     plain = torchvision.models.resnet18()
     after = torch.get_rng_state()
@@ -183,7 +183,7 @@ def test_half_precision_is_the_weights_dtype_in_a_forward_and_autocast_in_traini
     assert all(train.optimizers()[0].state[parameter] for parameter in train.modules()[0].parameters())
 
 
-def test_gradient_checkpointing_is_said_aloud() -> None:
+def test_gradient_checkpointing_is_noted() -> None:
     workload, notes = build("squeezenet1_1", "train", size=32, gradient_checkpointing=True)
     assert "gradient checkpointing: 8 blocks" in notes[0]
     workload.step(workload.make_batch(1))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from brim.errors import RequestError
-from brim.metrics.detection import auroc
+from brim.metrics.ood_detection import auroc
 from brim.molecules.baselines import baseline, class_labels
 from brim.molecules.data_sets import PARTS, FeatureSet, Part
 from brim.molecules.heads import Classifier, ClassifierSettings, train_classifiers

@@ -15,8 +15,8 @@ from torch import nn
 import brim
 from brim.data.base import DataError
 from brim.data.coco import read_coco
+from brim.data.image_folders import read_mask_folder
 from brim.data.images import load_mask, polygon_mask
-from brim.data.mask_folder import read_mask_folder
 from brim.errors import RequestError
 from brim.training.dense_tasks import Segmentation
 from brim.training.objective import Batch
@@ -145,7 +145,7 @@ def test_masks_are_matched_to_pictures_by_name(tmp_path: Path) -> None:
     assert [(sample.id, Path(sample.original["mask"]).name) for sample in found.samples] == [("0.jpg", "0.png")]
     assert len(read_mask_folder(root / "train", split=None).samples) == 3
     (root / "train" / "masks" / "1.png").unlink()
-    with pytest.raises(RequestError, match=r"1 pictures have no mask of their name \(the first is 1.jpg\)"):
+    with pytest.raises(RequestError, match=r"1 images have no mask of the same name \(the first is 1.jpg\)"):
         read_mask_folder(root, split="train")
 
 

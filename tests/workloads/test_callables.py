@@ -27,7 +27,7 @@ def test_scaler_and_schedulers_are_reported_as_stateful() -> None:
     assert make(scaler=scaler, scheduler=[scheduler]).stateful() == (scaler, scheduler)
 
 
-def test_an_optimizer_makes_it_training_unless_told_otherwise() -> None:
+def test_an_optimizer_makes_it_training_by_default() -> None:
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     assert make().mode == "forward"
     assert make(optimizer=optimizer).mode == "train"

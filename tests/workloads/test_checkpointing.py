@@ -120,7 +120,7 @@ def test_a_block_that_changes_its_input_in_place_is_refused_rather_than_wrong() 
         model(torch.randn(2, 4))
 
 
-def test_a_model_has_its_own_way_used_first() -> None:
+def test_a_models_own_method_is_used_first() -> None:
     class Transformers(nn.Linear):
         def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, bool]) -> None:
             self.options = gradient_checkpointing_kwargs

@@ -30,7 +30,7 @@ def test_an_unknown_name_gets_the_nearest_ones() -> None:
 
 
 @pytest.mark.parametrize("name", ["optimizer", "lr_scheduler"])
-def test_what_is_no_optimizer_is_refused(name: str) -> None:
+def test_a_name_that_is_not_an_optimizer_is_refused(name: str) -> None:
     with pytest.raises(RequestError, match=f"--optimizer {name}"):
         make_optimizer(name, nn.Linear(1, 1).parameters())
 

@@ -65,7 +65,7 @@ def test_optimizer_state_exists_after_a_step_that_the_scaler_skipped(optimizer: 
     assert torch.allclose(workload.model.weight, before, atol=1e-3)  # weight decay at most: the gradients were zero
 
 
-def test_a_stateless_optimizer_is_asked_for_state_once_only() -> None:
+def test_a_stateless_optimizer_is_checked_for_state_once() -> None:
     workload = make("sgd", scaler=overflowing_scaler())
     workload.optimizer.param_groups[0]["momentum"] = 0.0
     steps = 0
@@ -82,7 +82,7 @@ def test_a_stateless_optimizer_is_asked_for_state_once_only() -> None:
     assert steps == 1
 
 
-def test_state_that_was_put_back_to_nothing_is_made_again() -> None:
+def test_state_that_was_cleared_is_created_again() -> None:
     workload = make(scaler=overflowing_scaler())
     workload.step(torch.full((3, 4), 1e3))
     workload.optimizer.state.clear()  # as a search does between probes
@@ -120,7 +120,7 @@ def test_lbfgs_with_a_scaler_is_refused() -> None:
         make("lbfgs", scaler=torch.amp.GradScaler("cpu"))
 
 
-def test_the_smallest_size_is_handed_on() -> None:
+def test_the_smallest_size_is_kept() -> None:
     model = nn.Linear(2, 2)
     workload = TrainStepWorkload(
         model=model,

@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from brim.workloads.base import Workload
 from brim.workloads.callables import CallableWorkload
-from brim.workloads.forward import ForwardWorkload
-from brim.workloads.generate import GenerateWorkload
+from brim.workloads.inference import ForwardWorkload, GenerateWorkload
 from brim.workloads.optimizers import make_optimizer
 from brim.workloads.train_step import TrainStepWorkload
 
@@ -72,7 +71,7 @@ def workload(request: pytest.FixtureRequest) -> Workload:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_a_batch_holds_as_many_items_as_were_asked_for(workload: Workload, size: int) -> None:
+def test_a_batch_has_the_requested_number_of_items(workload: Workload, size: int) -> None:
     assert workload.batch_length(workload.make_batch(size)) == size
 
 

@@ -16,7 +16,7 @@ __all__ = ["demo"]
 
 def demo(settings: DemoSettings) -> None:
     """Write the boards, say which command does the same, and profile."""
-    from brim.demo.shipped_profile import CEILING, CROPS, profile_settings, write_boards
+    from brim.demo.model import CEILING, CROPS, profile_settings, write_boards
     from brim.ranks.world import current_world
     from brim.storage.run_lock import locked_folder
 

@@ -1,7 +1,7 @@
-"""Pictures with objects as COCO writes them: one JSON file with `images`, `annotations` and `categories`.
+"""Images with objects in COCO's format: one JSON file with `images`, `annotations` and `categories`.
 
-`ROOT` is that file, with the pictures beside it or in a folder `images`; or a folder with `annotations/*SPLIT*.json`
-and the pictures of a split in a folder of its name, as COCO is unpacked.
+`ROOT` is that file, with the images beside it or in a folder `images`; or a folder with `annotations/*SPLIT*.json`
+and the images of a split in a folder of its name, as COCO is unpacked.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from brim.data.base import ImageFile, Sample, SampleSet
-from brim.data.identity import text_digest
-from brim.data.splits import choose_split, refuse_split
+from brim.data.files import text_digest
+from brim.data.selection import choose_split, refuse_split
 from brim.errors import RequestError
 
 __all__ = ["read_coco"]
 
 
 def read_coco(root: Path, *, split: str | None, of: str = "instances") -> SampleSet:
-    """One sample a picture; `original["objects"]` has `box` (left, top, right, bottom), `label` from 1 on, and more.
+    """One sample per image; `original["objects"]` has `box` (left, top, right, bottom), `label` from 1 on, and more.
 
-    Of several files for a split, that whose name begins with `of` is read (`instances`, `person_keypoints`). Crowds
-    are left out, since they are no single objects.
+    Of several files for a split, the one whose name begins with `of` is read (`instances`, `person_keypoints`). Crowds
+    are left out, since they are not single objects.
     """
     file, split = _annotation_file(root, split, of)
     content = file.read_bytes()
@@ -35,7 +35,7 @@ def read_coco(root: Path, *, split: str | None, of: str = "instances") -> Sample
         for annotation in document["annotations"]:
             if not annotation.get("iscrowd"):
                 objects[annotation["image_id"]].append(_object(annotation, labels))
-        folder = _picture_folder(file, split)
+        folder = _image_folder(file, split)
         samples = [
             Sample(
                 id=str(one["file_name"]),
@@ -80,7 +80,7 @@ def _annotation_file(root: Path, split: str | None, of: str) -> tuple[Path, str 
     return found[split], split
 
 
-def _picture_folder(file: Path, split: str | None) -> Path:
+def _image_folder(file: Path, split: str | None) -> Path:
     beside = file.parent if split is None else file.parent.parent
     places = [beside / "images", *([beside / split, beside / "images" / split] if split else [])]
     return next((place for place in reversed(places) if place.is_dir()), beside)

@@ -8,19 +8,18 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-from brim.data.base import BadRecord
-from brim.data.identity import text_digest
-from brim.data.table import Row, Table
-from brim.data.text_files import decoded, inner_suffix, read_content
+from brim.data.base import BadRecord, Row, Table, TableFormat
+from brim.data.files import decoded, inner_suffix, read_content, text_digest
+from brim.data.selection import without_splits
 from brim.errors import RequestError, plural
 
-__all__ = ["read_csv"]
+__all__ = ["CSV", "read_csv"]
 
-_LONGEST_CELL = 2**31 - 1  # the csv module stops at 131,072 characters unless told
+_LONGEST_CELL = 2**31 - 1  # the csv module's own limit is 131,072 characters
 
 
 def read_csv(path: Path) -> Table:
-    """The rows of a `.csv` or `.tsv` file, also with `.gz`; an empty cell is no value, ragged rows come in `bad`."""
+    """The rows of a `.csv` or `.tsv` file, also with `.gz`; an empty cell is no value, ragged rows are in `bad`."""
     content = read_content(path)
     text = decoded(content, path)
     with _long_cells():
@@ -52,7 +51,7 @@ def read_csv(path: Path) -> Table:
 
 
 def _records(path: Path, text: str, *, delimiter: str) -> Iterator[tuple[int, list[str]] | BadRecord]:
-    """Each record with the number of the line it starts on; blank lines are left out."""
+    """Each record with the number of its first line; blank lines are skipped."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 1
@@ -88,3 +87,6 @@ def _long_cells() -> Iterator[None]:
         yield
     finally:
         csv.field_size_limit(before)
+
+
+CSV = TableFormat(name="csv", suffixes=(".csv", ".tsv"), read=without_splits(read_csv))

@@ -1,4 +1,4 @@
-"""Which column of a table serves as what: as the user says, else by the names that data sets commonly use."""
+"""Which column of a table is the prompt, the reference, the image …: as mapped by the user, else by common names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from brim.data.base import Task
-from brim.data.table import Table, is_empty
+from brim.data.base import Table, TaskName, is_empty
 from brim.errors import RequestError, nearest_names
 from brim.settings.caller import pair, written
 from brim.settings.shared import FIELDS
@@ -15,13 +14,13 @@ from brim.settings.shared import FIELDS
 __all__ = ["Fields", "find_fields"]
 
 _PROMPTS = ("instruction", "question", "prompt", "text", "input")
-_ANSWERS = {  # by the prompt's column: what its answer is called first of all
+_ANSWERS = {  # by the prompt's column: preferred columns of its answer
     "instruction": ("output",),
     "question": ("answers", "answer"),
     "prompt": ("response", "completion"),
 }
 _ANY_ANSWER = ("output", "answers", "answer", "response", "completion", "references", "reference")
-_CAPTIONS = ("captions", "caption")  # of an image, to which nothing need be asked
+_CAPTIONS = ("captions", "caption")  # of an image, which needs no prompt
 _CHOICE_ANSWERS = ("answer", "answerkey", "label")
 _IMAGES = ("image", "image_path", "images", "file_name")
 _VIDEOS = ("video", "video_path")
@@ -51,16 +50,16 @@ class Fields:
     choices: tuple[str, ...]  # one column of lists, or a column for each choice
     id: str | None
     group: tuple[str, ...]
-    task: Task
+    task: TaskName
     is_caption: bool
 
     @property
     def target(self) -> str | None:
-        """The column that the task's answer is in."""
+        """The column with the task's answer."""
         return self.label or self.reference if self.task == "classify" else self.reference or self.label
 
-    def told(self) -> dict[str, str]:
-        """What to tell the user: field to column."""
+    def shown(self) -> dict[str, str]:
+        """Field to column, to show the user."""
         found: dict[str, str | None] = {
             "prompt": self.prompt,
             "input": self.input,
@@ -86,8 +85,8 @@ def _check_field(name: str, *, entry: str) -> str:
     return field
 
 
-def find_fields(table: Table, mapping: Mapping[str, str], task: Task | None) -> Fields:
-    """The columns of the fields. A mapped column that is not there, or no column to ask from, is a `RequestError`."""
+def find_fields(table: Table, mapping: Mapping[str, str], task: TaskName | None) -> Fields:
+    """The column of each field. A mapped column that does not exist, or a missing prompt, is a `RequestError`."""
     columns = _Columns(table, mapping)
     prompt = columns.find("prompt", _PROMPTS)
     asked = (prompt or "").lower()
@@ -129,7 +128,7 @@ def _check_complete(table: Table, fields: Fields) -> None:
         near = next(filter(None, (nearest_names(name, table.columns) for name in _PROMPTS)), "")
         raise RequestError(
             f"{table.name}: no column for the prompt (brim looks for {', '.join(_PROMPTS)}); {shown}{near or '.'} "
-            f"Say which it is with {written('map', 'prompt=COLUMN')}"
+            f"Name it with {written('map', 'prompt=COLUMN')}"
         )
     if fields.task == "choice" and not fields.choices:
         raise RequestError(
@@ -148,7 +147,7 @@ def _check_complete(table: Table, fields: Fields) -> None:
 
 
 class _Columns:
-    """Looks columns up: those that the user mapped, and by convention only those in which some row has a value."""
+    """Finds columns: those that the user mapped, else by name, if at least one row has a value in them."""
 
     def __init__(self, table: Table, mapping: Mapping[str, str]) -> None:
         self._table = table
@@ -166,7 +165,7 @@ class _Columns:
         return next(filter(None, map(self.named, names)), None)
 
     def named(self, name: str) -> str | None:
-        """The column of this name in any case, if it has values and the user has not given it another part."""
+        """The column of this name in any case, if it has values and is not mapped to another field."""
         column = self._by_name.get(name)
         taken = any(column in columns for columns in self.mapped.values())
         return None if column is None or taken or not self._has_values(column) else column
@@ -195,7 +194,7 @@ class _Columns:
         return ()
 
     def _mapped(self, field: str, column: str) -> tuple[str, ...]:
-        """The column that the user gave, or several of them with commas between."""
+        """The column that the user gave, or several separated by commas."""
         whole = self._existing(column)
         if whole:
             return (whole,)

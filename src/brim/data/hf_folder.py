@@ -1,7 +1,7 @@
-"""Folders of the Hugging Face `datasets` library: the only place that imports it. The network is never asked.
+"""Folders of the Hugging Face `datasets` library: the only file that imports it. The network is never used.
 
-A folder of `save_to_disk` is read where it lies. For any other folder that `load_dataset` understands, the library
-says which files belong to which split; parquet, JSON and CSV files are then read directly, other kinds by it.
+A folder of `save_to_disk` is read in place. For any other folder that `load_dataset` understands, the library
+tells which files belong to which split; parquet, JSON and CSV files are then read by brim, other kinds by the library.
 """
 
 from __future__ import annotations
@@ -15,26 +15,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brim.data.base import DataError
+from brim.data.base import DataError, Row, Table, TableFormat, joined, plain_value
 from brim.data.csv_files import read_csv
-from brim.data.identity import files_digest, records_digest
-from brim.data.jsonl import read_json_records
-from brim.data.parquet import read_parquet
-from brim.data.splits import choose_split, refuse_split
-from brim.data.stored_images import bytes_in, holds_files, image_cells, shapes_of
-from brim.data.table import Row, Table, joined, plain_value
+from brim.data.files import files_digest, records_digest
+from brim.data.json_records import read_json_records
+from brim.data.parquet import bytes_in, holds_files, image_cells, read_parquet, shapes_of
+from brim.data.selection import choose_split, refuse_split
 from brim.errors import RequestError, first_line
 
-__all__ = ["HfCell", "is_saved_folder", "read_hf_folder"]
+__all__ = ["HF_FOLDER", "HfCell", "is_saved_folder", "read_hf_folder"]
 
 _DATASETS_KEPT = 4
 _OWN_READERS = {"json": read_json_records, "csv": read_csv}  # by the library's name for the kind of file
-_ADDRESS = re.compile(r"^\s*-?\s*(?:data_files|path)?:?\s*[\"']?((?:https?|hf|s3|gs)://\S+)", re.MULTILINE)
+_ADDRESS = re.compile(r"^\s*(?:- )?(?:data_files|path|split)?:?\s*[\"']?((?:https?|hf|s3|gs)://\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class HfCell:
-    """Reads the bytes of one cell, or of one place in the cell's list."""
+    """Reads the bytes of one cell, or of one position in the cell's list."""
 
     folder: str
     split: str | None
@@ -48,7 +46,7 @@ class HfCell:
     def __call__(self) -> bytes:
         try:
             cell = _column_view(self.folder, self.split, self.column)[self.row].column(0)[0].as_py()
-        except (OSError, ValueError, IndexError) as error:  # Arrow's errors are among them
+        except (OSError, ValueError, IndexError) as error:  # Arrow's errors are subclasses
             raise DataError(f"{self}: {error}") from error
         return bytes_in(cell, self.position, place=self)
 
@@ -58,7 +56,7 @@ def is_saved_folder(folder: Path) -> bool:
     return _is_saved_dict(folder) or ((folder / "state.json").is_file() and (folder / "dataset_info.json").is_file())
 
 
-def read_hf_folder(folder: Path, *, split: str | None) -> Table:
+def read_hf_folder(folder: Path, split: str | None) -> Table:
     """The rows of one split; by default the only one, else the validation or test split."""
     if _is_saved_dict(folder):
         chosen = choose_split(_saved_splits(folder), split, where=str(folder))
@@ -81,23 +79,21 @@ def read_hf_folder(folder: Path, *, split: str | None) -> Table:
 
 
 def _refuse_addresses(folder: Path) -> None:
-    """A data set's card may say that its files are on the network; the library would go there."""
+    """Refuse a data set whose card says that its files are on the network: the library would download them."""
     card = folder / "README.md"
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     header = text.split("---")[1] if text.startswith("---") else ""
-    address = re.search(
-        r"^\s*(?:- )?(?:data_files|path|split)?:?\s*[\"']?((?:https?|hf|s3|gs)://\S+)", header, re.MULTILINE
-    )
+    address = _ADDRESS.search(header)
     if address:
         raise RequestError(f"{card} says that the data are at {address[1]}; brim downloads nothing, save them first")
 
 
 def _library_table(folder: Path, split: str | None, *, files: Sequence[Path]) -> Table:
-    _opened.cache_clear()  # the folder may have been written anew
+    _opened.cache_clear()  # the folder may have been rewritten
     _column_view.cache_clear()
     with _readable(folder):
         dataset = _opened(str(folder), split)
-        arrow = dataset.with_format("arrow")[:]  # lies in mapped files, not in memory
+        arrow = dataset.with_format("arrow")[:]  # memory-mapped files
         columns = {}
         for field in arrow.schema:
             if holds_files(str(field.type)):
@@ -156,7 +152,7 @@ def _named(folder: Path, split: str | None) -> str:
 
 @contextlib.contextmanager
 def _readable(folder: Path) -> Iterator[None]:
-    """Turn whatever the library raises into a `RequestError`, and keep its progress bars off the terminal."""
+    """Turn any error of the library into a `RequestError`, and turn its progress bars off."""
     library = _datasets()
     quiet = library.are_progress_bars_disabled()
     try:
@@ -185,3 +181,6 @@ def _datasets() -> Any:
             f"Hugging Face data sets need the library datasets ({error}): pip install datasets"
         ) from error
     return datasets
+
+
+HF_FOLDER = TableFormat(name="hf", read=read_hf_folder)

@@ -1,4 +1,4 @@
-"""Images from files and bytes: the only place that imports Pillow, on use."""
+"""Images from files and bytes: the only file that imports Pillow, on use."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _ON_ITS_SIDE = (5, 6, 7, 8)
 
 
 def load_image(image: ImageFile) -> Image:
-    """The image in RGB, turned as its EXIF orientation says; one that cannot be decoded is a `DataError`."""
+    """The image in RGB, rotated by its EXIF orientation; one that cannot be decoded is a `DataError`."""
     with _opened(image) as found:
         from PIL import ImageOps
 
         upright = ImageOps.exif_transpose(found)
-        if upright.mode.startswith("I"):  # 16 bits of grey: without this, all above 255 turns white
+        if upright.mode.startswith("I"):  # 16-bit grey: otherwise all values above 255 become white
             upright = upright.point(lambda value: value / 256).convert("L")
         if upright.mode == "P":
             upright = upright.convert("RGBA" if "transparency" in upright.info else "RGB")
@@ -36,21 +36,21 @@ def load_image(image: ImageFile) -> Image:
 
 
 def image_size(image: ImageFile) -> tuple[int, int]:
-    """Width and height that `load_image` would give; only the header is read."""
+    """Width and height of the image that `load_image` returns; only the header is read."""
     with _opened(image) as found:
         width, height = found.size
         return (height, width) if _is_turned(found) else (width, height)
 
 
 def _is_turned(found: Image) -> bool:
-    """Whether `load_image` will swap the sides; asking must not decode the image."""
+    """Whether `load_image` will swap width and height; the image is not decoded."""
     if found.format == "TIFF" or (found.format == "PNG" and "exif" not in found.info):
-        return False  # a TIFF is opened with its sides as they will be; a PNG would look for EXIF behind its pixels
+        return False  # a TIFF has its final size already; a PNG would decode its pixels to find EXIF after them
     return found.getexif().get(_ORIENTATION) in _ON_ITS_SIDE
 
 
 def load_mask(path: Path, size: int | None) -> npt.NDArray[np.uint8]:
-    """A mask of classes as it is stored, numbers of palettes included; of another size by the nearest pixel."""
+    """A mask of classes as stored, palette indices included; resized by the nearest pixel."""
     import numpy as np
 
     with _opened(ImageFile(path=path)) as found:
@@ -63,7 +63,7 @@ def load_mask(path: Path, size: int | None) -> npt.NDArray[np.uint8]:
 
 
 def polygon_mask(polygons: Sequence[Sequence[float]], width: int, height: int) -> npt.NDArray[np.uint8]:
-    """Polygons as COCO writes them (x, y, x, y, …), filled with ones."""
+    """Polygons in COCO's form (x, y, x, y, …), filled with ones."""
     import numpy as np
     import PIL.Image
     import PIL.ImageDraw

@@ -1,24 +1,36 @@
-"""Rows of a table to samples, once it is known which column serves as what."""
+"""From the rows of a table to samples, once the column of each field is known."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from brim.data.answers import Classes, cell_text, find_classes, read_choices, read_texts, right_choice
-from brim.data.base import BadRecord, Sample, SampleSet, Task
+from brim.data.base import BadRecord, BadRowError, Row, Sample, SampleSet, Table, TaskName, is_empty, plain_value
+from brim.data.cells import (
+    FILES_CHECKED,
+    Classes,
+    base_folder,
+    cell_text,
+    find_classes,
+    names_in,
+    none_found,
+    read_choices,
+    read_images,
+    read_texts,
+    read_video,
+    right_choice,
+)
 from brim.data.fields import Fields
-from brim.data.media import base_folder, names_in, read_images, read_video
-from brim.data.table import BadRowError, Row, Table, is_empty, plain_value
 from brim.errors import nearest_names
 
-__all__ = ["samples_of", "with_unique_ids"]
+__all__ = ["check_media", "media_paths", "samples_of", "with_unique_ids"]
 
 
-def samples_of(table: Table, fields: Fields, *, images: Path | None, task: Task | None) -> SampleSet:
-    """One sample a row; rows that lack what other rows have come in `bad`."""
+def samples_of(table: Table, fields: Fields, *, images: Path | None, task: TaskName | None) -> SampleSet:
+    """One sample per row; rows that lack a value they need are in `bad`."""
     reader = _RowReader(
         fields=fields,
         image_base=_base(table, fields.image, images),
@@ -31,7 +43,7 @@ def samples_of(table: Table, fields: Fields, *, images: Path | None, task: Task 
             samples.append(reader.sample(row))
         except BadRowError as error:
             bad.append(BadRecord(place=row.place, reason=str(error)))
-    told = fields.told() | ({"split": table.split} if table.split else {})
+    shown = fields.shown() | ({"split": table.split} if table.split else {})
     several = any(len(sample.references) > 1 for sample in samples)
     vqa = task is None and fields.task == "generate" and fields.image and fields.prompt and several
     return SampleSet(
@@ -42,12 +54,12 @@ def samples_of(table: Table, fields: Fields, *, images: Path | None, task: Task 
         class_names=reader.classes.names,
         bad=tuple(bad),
         facts={"split": table.split, "content": dict(table.content)},
-        fields=told,
+        fields=shown,
     )
 
 
 def with_unique_ids(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """The samples, with `#2`, `#3` … after an id that was there before."""
+    """The samples, with `#2`, `#3` … appended to ids that occurred before."""
     taken: set[str] = set()
     every = {sample.id for sample in samples}
     counts: dict[str, int] = {}
@@ -62,9 +74,25 @@ def with_unique_ids(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     return tuple(unique)
 
 
+def media_paths(samples: Iterable[Sample]) -> Iterable[Path]:
+    """Every image and video that is a separate file."""
+    for sample in samples:
+        yield from (image.path for image in sample.images if image.path is not None)
+        if sample.video is not None:
+            yield sample.video
+
+
+def check_media(samples: Sequence[Sample], name: str) -> None:
+    """Refuse a data set if none of its first images and videos exists."""
+    first = list(itertools.islice(dict.fromkeys(media_paths(samples)), FILES_CHECKED))
+    if first and not any(path.is_file() for path in first):
+        folders = dict.fromkeys(path.parent for path in first)
+        raise none_found(f"such as {first[0].name} of {name}", len(first), list(folders)[:3])
+
+
 @dataclass(frozen=True, kw_only=True)
 class _RowReader:
-    """Reads one row after another with the same columns."""
+    """Turns rows with the same columns into samples."""
 
     fields: Fields
     image_base: Path

@@ -1,12 +1,12 @@
-"""UCF101 and its like: videos in a folder for each class, and lists that say which of them belong to a split.
+"""UCF101 and similar data sets: videos in a folder for each class, and lists of the videos of each split.
 
     UCF-101/ApplyEyeMakeup/v_ApplyEyeMakeup_g01_c01.avi
     ucfTrainTestlist/classInd.txt      1 ApplyEyeMakeup
     ucfTrainTestlist/testlist01.txt    ApplyEyeMakeup/v_ApplyEyeMakeup_g01_c01.avi
     ucfTrainTestlist/trainlist01.txt   ApplyEyeMakeup/v_ApplyEyeMakeup_g08_c01.avi 1
 
-Classes count from 1 in these files and from 0 here. The lists may lie in the folder given or beside it. Clips of one
-group (`g01`) are cut from one recording: they belong on the same side of any split.
+Classes count from 1 in these files and from 0 here. The lists may be in the given folder or beside it. Clips of one
+group (`g01`) are cut from one recording: a split should keep them together.
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from brim.data.base import BadRecord, Sample, SampleSet
-from brim.data.class_folders import VIDEO_SUFFIXES, class_folders, files_below, has_class_folders, subfolders
-from brim.data.splits import choose_split, refuse_split
-from brim.data.text_files import decoded, read_content
+from brim.data.base import BadRecord, Sample, SampleFormat, SampleSet
+from brim.data.files import (
+    VIDEO_SUFFIXES,
+    class_folders,
+    decoded,
+    files_below,
+    has_class_folders,
+    read_content,
+    subfolders,
+)
+from brim.data.selection import choose_split, refuse_split
 from brim.errors import RequestError
 
-__all__ = ["is_video_folder", "read_ucf101"]
+__all__ = ["UCF101", "is_video_folder", "read_ucf101"]
 
 _LIST = re.compile(r"(train|test)list(\d+)\.txt")
 _GROUP = re.compile(r"v_.+_(g\d+)_c\d+")
@@ -33,8 +40,9 @@ def is_video_folder(root: Path) -> bool:
     return has_class_folders(_video_root(root), VIDEO_SUFFIXES) or bool(_split_lists(root))
 
 
-def read_ucf101(root: Path, *, split: str | None) -> SampleSet:
-    """One sample a video: of the split's list (test01 by default), or all of them where there are no lists."""
+def read_ucf101(root: Path, split: str | None, images: Path | None = None) -> SampleSet:
+    """One sample per video: of the split's list (test01 by default), or all videos where there are no lists."""
+    del images  # videos are here
     videos, lists = _video_root(root), _split_lists(root)
     classes = _class_names(root)
     index_of = {name: index for index, name in enumerate(classes)}
@@ -58,7 +66,7 @@ def read_ucf101(root: Path, *, split: str | None) -> SampleSet:
 
 
 def _listed(path: Path, videos: Path, index_of: Mapping[str, int]) -> Iterator[Sample | BadRecord]:
-    """The videos that a list names; the class comes from the folder, and a number beside it must agree."""
+    """The videos of a list; the class is the folder, and a class number beside it must agree."""
     for number, line in enumerate(decoded(read_content(path), path).split("\n"), start=1):
         if not line.strip():
             continue
@@ -71,7 +79,8 @@ def _listed(path: Path, videos: Path, index_of: Mapping[str, int]) -> Iterator[S
             yield BadRecord(place=place, reason=f"the class {class_name} of {name} is not among the known classes")
         elif claimed is not None and int(claimed) != index_of[class_name] + 1:
             yield BadRecord(
-                place=place, reason=f"says class {claimed}, but {class_name} has the number {index_of[class_name] + 1}"
+                place=place,
+                reason=f"has class number {claimed}, but {class_name} has the number {index_of[class_name] + 1}",
             )
         else:
             yield _sample(videos, name, index_of)
@@ -124,7 +133,7 @@ def _split_lists(root: Path) -> dict[str, Path]:
 
 
 def _lists_folder(root: Path) -> Path:
-    """The folder in it, or the one beside it if its lists name classes that lie here; else the folder itself."""
+    """The folder with the lists: inside, or beside if its lists name classes of this folder; else the folder itself."""
     if (root / _LISTS).is_dir() or any(_LIST.fullmatch(path.name) for path in root.glob("*list*.txt")):
         return root / _LISTS if (root / _LISTS).is_dir() else root
     beside = root.absolute().parent / _LISTS
@@ -134,7 +143,7 @@ def _lists_folder(root: Path) -> Path:
 
 
 def _listed_classes(folder: Path) -> set[str]:
-    """The classes that the lists in a folder name."""
+    """The classes named in the lists of a folder."""
     files = [path for path in sorted(folder.glob("*list*.txt")) if _LIST.fullmatch(path.name)]
     lines = [line for path in files for line in decoded(read_content(path), path).split("\n") if line.strip()]
     return {PurePosixPath(line.strip()).parts[0] for line in lines}
@@ -143,3 +152,6 @@ def _listed_classes(folder: Path) -> set[str]:
 def _video_root(root: Path) -> Path:
     folder = root / "UCF-101"
     return folder if folder.is_dir() else root
+
+
+UCF101 = SampleFormat(name="ucf101", found_in=is_video_folder, read=read_ucf101, tasks=("classify",))

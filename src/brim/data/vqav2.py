@@ -1,7 +1,7 @@
-"""VQAv2 as its makers publish it: a file of questions, a file of annotations, and a folder of images.
+"""VQAv2 as published: a file of questions, a file of annotations, and a folder of images.
 
     v2_OpenEnded_mscoco_val2014_questions.json
-    v2_mscoco_val2014_annotations.json          not for the test splits, whose answers are not public
+    v2_mscoco_val2014_annotations.json          none for the test splits, whose answers are not public
     val2014/COCO_val2014_000000000042.jpg
 
 Any pair `*questions.json`, `*annotations.json` of that structure is read; `data_subtype` in them is the split.
@@ -16,20 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from brim.data.base import BadRecord, ImageFile, Sample, SampleSet
-from brim.data.class_folders import IMAGE_SUFFIXES, holds_any
-from brim.data.identity import text_digest
-from brim.data.splits import choose_split
-from brim.data.text_files import decoded, read_content
+from brim.data.base import BadRecord, ImageFile, Sample, SampleFormat, SampleSet
+from brim.data.files import IMAGE_SUFFIXES, decoded, holds_any, read_content, text_digest
+from brim.data.selection import choose_split
 from brim.errors import RequestError
 
-__all__ = ["is_questions_file", "question_files", "read_vqav2"]
+__all__ = ["VQAV2", "is_questions_file", "question_files", "read_vqav2"]
 
 _SUBTYPE_IN_NAME = re.compile(r"((?:train|val|test|test-dev)20\d\d)_(?:questions|annotations)\.json$")
 
 
 def is_questions_file(path: Path) -> bool:
-    """Whether a file is of that structure: by its name, and by the list that it holds."""
+    """Whether a file has that structure: by its name, and by the list in it."""
     if not path.name.endswith("questions.json") or not path.is_file():
         return False
     content = read_content(path)
@@ -37,12 +35,12 @@ def is_questions_file(path: Path) -> bool:
 
 
 def question_files(folder: Path) -> list[Path]:
-    """The files of questions that lie in a folder."""
+    """The files of questions in a folder."""
     return sorted(path for path in folder.glob("*questions.json") if is_questions_file(path))
 
 
-def read_vqav2(path: Path, *, split: str | None, images: Path | None) -> SampleSet:
-    """One sample a question. `path` is the folder, or a file of questions in it; the ten answers are the references."""
+def read_vqav2(path: Path, split: str | None, images: Path | None) -> SampleSet:
+    """One sample per question; `path` is the folder or a file of questions; the ten answers are the references."""
     questions_file = _chosen_file(path, split)
     questions = _document(questions_file, "questions")
     subtype = str(questions.get("data_subtype") or _subtype(questions_file))
@@ -76,12 +74,12 @@ def _fields(subtype: str, answered: bool) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Reader:
-    """Reads one question after another."""
+    """Turns questions into samples."""
 
     annotations: Mapping[str, dict[str, Any]] | None  # by question_id
     folder: Path
     pattern: str  # of an image's name
-    images: dict[int, ImageFile] = field(default_factory=dict)  # several questions are about one
+    images: dict[int, ImageFile] = field(default_factory=dict)  # several questions are about one image
 
     def sample(self, place: str, question: Any) -> Sample | BadRecord:
         missing = [key for key in ("question_id", "question", "image_id") if not _has(question, key)]
@@ -164,7 +162,7 @@ def _chosen_file(path: Path, split: str | None) -> Path:
 
 
 def _subtype(path: Path) -> str:
-    """The split of a file: by its name as published, else by what it says itself."""
+    """The split of a file: from its name as published, else from its content."""
     match = _SUBTYPE_IN_NAME.search(path.name)
     if match:
         return match[1]
@@ -173,7 +171,7 @@ def _subtype(path: Path) -> str:
 
 
 def _annotations_file(questions: Path, subtype: str) -> Path | None:
-    """The annotations that belong to the questions: by the published name, else by the split."""
+    """The annotations of the questions: by the published name, else by the split."""
     name = re.sub(r"(OpenEnded|MultipleChoice)_", "", questions.name).removesuffix("questions.json")
     published = questions.with_name(f"{name}annotations.json")
     if published.is_file():
@@ -189,7 +187,7 @@ def _annotations_file(questions: Path, subtype: str) -> Path | None:
 
 
 def _image_subtype(subtype: str) -> str:
-    return subtype.replace("test-dev", "test")  # a part of the test questions, about the same images
+    return subtype.replace("test-dev", "test")  # a part of the test questions, with the same images
 
 
 def _image_pattern(data_type: str, subtype: str) -> str:
@@ -199,8 +197,15 @@ def _image_pattern(data_type: str, subtype: str) -> str:
 
 
 def _image_folder(beside: Path, images: Path | None, subtype: str) -> Path:
-    """Where the images are: in a folder of the split's name, or directly in the folder given or in `images`."""
+    """The folder of the images: named after the split, or the folder given, or `images`."""
     root = images if images is not None else beside
     named = [root / subtype, root / "images" / subtype]
     plain = [root] if images is not None or holds_any(beside, IMAGE_SUFFIXES) else [root / "images"]
     return next((folder for folder in [*named, *plain] if folder.is_dir()), named[0])
+
+
+def _has_questions(path: Path) -> bool:
+    return bool(question_files(path)) if path.is_dir() else is_questions_file(path)
+
+
+VQAV2 = SampleFormat(name="vqav2", found_in=_has_questions, read=read_vqav2, tasks=("vqa", "generate"), holds_all=True)

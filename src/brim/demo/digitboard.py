@@ -1,12 +1,12 @@
-"""DigitBoard: questions about boards of handwritten digits, written as VQAv2's makers write theirs.
+"""DigitBoard: questions about boards of handwritten digits, in VQAv2's format.
 
-A board is a picture of rows and columns; some of its cells hold a digit, a real scan of scikit-learn's bundled 8×8
-digits scaled to 7 to 42 pixels. The smallest digits melt away when the board is shrunk, so they can be read only by a
-model that is given enough crops of it. One scan in five is held out: no training board shows it.
+A board is an image of rows and columns; some of its cells hold a digit, a real scan of scikit-learn's bundled 8×8
+digits scaled to 7 to 42 pixels. The smallest digits become unreadable when the board is shrunk, so only a model
+with enough crops can read them. One scan in five is held out: no training board shows it.
 
     write_digitboard(Path("boards"), questions=400, seed=1)
 
-Everything follows from the seed. Knows nothing of models.
+All content follows from the seed. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Digit:
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """The digits of one picture; exactly one of them is by far the largest."""
+    """The digits of one image; exactly one of them is by far the largest."""
 
     layout: Layout
     digits: tuple[Digit, ...]
@@ -216,7 +216,7 @@ def _presence(generator: random.Random, board: Board) -> Question:
 
 
 def board_pixels(board: Board) -> NDArray[np.uint8]:
-    """The picture, [height, width, 3]: white ink on a ground whose red grows to the right and whose blue grows down."""
+    """The image, [height, width, 3]: white on a background that gets redder to the right and bluer downwards."""
     import numpy as np
 
     layout = board.layout
@@ -275,9 +275,9 @@ def _scans_by_value(split: Split) -> tuple[tuple[int, ...], ...]:
 
 
 def write_digitboard(folder: Path, *, questions: int, seed: int, split: Split = "heldout") -> Path:
-    """Write a split as VQAv2's files: questions, annotations of ten answers each, and a folder of pictures.
+    """Write a split as VQAv2's files: questions, annotations of ten answers each, and a folder of images.
 
-    Equal arguments give equal files. Four questions are about one picture; returns the folder.
+    Equal arguments give equal files. Four questions share one image; returns the folder.
     """
     from PIL import Image
 

@@ -1,7 +1,7 @@
-"""The shipped model: a Molmo2 of half a million parameters that answers DigitBoard's questions.
+"""The shipped model, a Molmo2 of half a million parameters that answers DigitBoard's questions, and its profile.
 
-`weights_folder()` is a folder as `save_pretrained` writes it. The builders below lay out the same model untrained; the
-training script (examples/digitboard/train.py) starts from them.
+`weights_folder()` is a folder as `save_pretrained` writes it. The builders below make the same model untrained; the
+training script (examples/digitboard/train.py) starts from them. `brim demo` profiles it over its number of crops.
 """
 
 from __future__ import annotations
@@ -10,9 +10,22 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from brim.demo.digitboard import NUMBER_WORDS
+from brim.demo.digitboard import NUMBER_WORDS, write_digitboard
+from brim.settings.eval_settings import EvalRequest
+from brim.settings.other_settings import DemoSettings
+from brim.settings.profile_settings import ProfileRequest, ProfileSettings
 
-__all__ = ["CROP_SIZE", "IMAGE_TOKEN", "build_config", "build_processor", "weights_folder"]
+__all__ = [
+    "CEILING",
+    "CROPS",
+    "CROP_SIZE",
+    "IMAGE_TOKEN",
+    "build_config",
+    "build_processor",
+    "profile_settings",
+    "weights_folder",
+    "write_boards",
+]
 
 CROP_SIZE = 64  # pixels; the overlap leaves 48 of them new in every crop
 PATCH_SIZE = 8
@@ -28,7 +41,7 @@ _WORDS = (
     *(str(number) for number in range(10)), "yes", "no", *NUMBER_WORDS, *_PLACES, "which", "digit", "is", "in", "at",
     "the", "largest", "there", "a", "an", "?",
 )  # fmt: skip
-# The processor's own names. They come last: the model has an embedding for them, but cannot write them.
+# The processor's own names. They come last: the model has embeddings for them, but cannot generate them.
 _IMAGE_TOKENS = (
     "<im_patch>", "<im_col>", "<im_start>", "<low_res_im_start>", "<frame_start>", "<im_end>", "<frame_end>",
     "<im_low>", IMAGE_TOKEN, "<|video|>",
@@ -42,14 +55,14 @@ def weights_folder() -> Path:
 
 
 def build_config() -> Any:
-    """The shape of the model: 3 layers see, 3 layers read."""
+    """The configuration of the model: 3 vision layers, 3 text layers."""
     import transformers
 
     ids = {token: place for place, token in enumerate(_VOCABULARY)}
     vision: dict[str, Any] = {
         "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 4, "head_dim": 16, "image_size": [CROP_SIZE, CROP_SIZE], "patch_size": PATCH_SIZE,
-        "initializer_range": 0.1,  # narrow layers; with the usual 0.02 hardly anything gets through at first
+        "initializer_range": 0.1,  # narrow layers: with the usual 0.02 the signal vanishes at first
     }  # fmt: skip
     adapter: dict[str, Any] = {
         "vision_feature_layer": [2, 0], "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -80,13 +93,13 @@ def build_config() -> Any:
 
 
 def build_processor() -> Any:
-    """Pictures to crops of 64 pixels, text to one token a word; `max_crops` may be given to every call."""
+    """Images to crops of 64 pixels, text to one token per word; `max_crops` is an option of every call."""
     import transformers
 
     grid: dict[str, Any] = {
         "size": {"height": CROP_SIZE, "width": CROP_SIZE}, "patch_size": PATCH_SIZE, "pooling_size": [POOLING, POOLING],
     }  # fmt: skip
-    colours = {"image_mean": [0.3, 0.15, 0.3], "image_std": [0.25, 0.25, 0.25]}  # of a board: mostly dark ground
+    colours = {"image_mean": [0.3, 0.15, 0.3], "image_std": [0.25, 0.25, 0.25]}  # of a board: mostly dark background
     images = transformers.Molmo2ImageProcessor(max_crops=12, overlap_margins=[1, 1], **grid, **colours)
     videos = transformers.Molmo2VideoProcessor(**grid, **colours)
     return transformers.Molmo2Processor(image_processor=images, video_processor=videos, tokenizer=_build_tokenizer())
@@ -99,8 +112,8 @@ def _build_tokenizer() -> Any:
     inner: Any = Tokenizer(models.WordLevel({token: place for place, token in enumerate(_VOCABULARY)}, "<unk>"))
     inner.normalizer = normalizers.Lowercase()
     pieces = Regex(r"row \d|column \d|(?:top|bottom) (?:left|right)|\w+|[^\w\s]")  # a place is one word
-    inner.pre_tokenizer = pre_tokenizers.Split(pieces, behavior="removed", invert=True)  # all between them goes
-    inner.decoder = decoders.WordPiece(prefix="##")  # words with a space between
+    inner.pre_tokenizer = pre_tokenizers.Split(pieces, behavior="removed", invert=True)  # drops the rest
+    inner.decoder = decoders.WordPiece(prefix="##")  # words separated by a space
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner,
         pad_token="<pad>",
@@ -112,3 +125,27 @@ def _build_tokenizer() -> Any:
         clean_up_tokenization_spaces=False,
         model_max_length=1024,
     )
+
+
+CROPS = ("1", "2", "4", "6", "9", "12")
+CEILING = 64
+SEED = 1
+
+
+def write_boards(folder: Path, *, questions: int) -> Path:
+    """Write questions about boards into a folder of their own."""
+    return write_digitboard(folder / "boards", questions=questions, seed=SEED)
+
+
+def profile_settings(settings: DemoSettings, boards: Path, folder: Path) -> ProfileSettings:
+    """The settings of the profile that `brim demo` runs."""
+    base = EvalRequest(
+        model=str(weights_folder()),
+        data=str(boards),
+        device="cpu",
+        batch_size=CEILING,
+        memory_limit=settings.memory_limit,
+        use_cache=False,
+    )
+    request = ProfileRequest(base=base, axes={"max_crops": CROPS}, resume=settings.resume)
+    return ProfileSettings(request=request, output=folder, json_output=settings.json_output)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from brim.errors import RequestError
-from brim.evaluation.tasks.registry import add_tasks
 from brim.metrics.registry import add_metrics, import_file
 from brim.settings.caller import given
+from brim.tasks.registry import add_tasks
 
 __all__ = ["load_plugins"]
 
@@ -24,7 +24,7 @@ def load_plugins(paths: Sequence[str]) -> list[str]:
         if not found:
             raise RequestError(
                 f"{given('plugin', path)}: it defines neither a metric nor a task; derive a class from "
-                "brim.metrics.base.Metric or brim.evaluation.tasks.base.Task"
+                "brim.metrics.base.Metric or brim.tasks.base.Task"
             )
         added += found
     return added

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from brim.errors import BrimError, RequestError
-from brim.evaluation.tasks.base import Answer, Task
 from brim.metrics.base import Metric
 from brim.running.executor import Finished
+from brim.tasks.base import Answer, Task
 
 __all__ = ["Scorer", "answer_lengths"]
 

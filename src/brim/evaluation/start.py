@@ -16,7 +16,6 @@ from typing import Any
 from torch import nn
 
 from brim.evaluation.subject import Subject
-from brim.evaluation.tasks.generate import GenerateTask
 from brim.evaluation.workload import workload_to_trace
 from brim.forecasting.forecast_curve import forecast_curve
 from brim.forecasting.gpus import Gpu
@@ -28,6 +27,7 @@ from brim.settings.eval_settings import EvalRequest
 from brim.sizing.live import LiveSizer
 from brim.sizing.plans import PlanFile
 from brim.sizing.priors import ForecastBytes, LiveRequest, Prior, Room, forecast_pays, largest_worth_finding, start_live
+from brim.tasks.generate import GenerateTask
 
 __all__ = ["FirstForecast", "MakeForecast", "Start", "StartingPoint", "forecast_first_batch", "is_worth_a_trace"]
 

@@ -12,20 +12,20 @@ from brim.data.base import BadRecord, SampleSet
 from brim.data.open import DataRequest, open_data
 from brim.errors import RequestError
 from brim.evaluation.plugins import load_plugins
-from brim.evaluation.tasks.base import Task, TaskSettings
-from brim.evaluation.tasks.registry import make_task
 from brim.generation.settings import GenerationSettings
 from brim.memory.environment import environment_facts
 from brim.metrics.base import Metric
 from brim.metrics.registry import parse_metrics
+from brim.models.base import LoadedModel, LoadRequest
 from brim.models.build import model_knobs, model_savings, resolve_model
 from brim.models.load import load_model
-from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.placement import resolve_device, resolve_precision
 from brim.records import Mode, Unit
 from brim.settings.caller import given, pair
 from brim.settings.eval_settings import EvalRequest
 from brim.storage.fingerprint import combined_fingerprint
+from brim.tasks.base import Task, TaskSettings
+from brim.tasks.registry import make_task
 
 __all__ = ["Subject", "SubjectFacts", "evaluation_savings", "open_subject", "read_data"]
 

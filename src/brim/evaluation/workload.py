@@ -15,17 +15,17 @@ from torch import nn
 
 from brim.errors import RequestError, plural
 from brim.evaluation.subject import Subject, evaluation_savings, open_subject
-from brim.evaluation.tasks.base import Task
-from brim.evaluation.tasks.choice import ChoiceTask
-from brim.evaluation.tasks.classify import ClassifyTask
-from brim.evaluation.tasks.generate import GenerateTask
-from brim.evaluation.tasks.multimodal import joined
-from brim.models.loaded import LoadedModel
+from brim.models.base import LoadedModel
 from brim.records import Mode
 from brim.running.executor import Pending
 from brim.settings.eval_settings import EvalRequest
+from brim.tasks.base import Task
+from brim.tasks.choice import ChoiceTask
+from brim.tasks.classify import ClassifyTask
+from brim.tasks.generate import GenerateTask
+from brim.tasks.multimodal import joined
 from brim.workloads.base import Workload
-from brim.workloads.generate import GenerateWorkload
+from brim.workloads.inference import GenerateWorkload
 
 __all__ = ["DataWorkload", "build_from_json", "workload_to_trace"]
 

@@ -16,14 +16,13 @@ import torch
 from brim.errors import first_line
 from brim.forecasting.ledger import Ledger
 from brim.forecasting.tracer import Tracer
-from brim.generation.answers import Answers
 from brim.generation.choose import TokenChooser
-from brim.generation.loop import WORTH_CAPTURING, DecodeLoop, Padding, PromptBatch, Stopped
+from brim.generation.loop import MIN_STEPS_TO_CAPTURE, DecodeLoop, Padding, PromptBatch, Stopped
 from brim.generation.select import loop_obstacle, padded_batch
 from brim.generation.seq2seq import Seq2SeqLoop
 from brim.generation.settings import GenerationSettings, TokenIds
-from brim.generation.state import DecodeState
-from brim.workloads.generate import GenerateWorkload
+from brim.generation.state import Answers, DecodeState
+from brim.workloads.inference import GenerateWorkload
 
 __all__ = ["prepare_generation"]
 
@@ -125,7 +124,7 @@ class _Shortened:
         loop: Any = self
         if steps > 1 and state.graph is None:
             loop._step(state, chooser, history, 1)
-        if steps - 2 >= WORTH_CAPTURING and state.graph is None:
+        if steps - 2 >= MIN_STEPS_TO_CAPTURE and state.graph is None:
             self._capture(state, chooser)
         if chooser.needs_tokens and steps > 2:  # the longest history of all
             loop._step(state, chooser, history, steps - 1)

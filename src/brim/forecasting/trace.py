@@ -36,7 +36,7 @@ from brim.memory.collector import without_collector
 from brim.memory.snapshot import StateSnapshot
 from brim.ranks.unwrap import without_collectives
 from brim.workloads.base import Workload
-from brim.workloads.generate import GenerateWorkload
+from brim.workloads.inference import GenerateWorkload
 
 __all__ = ["UntraceableError", "trace_workload"]
 

@@ -1,8 +1,8 @@
-"""Keys and values of a batch, stored in place: transformers' cache interface over tensors that never move.
+"""Keys and values of a batch, stored in place: transformers' cache interface over tensors at fixed addresses.
 
-While a prompt is read, attention sees only the prompt, so that no mask over empty slots is needed; while tokens are
-added, every step reads and writes the same memory, so that it can be captured once and replayed. As transformers'
-`StaticCache`, but for that first half. The only file of this layer that imports transformers' caches and masks.
+During prefill attention sees only the prompt, so that no mask over empty slots is needed; during decoding every step
+reads and writes the same memory, so that it can be captured once and replayed. Transformers' `StaticCache` does only
+the second. The only file of this layer that imports transformers' caches and masks.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _layer_class() -> type[Any]:
 
 
 def make_cache(layers: int, rows: int, slots: Slots) -> Any:
-    """A transformers `Cache` of so many layers for so many rows, allocated when the first prompt is read."""
+    """A transformers `Cache` for some layers and rows, allocated when the first prompt is read."""
     from transformers.cache_utils import Cache
 
     layer_class = _layer_class()
@@ -99,10 +99,10 @@ def make_cache(layers: int, rows: int, slots: Slots) -> Any:
 
 @contextlib.contextmanager
 def grouped_attention(config: Any) -> Iterator[None]:
-    """Let single-token attention read keys and values as they are stored.
+    """Single-token attention that reads keys and values as they are stored, without repeating them per head.
 
-    Under a mask transformers' SDPA repeats the keys and values of grouped heads, which triples what a decode step
-    reads and writes; the heads of a group can stand in for query positions instead.
+    With a mask, transformers' SDPA repeats the keys and values of grouped-query attention, which triples the memory
+    traffic of a decode step; here the heads of a group take the place of query positions instead.
     """
     if getattr(config, "_attn_implementation", None) != "sdpa":
         yield

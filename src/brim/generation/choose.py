@@ -1,6 +1,6 @@
-"""From logits to the next token: greedy, or drawn with noise that belongs to the sample and not to its batch.
+"""From logits to the next token: greedy, or sampled with noise that depends on the sample and not on its batch.
 
-transformers' logits processors do what the generation configuration asks (penalties, temperature, nucleus); the draw
+transformers' logits processors apply the generation configuration (penalties, temperature, top-p); the sampling
 itself is brim's: one uniform number per sample and step, from a counter-based generator keyed by seed and sample, so
 that neither the batch size nor a resumed run changes an answer.
 """
@@ -17,11 +17,11 @@ from brim.generation.settings import GenerationSettings, TokenIds
 
 __all__ = ["PADDING", "WARPERS", "TokenChooser", "generation_config_for", "uniforms"]
 
-PADDING = -1  # stands for padding among the tokens so far
-# What a generation configuration says about a draw, and a greedy choice does not look at.
+PADDING = -1  # marks padding among the tokens so far
+# Options of a generation configuration that apply to sampling only.
 WARPERS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
 
-# Processors that look at the scores alone; any other may look at the tokens so far.
+# Processors that read the scores only; any other may read the tokens so far.
 _SCORES_ONLY = {
     "InfNanRemoveLogitsProcessor",
     "MinPLogitsWarper",
@@ -32,7 +32,7 @@ _SCORES_ONLY = {
 
 
 def generation_config_for(model: Any, settings: GenerationSettings, tokens: TokenIds) -> Any:
-    """The model's own generation configuration with what was asked for in its place."""
+    """The model's own generation configuration, with the settings in place of its values."""
     config = copy.deepcopy(model.generation_config)
     config.max_length = None
     if not model.config.is_encoder_decoder:
@@ -66,13 +66,13 @@ def uniforms(seed: int, keys: Sequence[int], count: int) -> torch.Tensor:
 class TokenChooser:
     """Chooses the next token of every row of a batch.
 
-    `needs_tokens` says whether the tokens so far are looked at; without that, a choice depends on the logits alone
-    and can be captured together with the step that made them.
+    `needs_tokens` tells whether the tokens so far are read; if not, a choice depends on the logits only and can be
+    captured together with the step that computes them.
     """
 
     def __init__(self, model: Any, config: Any, *, prompt_length: int, device: torch.device) -> None:
         config = copy.copy(config)
-        config.max_length = prompt_length + config.max_new_tokens  # this and the next as `generate` itself sets them
+        config.max_length = prompt_length + config.max_new_tokens  # this and the next as in `generate`
         ends = config.eos_token_id
         config._eos_token_tensor = None if ends is None else torch.tensor(ends, dtype=torch.long, device=device)
         self._processors = model._get_logits_processor(
@@ -93,7 +93,7 @@ class TokenChooser:
         """The next token of each row, [rows], from logits [rows, vocabulary] and the tokens so far, [rows, length]."""
         scores = logits.float()
         if tokens is not None:
-            # Padding becomes a token one past the vocabulary: a penalty on it touches no token that could be chosen.
+            # Padding becomes a token one past the vocabulary: a penalty on it affects no real token.
             tokens = tokens.where(tokens != PADDING, scores.shape[1])
             scores = torch.nn.functional.pad(scores, (0, 1), value=-torch.inf)
         for processor in self._processors:

@@ -1,7 +1,7 @@
-"""One decode step as a CUDA graph: captured once, replayed without the host.
+"""One decode step as a CUDA graph: captured once, then replayed.
 
-As `torch.cuda.graph`, but without its synchronisation, garbage collection and emptied cache at every capture: the
-step before has just run with the same shapes, and the device is busy with it while this one is recorded.
+As `torch.cuda.graph`, but without synchronising, collecting garbage and emptying the cache at every capture: the step
+before ran with the same shapes, and the device is busy with it while this one is recorded.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class CaptureFailedError(Exception):
 class GraphPool:
     """The memory that the graphs of one device share.
 
-    It exists as long as someone holds this object or a graph captured in it; afterwards `torch.cuda.empty_cache` gives
-    it back to the device.
+    It exists as long as this object or a graph captured in it is referenced; afterwards `torch.cuda.empty_cache` frees
+    it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.handle = torch.cuda.graph_pool_handle()
-        # A graph of nothing keeps the memory between two captures, when no other graph is left.
+        # A trivial graph keeps the memory alive between two captures, when there is no other graph.
         self._keeper = _record(lambda: torch.zeros(1, device=device), device, self.handle)
 
 
@@ -43,7 +43,7 @@ _pools: weakref.WeakValueDictionary[int, GraphPool] = weakref.WeakValueDictionar
 
 
 def shared_pool(device: torch.device) -> GraphPool:
-    """The pool of the device; whoever captures graphs again and again holds it meanwhile."""
+    """The pool of the device; callers that capture repeatedly keep a reference to it."""
     index = device.index if device.index is not None else torch.cuda.current_device()
     pool = _pools.get(index)
     if pool is None:

@@ -1,8 +1,8 @@
 """The decode loop: read the prompts, then add one token at a time until every answer has ended.
 
-The host is kept out of the way. Prompts are padded on the right where the model allows it, so that reading them needs
-no mask; decode steps run over keys and values that never move and are captured as a CUDA graph after the first; whether
-all answers have ended is looked up only now and then, a block of steps behind. Finished rows leave between segments.
+The device never waits for the host. Prompts are padded on the right where the model allows it, so that prefill needs
+no mask; decode steps run over keys and values at fixed addresses and are captured as a CUDA graph after the first;
+whether all answers have ended is read every few steps, one block late. Finished rows are dropped between segments.
 Knows nothing of text, tasks or files.
 """
 
@@ -16,21 +16,20 @@ from typing import Any, Literal
 
 import torch
 
-from brim.generation.answers import Answers
 from brim.generation.cache import grouped_attention
 from brim.generation.choose import PADDING, TokenChooser, generation_config_for, uniforms
 from brim.generation.graphs import CaptureFailedError, GraphPool, capture, graphs_work_on, shared_pool
 from brim.generation.settings import GenerationSettings, TokenIds
-from brim.generation.state import DecodeState, round_up
+from brim.generation.state import Answers, DecodeState, round_up
 
 __all__ = ["DecodeLoop", "Padding", "PromptBatch", "Stopped"]
 
 Padding = Literal["right", "left"]
-Stopped = Callable[[list[list[int]]], list[bool]]  # the tokens of every answer so far: which have come to their end
+Stopped = Callable[[list[list[int]]], list[bool]]  # tokens of every answer so far → which are complete
 
-FIRST_SEGMENT = 128  # tokens of room beside the prompt at first; every later segment has twice as much
-CHECK_STEPS = 16  # steps between two looks at whether all answers have ended
-WORTH_CAPTURING = 4  # with fewer steps than this to come, capturing costs more than it saves
+FIRST_SEGMENT = 128  # slots for new tokens at first; every later segment has twice as many
+CHECK_STEPS = 16  # steps between two checks whether all answers have ended
+MIN_STEPS_TO_CAPTURE = 4  # with fewer steps left, capturing costs more than it saves
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class PromptBatch:
     """Prompts on the model's device, padded to one length.
 
     `inputs` are the model's own (`input_ids`, `pixel_values`, …). With `lengths`, [rows], they are padded on the
-    right and need no mask; without, on the left and `attention_mask` says where. `keys` number the samples for the
+    right and need no mask; without, on the left, marked by `attention_mask`. `keys` number the samples for the
     noise of sampling.
     """
 
@@ -68,19 +67,19 @@ class DecodeLoop:
         self.tokens = tokens
         self.padding: Padding = padding
         self.notes: list[str] = []
-        self.stopped: Stopped | None = None  # asked now and then which answers need no further token
+        self.stopped: Stopped | None = None  # called every few steps: which answers need no further token
         self.device = next(model.parameters()).device
         self._config = generation_config_for(model, settings, tokens)
         self._text_config = model.config.get_text_config(decoder=True)
         self._parameters = set(inspect.signature(model.forward).parameters)
         self._ends = torch.tensor(tokens.ends or (-1,), dtype=torch.long, device=self.device)
         self._captures = settings.graphs and graphs_work_on(self.device)
-        self._pool: GraphPool | None = None  # held from the first capture on
-        self._kept: DecodeState | None = None  # of the last batch: the next one of the same shape replays its graph
+        self._pool: GraphPool | None = None  # kept from the first capture on
+        self._kept: DecodeState | None = None  # the last batch's: the next batch of the same shape replays its graph
 
     @torch.inference_mode()
     def generate(self, batch: PromptBatch) -> Answers:
-        """The answers to a batch; on a GPU they may still be on their way when this returns."""
+        """The answers to a batch; on a GPU they may still be computed when this returns."""
         try:
             return self._generate(batch)
         except BaseException:
@@ -103,19 +102,19 @@ class DecodeLoop:
         done = 0
         while True:
             steps = min(state.segment, self.settings.max_new_tokens - done)
-            count = self._run_segment(state, chooser, history, steps, answers.said(alive, done))
+            count = self._run_segment(state, chooser, history, steps, answers.written(alive, done))
             answers.write(alive, state.produced[: alive.shape[0], :count], at=done)
             done += count
             if done >= self.settings.max_new_tokens:
                 break
-            going_on = (~state.finished[: alive.shape[0]]).nonzero().squeeze(1)
-            if going_on.shape[0] == 0:
+            remaining = (~state.finished[: alive.shape[0]]).nonzero().squeeze(1)
+            if remaining.shape[0] == 0:
                 break
             if history is not None:
                 history = torch.cat([history, state.produced[: alive.shape[0], :count]], dim=1)
-                history = history.index_select(0, going_on)
-            state = self._next_segment(state, going_on, self.settings.max_new_tokens - done)
-            alive = alive.index_select(0, going_on)
+                history = history.index_select(0, remaining)
+            state = self._next_segment(state, remaining, self.settings.max_new_tokens - done)
+            alive = alive.index_select(0, remaining)
             self._load_noise(state, None if noise is None else noise[alive.cpu()], done)
             self._step(state, chooser, history, 0)
         answers.send(done)
@@ -160,11 +159,11 @@ class DecodeLoop:
         return logits
 
     def release(self) -> None:
-        """Let go of the keys, values and graph kept for the next batch."""
+        """Free the keys, values and graph kept for the next batch."""
         self._kept = None
 
     def _start(self, batch: PromptBatch) -> int:
-        """How many slots the prompts fill."""
+        """How many slots the prompts take."""
         return int(batch.inputs["input_ids"].shape[1])
 
     def _history(self, batch: PromptBatch) -> torch.Tensor:
@@ -177,19 +176,19 @@ class DecodeLoop:
         return ids.gather(1, source.clamp_min(0)).masked_fill(source < 0, PADDING)
 
     def _run_segment(
-        self, state: DecodeState, chooser: TokenChooser, history: torch.Tensor | None, steps: int, said: torch.Tensor
+        self, state: DecodeState, chooser: TokenChooser, history: torch.Tensor | None, steps: int, before: torch.Tensor
     ) -> int:
-        """Fill the segment up to `steps` tokens (the first is there already); the number made, fewer if all ended."""
+        """Generate the segment up to `steps` tokens (the first exists); how many, fewer if all answers ended."""
         watch = _EndWatch(state)
         made = 1
         while made < steps:
             if self.stopped is not None and made % CHECK_STEPS == 0:
-                tokens = torch.cat([said, state.produced[: said.shape[0], :made]], dim=1)
+                tokens = torch.cat([before, state.produced[: before.shape[0], :made]], dim=1)
                 ended = torch.tensor(self.stopped(tokens.tolist()), device=self.device)
-                state.finished[: said.shape[0]].logical_or_(ended)
+                state.finished[: before.shape[0]].logical_or_(ended)
             if watch.due(made) and watch.all_ended():
                 break
-            if state.graph is None and self._captures and made > 1 and steps - made >= WORTH_CAPTURING:
+            if state.graph is None and self._captures and made > 1 and steps - made >= MIN_STEPS_TO_CAPTURE:
                 self._capture(state, chooser)
             self._step(state, chooser, history, made)
             made += 1
@@ -242,12 +241,12 @@ class DecodeLoop:
         self._kept = self._make_state(batch.rows, capacity, segment)
         return self._kept
 
-    def _next_segment(self, state: DecodeState, going_on: torch.Tensor, left: int) -> DecodeState:
-        """The rows that go on, in a new state with room for twice as many tokens, or for those that are left."""
+    def _next_segment(self, state: DecodeState, remaining: torch.Tensor, left: int) -> DecodeState:
+        """The unfinished rows in a new state, with slots for twice as many tokens, or for those that are left."""
         segment = min(2 * state.segment, left)
-        grown = self._make_state(going_on.shape[0], round_up(state.capacity + segment), segment)
+        grown = self._make_state(remaining.shape[0], round_up(state.capacity + segment), segment)
         state.graph = None
-        state.carry_over(grown, going_on)
+        state.carry_over(grown, remaining)
         self._kept = None
         return grown
 
@@ -268,7 +267,7 @@ class DecodeLoop:
 
     @contextlib.contextmanager
     def _last_token_only(self, last: torch.Tensor) -> Iterator[None]:
-        """Have the head see each row's last token alone: the logits of a whole prompt are larger than all the rest."""
+        """Run the head on each row's last token only: logits of whole prompts need more memory than the rest."""
 
         def pick(_: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             hidden = arguments[0]  # [rows, length, width]
@@ -283,7 +282,7 @@ class DecodeLoop:
 
 
 class _EndWatch:
-    """Whether all rows have ended, asked a block of steps ahead so that the device never waits for the answer."""
+    """Whether all rows have ended, as of the check before, so that neither host nor device waits for the copy."""
 
     def __init__(self, state: DecodeState) -> None:
         self._state = state
@@ -309,7 +308,7 @@ class _EndWatch:
 
 
 def _cache_layers(config: Any, text_config: Any) -> int:
-    """As many as the decoder has; of `decoder_layers` beside an encoder's, the text's configuration knows nothing."""
+    """The layers of the decoder; beside an encoder, only the whole configuration has `decoder_layers`."""
     decoder = ("num_decoder_layers", "decoder_layers")
     for source, names in ((config, decoder), (text_config, (*decoder, "num_hidden_layers", "n_layer"))):
         for name in names:

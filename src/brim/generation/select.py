@@ -1,33 +1,31 @@
-"""Which way of generating suits a model: the fastest one that gives the model's own logits.
+"""Which decoder suits a model: brim's decode loop, checked on a short trial, or transformers' own `generate`.
 
-The loop's assumptions (positions may be given, masked slots do not matter, every layer sees the whole past) hold for
-most decoders, and a configuration does not say for which. So it is tried: a few steps of the loop on two short prompts
-must give what the model gives without any cache. Only a window or a chunk of the past, which short prompts cannot
-show, is read from the configuration.
+`generate` is slower and gives the same answers; it runs the models that the loop does not fit.
 """
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from brim.generation.answers import Answers
-from brim.generation.fallback import GenerateFallback
-from brim.generation.loop import DecodeLoop, Padding, PromptBatch, Stopped
+from brim.generation.choose import PADDING, WARPERS, TokenChooser, generation_config_for, uniforms
+from brim.generation.loop import CHECK_STEPS, DecodeLoop, Padding, PromptBatch, Stopped
 from brim.generation.seq2seq import Seq2SeqLoop
 from brim.generation.settings import GenerationSettings, TokenIds
+from brim.generation.state import Answers
 from brim.memory.failures import FailureKind, classify
 
-__all__ = ["Decoder", "disagreement", "loop_obstacle", "make_decoder", "padded_batch"]
+__all__ = ["Decoder", "GenerateFallback", "disagreement", "loop_obstacle", "make_decoder", "padded_batch"]
 
 CHECK_TOKENS = 3
 CHECK_LENGTHS = (5, 9)
 
-# What a generation configuration may ask for and the loop does not do, with the values that ask for nothing.
-_NOT_DONE = {
+# Options of a generation configuration that the loop does not support, with the values that turn them off.
+_UNSUPPORTED = {
     "encoder_no_repeat_ngram_size": (None, 0),
     "encoder_repetition_penalty": (None, 1),
     "guidance_scale": (None, 1),
@@ -35,7 +33,7 @@ _NOT_DONE = {
 
 
 class Decoder(Protocol):
-    """Something that answers batches of prompts."""
+    """Generates answers to batches of prompts."""
 
     padding: Padding
     notes: list[str]
@@ -45,19 +43,19 @@ class Decoder(Protocol):
         """The answers to a batch."""
 
     def release(self) -> None:
-        """Let go of memory kept between batches."""
+        """Free the memory kept between batches."""
 
 
 def make_decoder(
     model: Any, settings: GenerationSettings, tokens: TokenIds, *, images: bool = False, longest: int | None = None
 ) -> Decoder:
-    """The fastest decoder that gives the model's own answers.
+    """The fastest decoder whose answers are those of the model's own `generate`.
 
-    With `images`, prompts come padded on the left, as processors pad them. `longest` is the longest prompt in tokens,
-    where it is known: a window that is wider than everything it will see is none.
+    With `images`, prompts are padded on the left, as processors do. `longest` is the longest prompt in tokens, if
+    known: a sliding window that is wider than prompt and answer has no effect.
     """
     total = None if longest is None else longest + settings.max_new_tokens
-    obstacle = loop_obstacle(model, total) if settings.own_loop else "brim's own loop was switched off"
+    obstacle = loop_obstacle(model, total) if settings.own_loop else "brim's own loop is switched off"
     if obstacle is not None:
         return GenerateFallback(model, settings, tokens, why=obstacle)
     if model.config.is_encoder_decoder:
@@ -74,16 +72,16 @@ def make_decoder(
 
 
 def loop_obstacle(model: Any, longest: int | None) -> str | None:
-    """What a configuration says against the loop, where a short trial would not show it.
+    """Why a model's configuration rules out the loop, where a short trial would not show it; None if it does not.
 
-    `longest` is the most tokens that prompt and answer come to; None: not known.
+    `longest` is the largest number of tokens of prompt and answer together; None: not known.
     """
     name = type(model).__name__
-    for asked, nothing in _NOT_DONE.items():
+    for asked, nothing in _UNSUPPORTED.items():
         if getattr(model.generation_config, asked, None) not in nothing:
             return f"the generation configuration of {name} asks for {asked}"
     config = model.config.get_text_config(decoder=True)
-    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo's, placed by the length of the cache
+    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo's, positioned by the length of the cache
         return f"{name} attends to a window of {config.window_size} tokens"
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
@@ -101,13 +99,13 @@ def loop_obstacle(model: Any, longest: int | None) -> str | None:
     return None
 
 
-# By model: what the trials of its loops have shown. A profile asks again for every value of its knob.
-_VERDICTS: weakref.WeakKeyDictionary[nn.Module, dict[tuple[type, str, str], str]] = weakref.WeakKeyDictionary()
+# By model: results of the trials of its loops. A profile needs them again for every value of its knob.
+_TRIALS: weakref.WeakKeyDictionary[nn.Module, dict[tuple[type, str, str], str]] = weakref.WeakKeyDictionary()
 
 
 def _known_disagreement(loop: DecodeLoop) -> str:
-    """As `disagreement`, once for a model as it is configured now."""
-    known = _VERDICTS.setdefault(loop.model, {})
+    """As `disagreement`, computed once per model and configuration."""
+    known = _TRIALS.setdefault(loop.model, {})
     key = (type(loop), loop.padding, loop.model.config.to_json_string(use_diff=False))
     if key not in known:
         known[key] = disagreement(loop)
@@ -116,7 +114,7 @@ def _known_disagreement(loop: DecodeLoop) -> str:
 
 @torch.inference_mode()
 def disagreement(loop: DecodeLoop) -> str:
-    """Why the loop may not be used: how its logits differ from the model's own, or the error it met; "" if it may."""
+    """Why the loop cannot be used: how its logits differ from the model's own, or the error it raised; "" if it can."""
     model = loop.model
     try:
         prompts = _check_prompts(model, loop.device)
@@ -143,13 +141,14 @@ def _precise(model: Any) -> bool:
 
 def _check_prompts(model: Any, device: torch.device) -> list[torch.Tensor]:
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    low, high = vocabulary // 4, max(vocabulary // 2, vocabulary // 4 + 1)  # away from both ends, where special ids are
+    # Away from both ends of the vocabulary, where special tokens are.
+    low, high = vocabulary // 4, max(vocabulary // 2, vocabulary // 4 + 1)
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(low, high, (length,), generator=generator).to(device) for length in CHECK_LENGTHS]
 
 
 def _loop_logits(loop: DecodeLoop, prompts: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loop's logits, [rows, steps, vocabulary], and the tokens it took, [rows, steps]."""
+    """The loop's logits, [rows, steps, vocabulary], and the tokens it chose, [rows, steps]."""
     batch = padded_batch(prompts, loop.padding, pad=loop.tokens.pad, masked=isinstance(loop, Seq2SeqLoop))
     state = loop._state_for(batch, CHECK_TOKENS)
     ends = torch.tensor([-1], device=loop.device)
@@ -172,7 +171,7 @@ def _model_logits(model: Any, prompt: torch.Tensor, tokens: torch.Tensor, loop: 
 
 
 def padded_batch(prompts: list[torch.Tensor], padding: Padding, *, pad: int, masked: bool = False) -> PromptBatch:
-    """Prompts of token ids as one batch, padded on the side that the decoder wants."""
+    """Prompts of token ids as one batch, padded on the side that the decoder expects."""
     length = max(prompt.shape[0] for prompt in prompts)
     device = prompts[0].device
     ids = torch.full((len(prompts), length), pad, dtype=torch.long, device=device)
@@ -186,3 +185,97 @@ def padded_batch(prompts: list[torch.Tensor], padding: Padding, *, pad: int, mas
         lengths = torch.tensor([prompt.shape[0] for prompt in prompts], device=device)
         return PromptBatch(inputs={"input_ids": ids}, lengths=lengths, keys=keys)
     return PromptBatch(inputs={"input_ids": ids, "attention_mask": mask}, keys=keys)
+
+
+class GenerateFallback:
+    """The interface of `DecodeLoop` over `model.generate`."""
+
+    def __init__(self, model: Any, settings: GenerationSettings, tokens: TokenIds, *, why: str) -> None:
+        self.model = model
+        self.settings = settings
+        self.tokens = tokens
+        self.padding: Padding = "right" if model.config.is_encoder_decoder else "left"
+        self.device = next(model.parameters()).device
+        self.stopped: Stopped | None = None
+        self.notes = [f"generation runs through transformers' own generate, which is slower: {why}"]
+
+    @torch.inference_mode()
+    def generate(self, batch: PromptBatch) -> Answers:
+        """The answers to a batch."""
+        model, settings = self.model, self.settings
+        ours, theirs = _split_config(generation_config_for(model, settings, self.tokens))
+        processors = []
+        if settings.samples or ours.repetition_penalty not in (None, 1.0):
+            length = int(batch.inputs["input_ids"].shape[1])
+            chooser = TokenChooser(model, ours, prompt_length=length, device=self.device)
+            noise = uniforms(settings.seed, batch.keys, settings.max_new_tokens) if settings.samples else None
+            mask = None if model.config.is_encoder_decoder else batch.inputs.get("attention_mask")
+            processors.append(_Choose(chooser, noise=None if noise is None else noise.to(self.device), mask=mask))
+        start = 1 if model.config.is_encoder_decoder else int(batch.inputs["input_ids"].shape[1])
+        criteria = [] if self.stopped is None else [_StopCriterion(self.stopped, start)]
+        usual = model.generation_config
+        model.generation_config = theirs  # generate() takes unset values from here, with a warning
+        try:
+            ids = model.generate(
+                **batch.inputs, generation_config=theirs, logits_processor=processors, stopping_criteria=criteria
+            )
+        finally:
+            model.generation_config = usual
+        produced = ids[:, start:]
+        answers = Answers.empty(batch.rows, settings.max_new_tokens, self.tokens, self.device)
+        answers.write(torch.arange(batch.rows, device=self.device), produced, at=0)
+        answers.send(produced.shape[1])
+        return answers
+
+    def release(self) -> None:
+        """Nothing is kept between batches."""
+
+
+class _Choose:
+    """A logits processor that allows one token only: the chooser's, with the sample's own noise."""
+
+    def __init__(self, chooser: TokenChooser, *, noise: torch.Tensor | None, mask: torch.Tensor | None) -> None:
+        self._chooser = chooser
+        self._noise = noise  # [rows, max_new_tokens]
+        self._mask = mask  # [rows, length of the prompts], 0 where they are padding
+        self._step = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        tokens = input_ids.clone()
+        if self._mask is not None:
+            tokens[:, : self._mask.shape[1]].masked_fill_(self._mask == 0, PADDING)
+        uniform = None if self._noise is None else self._noise[:, self._step]
+        chosen = self._chooser.choose(scores, tokens=tokens, uniform=uniform)
+        self._step += 1
+        return torch.full_like(scores, -torch.inf).scatter_(1, chosen.unsqueeze(1), 0.0)
+
+
+class _StopCriterion:
+    """A stopping criterion of transformers that checks every few steps which answers are complete."""
+
+    def __init__(self, stopped: Stopped, start: int) -> None:
+        self._stopped = stopped
+        self._start = start
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        del scores, kwargs
+        new = input_ids[:, self._start :]
+        ended = [False] * len(new)
+        if new.shape[1] % CHECK_STEPS == 0:
+            ended = self._stopped(new.tolist())
+        return torch.tensor(ended, dtype=torch.bool, device=input_ids.device)
+
+
+def _split_config(config: Any) -> tuple[Any, Any]:
+    """The configuration split in two: what the chooser does, as the last step, and what is left to `generate`.
+
+    The chooser samples and applies the repetition penalty: `generate` would also penalise the padding of a batch.
+    """
+    ours, theirs = type(config)(), copy.deepcopy(config)
+    for name in ("max_new_tokens", "eos_token_id", "do_sample"):
+        setattr(ours, name, getattr(config, name))
+    for name in ("repetition_penalty", *WARPERS):
+        setattr(ours, name, getattr(config, name, None))
+        setattr(theirs, name, None)
+    theirs.do_sample = False
+    return ours, theirs

@@ -1,4 +1,4 @@
-"""The decode loop for models with an encoder: the prompt is read once, by the encoder, and the answer starts empty."""
+"""The decode loop for models with an encoder: the encoder reads the prompt once, and the decoder starts empty."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Seq2SeqLoop(DecodeLoop):
         start = start if start is not None else getattr(model.config, "decoder_start_token_id", None)
         start = start if start is not None else self._config.bos_token_id
         self._start_token = int(start if start is not None else tokens.pad)
-        self._encoded: dict[str, Any] = {}  # of the batch at hand: what every decoder step is given beside its token
+        self._encoded: dict[str, Any] = {}  # the current batch's: inputs of every decoder step beside its token
         self._cache: Any = None
 
     def prefill(self, state: DecodeState, batch: PromptBatch) -> torch.Tensor:
-        """Encode the prompts and let the decoder read its start token."""
+        """Encode the prompts and run the decoder on its start token."""
         from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
         inputs = dict(batch.inputs)
@@ -52,7 +52,7 @@ class Seq2SeqLoop(DecodeLoop):
         return logits
 
     def release(self) -> None:
-        """Let go of what the last batch left."""
+        """Free what the last batch left."""
         super().release()
         self._encoded, self._cache = {}, None
 
@@ -66,14 +66,14 @@ class Seq2SeqLoop(DecodeLoop):
         self._kept = None  # a graph holds the encoder's output of its own batch
         return super()._state_for(batch, segment)
 
-    def _next_segment(self, state: DecodeState, going_on: torch.Tensor, left: int) -> DecodeState:
-        grown = super()._next_segment(state, going_on, left)
+    def _next_segment(self, state: DecodeState, remaining: torch.Tensor, left: int) -> DecodeState:
+        grown = super()._next_segment(state, remaining, left)
         encoded = self._encoded["encoder_outputs"]
-        encoded.last_hidden_state = encoded.last_hidden_state.index_select(0, going_on)
+        encoded.last_hidden_state = encoded.last_hidden_state.index_select(0, remaining)
         mask = self._encoded["attention_mask"]
-        self._encoded["attention_mask"] = None if mask is None else mask.index_select(0, going_on)
+        self._encoded["attention_mask"] = None if mask is None else mask.index_select(0, remaining)
         self._cache.self_attention_cache = grown.cache
         for layer in self._cache.cross_attention_cache.layers:
-            layer.keys = layer.keys.index_select(0, going_on)
-            layer.values = layer.values.index_select(0, going_on)
+            layer.keys = layer.keys.index_select(0, remaining)
+            layer.values = layer.values.index_select(0, remaining)
         return grown

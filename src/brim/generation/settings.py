@@ -30,26 +30,26 @@ class GenerationSettings:
         if self.temperature < 0:
             raise RequestError(f"{given('temperature', self.temperature)}: it must be 0 (greedy) or more")
         if not 0 < self.top_p <= 1:
-            raise RequestError(f"{given('top_p', self.top_p)}: it must lie above 0 and at most at 1")
+            raise RequestError(f"{given('top_p', self.top_p)}: it must be above 0 and at most 1")
         if any(not stop for stop in self.stop_strings):
             raise RequestError(f"{named('stop')} '': a stop string must not be empty")
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are drawn rather than taken greedily."""
+        """Whether tokens are sampled rather than chosen greedily."""
         return self.temperature > 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenIds:
-    """The ids with a meaning of their own: those that end an answer, and the one that fills."""
+    """Special token ids: those that end an answer, and the padding."""
 
     ends: tuple[int, ...]
     pad: int
 
     @classmethod
     def of(cls, generation_config: Any, tokenizer: Any = None) -> TokenIds:
-        """From a model's generation configuration, and its tokenizer where that says more."""
+        """From a model's generation configuration, completed by its tokenizer."""
         ends = _listed(getattr(generation_config, "eos_token_id", None))
         if not ends and tokenizer is not None:
             ends = _listed(getattr(tokenizer, "eos_token_id", None))

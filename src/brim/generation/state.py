@@ -1,4 +1,7 @@
-"""The tensors of a batch while it decodes: fixed in size and place, so that a captured step can be replayed on them."""
+"""The tensors of a batch while it decodes, and its answers on their way back to the host.
+
+Fixed in size and place, so that a captured step can be replayed on them.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ from typing import Any
 import torch
 
 from brim.generation.cache import Slots, make_cache
+from brim.generation.settings import TokenIds
 
-__all__ = ["DecodeState", "round_up"]
+__all__ = ["Answers", "DecodeState", "round_up"]
 
 CAPACITY_STEP = 64  # slots are allocated in multiples of this
 
 
 def round_up(value: int, step: int = CAPACITY_STEP) -> int:
-    """The next multiple."""
+    """The next multiple of `step`."""
     return -(-value // step) * step
 
 
@@ -64,7 +68,7 @@ class DecodeState:
         )
 
     def begin(self, *, slot: int, position: torch.Tensor, valid: torch.Tensor) -> None:
-        """Start a segment: the next key goes to `slot`; the rows beyond `position`'s are padding and finished."""
+        """Start a segment: the next key goes to `slot`; further rows are padding, and finished."""
         rows = position.shape[0]
         self.slots.next.fill_(slot)
         self.step.zero_()
@@ -76,7 +80,7 @@ class DecodeState:
         self.finished[rows:] = True
 
     def accept(self, chosen: torch.Tensor, ends: torch.Tensor, pad: int) -> None:
-        """Take the next token of every row; a finished row goes on with padding."""
+        """Take the next token of every row; a finished row gets padding."""
         chosen = torch.where(self.finished, pad, chosen)
         self.produced.index_copy_(1, self.step, chosen.unsqueeze(1))
         self.token.copy_(chosen.unsqueeze(1))
@@ -84,24 +88,24 @@ class DecodeState:
         self.step.add_(1)
 
     def advance(self) -> None:
-        """The token's key is stored: the next one goes a slot and a position further."""
+        """The token's key is stored: move to the next slot and position."""
         self.slots.next.add_(1)
         self.position.add_(1)
 
     def noise(self) -> torch.Tensor | None:
-        """This step's number of each row, [rows]."""
+        """This step's random number of each row, [rows]."""
         return None if self.uniform is None else self.uniform.index_select(1, self.step).squeeze(1)
 
     def carry_over(self, into: DecodeState, rows: torch.Tensor) -> None:
-        """Copy the chosen rows, keys and values included, into a state with room for more."""
+        """Copy the chosen rows, keys and values included, into a state with more slots."""
         count, held = rows.shape[0], self.capacity
         for old, new in zip(self.cache.layers, into.cache.layers, strict=True):
-            if not old.is_initialized:  # a layer that reads another's keys and values
+            if not old.is_initialized:  # a layer that shares another layer's keys and values
                 continue
             new.lazy_initialization(old.keys, old.values)
             new.keys[:count, :, :held] = old.keys.index_select(0, rows)
             new.values[:count, :, :held] = old.values.index_select(0, rows)
-            old.keys = old.values = None  # layer by layer, so that both copies never stand side by side
+            old.keys = old.values = None  # layer by layer, so that two copies never exist at once
         into.token[:count] = self.token.index_select(0, rows)
         into.position[:count] = self.position.index_select(0, rows)
         into.valid[:count, :held] = self.valid.index_select(0, rows)
@@ -109,3 +113,61 @@ class DecodeState:
         into.finished[count:] = True
         into.slots.next.copy_(self.slots.next)
         into.slots.decoding = True
+
+
+class Answers:
+    """The new tokens of every row, [rows, max_new_tokens], copied to the host without waiting until they are read."""
+
+    def __init__(self, produced: torch.Tensor, tokens: TokenIds) -> None:
+        self.tokens = tokens
+        self._produced = produced
+        self._host: torch.Tensor | None = None
+        self._arrived: Any = None
+        self._read: list[tuple[list[int], bool]] | None = None
+
+    @classmethod
+    def empty(cls, rows: int, max_new_tokens: int, tokens: TokenIds, device: torch.device) -> Answers:
+        """Answers of which no token is written yet: all padding."""
+        return cls(torch.full((rows, max_new_tokens), tokens.pad, dtype=torch.long, device=device), tokens)
+
+    def write(self, rows: torch.Tensor, produced: torch.Tensor, *, at: int) -> None:
+        """Write the tokens of a segment, from column `at`."""
+        self._produced[rows, at : at + produced.shape[1]] = produced
+
+    def written(self, rows: torch.Tensor, steps: int) -> torch.Tensor:
+        """The first tokens of some rows, as written so far."""
+        return self._produced[rows, :steps]
+
+    def send(self, steps: int) -> None:
+        """Start the copy to the host, without waiting."""
+        part = self._produced[:, :steps]
+        if part.device.type != "cuda":
+            self._host = part
+            return
+        self._host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+        self._host.copy_(part, non_blocking=True)
+        self._arrived = torch.cuda.Event()
+        self._arrived.record()
+
+    def token_lists(self) -> list[list[int]]:
+        """The answers' tokens, cut before the end token; waits for the copy."""
+        return [tokens for tokens, _ in self._rows()]
+
+    def ended(self) -> list[bool]:
+        """Which answers ended with an end token rather than at `max_new_tokens`."""
+        return [ended for _, ended in self._rows()]
+
+    def _rows(self) -> list[tuple[list[int], bool]]:
+        """Every answer's tokens and whether it ended; computed on first use."""
+        if self._read is None:
+            if self._arrived is not None:
+                self._arrived.synchronize()
+            assert self._host is not None, "send() was not called"
+            self._read = [self._cut(row) for row in self._host.tolist()]
+        return self._read
+
+    def _cut(self, row: list[int]) -> tuple[list[int], bool]:
+        for position, token in enumerate(row):
+            if token in self.tokens.ends:
+                return row[:position], True
+        return row, False

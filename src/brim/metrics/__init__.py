@@ -1,1 +1,1 @@
-"""How good the answers are: one file per metric, pure functions of predictions and references."""
+"""Metrics: scores of predictions against references, one file per topic. Pure functions, no torch."""

@@ -6,8 +6,8 @@
         def similarity(self, prediction: str, reference: str) -> float:
             return float(prediction[:1] == reference[:1])
 
-A sample without an answer (its step failed, or the answer is empty) scores 0 and stays in the mean: it is never
-dropped, which would raise the score. Metrics know neither models nor files, and keep nothing between two calls.
+A sample without an answer (its step failed, or the answer is empty) scores 0 and stays in the mean: dropping it would
+raise the score. Metrics know neither models nor files, and keep nothing between two calls.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ class Metric(abc.ABC):
     """One way to score answers. Write `compare`; `score` and `aggregate` follow from it."""
 
     name: str
+    aliases: tuple[str, ...] = ()  # other names of a built-in metric
     corpus_level: ClassVar[bool] = False  # True: the run's figure is not the mean of the samples' scores
 
     @abc.abstractmethod
     def compare(self, prediction: Any, references: Sequence[Any], sample: Mapping[str, Any]) -> float:
-        """The score of a prediction that is there, against at least one reference."""
+        """The score of a prediction that is not empty, against at least one reference."""
 
     def score(self, prediction: Any, references: Any, sample: Mapping[str, Any] | None = None) -> float:
         """The sample's score in [0, 1]; 0 for a prediction that is None or empty."""
@@ -60,7 +61,7 @@ class Metric(abc.ABC):
         return summary_of(scores)
 
     def prepare(self) -> None:  # noqa: B027  # most metrics need nothing
-        """Fail now, not after hours of generation, when a library that the metric needs is not installed."""
+        """Raise a `RequestError` if a library that the metric needs is missing; called before the run starts."""
 
 
 class TextMetric(Metric):
@@ -68,7 +69,7 @@ class TextMetric(Metric):
 
     @abc.abstractmethod
     def similarity(self, prediction: str, reference: str) -> float:
-        """How alike the two are, in [0, 1]."""
+        """How similar the two are, in [0, 1]."""
 
     def compare(self, prediction: Any, references: Sequence[Any], sample: Mapping[str, Any]) -> float:  # noqa: ARG002
         text = as_text(prediction)
@@ -78,7 +79,7 @@ class TextMetric(Metric):
 def mean_and_spread(scores: Sequence[float]) -> dict[str, float]:
     """Mean, standard deviation (n − 1), count, and the half width of the normal 95 % interval of the mean.
 
-    One score has no spread: its `std` and `ci95` are 0, and `count` says why.
+    One score has no spread: its `std` and `ci95` are 0, with a `count` of 1.
     """
     count = len(scores)
     if count == 0:
@@ -105,7 +106,7 @@ def is_blank(prediction: Any) -> bool:
 
 
 def reference_list(references: Any) -> list[Any]:
-    """The references as a list: a single one may come bare, and None is no reference."""
+    """The references as a list: a single one need not be in a list, and None is no reference."""
     if references is None:
         return []
     if isinstance(references, str) or not isinstance(references, Sequence):
@@ -114,7 +115,7 @@ def reference_list(references: Any) -> list[Any]:
 
 
 def as_text(value: Any) -> str:
-    """Text as it is, anything else (a number read from JSON) as it is written; None is the empty text."""
+    """Text unchanged, anything else (a number read from JSON) as `str`; None is the empty text."""
     if value is None:
         return ""
     return value if isinstance(value, str) else str(value)

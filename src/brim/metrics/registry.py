@@ -1,85 +1,36 @@
-"""Metrics by name: the built-in ones, their other names, and those that a Python file adds."""
+"""Metrics by name: the built-in ones, their other names, and those that a Python file adds.
+
+A built-in metric is a class in one of the files below, with its `name` and `aliases`; nothing else lists it.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 from brim.errors import BrimError, RequestError, nearest_names
-from brim.metrics.anls import Anls
+from brim.metrics import classification, ngrams, text, vqa
 from brim.metrics.base import Metric
-from brim.metrics.bleu import Bleu
-from brim.metrics.choice import ChoiceAccuracy, ChoiceAccuracyNormalised
-from brim.metrics.cider import Cider
-from brim.metrics.contains import Contains
-from brim.metrics.exact_match import ExactMatch
-from brim.metrics.normalised_match import NormalisedMatch
-from brim.metrics.rouge import RougeL
-from brim.metrics.token_f1 import TokenF1
-from brim.metrics.topk import TopK
-from brim.metrics.vqa import VqaAccuracy, VqaAccuracySimple
 from brim.settings.caller import given
+from brim.storage.python_files import describe_error
+from brim.storage.python_files import import_file as import_python_file
 
 __all__ = [
     "ALIASES", "add_metrics", "get_metric", "import_file", "load_metric_file", "metric_names", "parse_metrics",
 ]  # fmt: skip
 
-_BUILT_IN: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        VqaAccuracy(),
-        VqaAccuracySimple(),
-        ExactMatch(),
-        NormalisedMatch(),
-        Contains(),
-        TokenF1(),
-        Bleu(),
-        RougeL(),
-        Anls(),
-        Cider(),
-        TopK(1),
-        TopK(5),
-        ChoiceAccuracy(),
-        ChoiceAccuracyNormalised(),
-    )
-}
-
-ALIASES = {
-    "acc": "exact_match",
-    "accuracy": "exact_match",
-    "choice": "choice_accuracy",
-    "choice_accuracy_normalized": "choice_accuracy_normalised",
-    "choice_normalised": "choice_accuracy_normalised",
-    "choice_normalized": "choice_accuracy_normalised",
-    "cider_d": "cider",
-    "em": "exact_match",
-    "f1": "token_f1",
-    "normalized_match": "normalised_match",
-    "rouge": "rouge_l",
-    "rougel": "rouge_l",
-    "sacrebleu": "bleu",
-    "top_1": "top1",
-    "top_5": "top5",
-    "vqa": "vqa_accuracy",
-    "vqa_score": "vqa_accuracy",
-    "vqa_simple": "vqa_accuracy_simple",
-}
-
 _added: dict[str, tuple[Path, Metric]] = {}  # name: the file that added it, and the metric
 
 
 def metric_names() -> list[str]:
-    """Every metric that can be asked for, the added ones last; aliases are not listed."""
+    """Every metric's name, the added ones last; aliases are not listed."""
     return [*_BUILT_IN, *_added]
 
 
 def get_metric(name: str) -> Metric:
-    """The metric of that name or alias, ready to use: a library that it lacks is told now."""
+    """The metric of that name or alias; a `RequestError` where a library that it needs is not installed."""
     plain = _plain(name)
     plain = ALIASES.get(plain, plain)
     metric = _BUILT_IN.get(plain) or (_added[plain][1] if plain in _added else None)
@@ -100,10 +51,10 @@ def parse_metrics(text: str | Iterable[str]) -> list[Metric]:
 
 
 def load_metric_file(path: str | Path) -> list[str]:
-    """Import a Python file and add the metrics it defines: instances, and classes that need no argument.
+    """Import a Python file, add the metrics that it defines (instances, and classes without arguments), return names.
 
-    Gives the names. Loading a file again replaces what it added before; a name that is taken is a `RequestError`,
-    and then nothing of the file is added.
+    Loading a file again replaces what it added before; a name that is taken is a `RequestError`, and then nothing of
+    the file is added.
     """
     module = import_file(path)
     names = add_metrics(module)
@@ -119,14 +70,17 @@ def import_file(path: str | Path) -> ModuleType:
     file = Path(path).expanduser()
     if not file.is_file():
         raise RequestError(f"metric file {file}: there is no such file")
-    return _import_file(file.resolve())
+    try:
+        return import_python_file(file, prefix="brim_metrics")
+    except Exception as error:
+        raise RequestError(f"metric file {file}: importing it raised {describe_error(error)}") from error
 
 
 def add_metrics(module: ModuleType) -> list[str]:
-    """Add the metrics that a module defines, if any; gives their names."""
+    """Add the metrics that a module defines, if any, and return their names."""
     file = Path(str(module.__file__))
     found: dict[str, Metric] = {}
-    for metric in _defined_in(module, file):
+    for metric in _defined_in(module):
         _check_name(metric, file, found)
         found[metric.name] = metric
     for name in [name for name, (origin, _) in _added.items() if origin == file]:
@@ -150,8 +104,8 @@ def _check_name(metric: Metric, file: Path, found: dict[str, Metric]) -> None:
         raise RequestError(f"metric file {file}: {kind} is called {name}, as one in {_added[name][0]}; rename it")
 
 
-def _defined_in(module: ModuleType, file: Path) -> Iterator[Metric]:
-    """The module's metrics in their order: instances, and the concrete classes it defines but does not call itself."""
+def _defined_in(module: ModuleType) -> Iterator[Metric]:
+    """A module's metrics: its instances, then one of each concrete class that it defines and has no instance of."""
     values = [value for key, value in vars(module).items() if not key.startswith("_")]
     instances = list({id(value): value for value in values if isinstance(value, Metric)}.values())
     yield from instances
@@ -164,32 +118,14 @@ def _defined_in(module: ModuleType, file: Path) -> Iterator[Metric]:
         except BrimError:
             raise
         except Exception as error:
-            raise RequestError(f"metric file {file}: {value.__name__}() raised {_described(error)}") from error
-
-
-def _import_file(file: Path) -> ModuleType:
-    digest = hashlib.sha256(str(file).encode() + file.read_bytes()).hexdigest()[:12]
-    module_name = f"brim_metrics_{file.stem}_{digest}"  # the same text is imported once, an edited file anew
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    if spec is None or spec.loader is None:
-        raise RequestError(f"metric file {file}: it is no Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # before it runs: dataclasses and pickle look there
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[module_name]
-        raise RequestError(f"metric file {file}: importing it raised {_described(error)}") from error
-    return module
-
-
-def _described(error: Exception) -> str:
-    if isinstance(error, SyntaxError):
-        return f"SyntaxError: {error.msg} (line {error.lineno})"
-    return f"{type(error).__name__}: {error}"
+            raise RequestError(
+                f"metric file {module.__file__}: {value.__name__}() raised {describe_error(error)}"
+            ) from error
 
 
 def _plain(name: str) -> str:
     return name.strip().lower().replace("-", "_").replace(" ", "_")
+
+
+_BUILT_IN = {metric.name: metric for file in (vqa, text, ngrams, classification) for metric in _defined_in(file)}
+ALIASES = {alias: metric.name for metric in _BUILT_IN.values() for alias in metric.aliases}

@@ -9,12 +9,12 @@ Official (`vqa_accuracy`), for a question with ten human answers:
 
 This is the evaluation as released with VQA v1 and v2. A later revision of the official code normalises both sides
 fully where people disagree and neither where they are unanimous, so that `Yes.` scores 0 against ten times `yes`;
-figures in papers come from both.
+papers report figures of both.
 
 Simple (`vqa_accuracy_simple`): both sides always normalised, and min(matches / 3, 1) over all the answers at once.
 
-Fewer than four answers, which the official data never has, cannot give three matches among the others: there
-as many as there are suffice. A single answer is normalised and compared.
+With fewer than four answers, which the official data never has, there cannot be three matches among the others: then
+as many matches as there are others score 1. A single answer is normalised and compared.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _without_one_apostrophe(word: str) -> Iterator[str]:
             yield word[:place] + word[place + 1 :]
 
 
-# A form that lacks one of its apostrophes gets it back: couldnt've and couldn'tve are couldn't've, couldntve is left.
+# A form that lacks one of its apostrophes gets it back: couldnt've and couldn'tve become couldn't've; couldntve stays.
 CONTRACTIONS: Mapping[str, str] = {
     **{lacking: word for word in _CONTRACTED.split() for lacking in _without_one_apostrophe(word)},
     "somebody'd": "somebodyd",  # the wrong way round in the official table, and so here
@@ -96,6 +96,7 @@ class VqaAccuracy(Metric):
     """The official accuracy: leave one person out; the prediction normalised, answers only of punctuation."""
 
     name = "vqa_accuracy"
+    aliases = ("vqa", "vqa_score")
 
     def compare(self, prediction: Any, references: Sequence[Any], sample: Mapping[str, Any]) -> float:  # noqa: ARG002
         answers = [_one_line(as_text(reference)) for reference in references]
@@ -111,6 +112,7 @@ class VqaAccuracySimple(Metric):
     """The usual shortcut: min(matches / 3, 1) over all answers, always normalised."""
 
     name = "vqa_accuracy_simple"
+    aliases = ("vqa_simple",)
 
     def compare(self, prediction: Any, references: Sequence[Any], sample: Mapping[str, Any]) -> float:  # noqa: ARG002
         answers = [normalise_vqa_answer(as_text(reference)) for reference in references]

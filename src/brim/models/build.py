@@ -1,4 +1,4 @@
-"""From a request, as the command line or a parent process states it, to a workload."""
+"""From a request, of the command line or of a parent process, to a workload."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import nn
 from brim.errors import RequestError, nearest_names
 from brim.memory.remedies import HALF_PRECISION, memory_savings
 from brim.models import hf_loading, hf_models, python_factory, timm_models, torchvision_models
+from brim.models.base import ModelParts, PartsRequest, Setup, assemble
 from brim.models.names import ModelName, choose_name, split_prefix
-from brim.models.parts import ModelParts, PartsRequest, Setup, assemble
 from brim.models.placement import DTYPES, resolve_device, resolve_precision
 from brim.records import Mode
 from brim.settings.caller import given, named, written
@@ -36,7 +36,7 @@ _HALVES = ("float16", "bfloat16")
 
 
 def build_workload(request: WorkloadRequest) -> tuple[Workload, tuple[str, ...]]:
-    """The workload asked for, on its device, and what the user should be told about it."""
+    """The workload of a request, on its device, and notes for the user."""
     _check_request(request)
     name = resolve_model(request.model)
     if name.source == "py":
@@ -96,7 +96,7 @@ def model_knobs(model: str, *, trust_remote_code: bool = False) -> tuple[Knob, .
 def parse_knobs(
     model: str, asked: Sequence[Mapping[str, Any]], *, trust_remote_code: bool = False
 ) -> list[dict[str, Any]]:
-    """Several settings of a model's knobs as an evaluation would take them: checked, parsed, and nothing built."""
+    """Several settings of a model's knobs, checked and parsed as an evaluation would; nothing is built."""
     name = resolve_model(model)
     if name.source == "hf":
         return hf_loading.parse_knobs(name.name, asked, trust_remote_code=trust_remote_code)
@@ -107,9 +107,9 @@ def parse_knobs(
 def model_savings(
     name: ModelName, knobs: Sequence[Knob], *, mode: Mode, dtype: str, module: nn.Module | None = None
 ) -> tuple[str, ...]:
-    """What would take less memory, by the flags of `brim find`, as far as the model goes along with them.
+    """Settings of `brim find` that reduce memory and that the model supports.
 
-    `module` is the model, where gradient checkpointing may be proposed; a factory is asked by its parameters.
+    `module` is the model, if gradient checkpointing may be proposed; for a factory its parameters decide.
     """
     own = name.source == "py"
     counts = [knob.name for knob in knobs if isinstance(knob.default, int) and not isinstance(knob.default, bool)]
@@ -167,7 +167,7 @@ def _parts(source: str, request: PartsRequest) -> ModelParts:
 
 
 def _check_request(request: WorkloadRequest) -> None:
-    """What can be told wrong before anything is imported or loaded."""
+    """Refuse what is wrong before anything is imported or loaded."""
     if request.mode is not None and request.mode not in get_args(Mode):
         raise RequestError(
             f"{given('mode', request.mode)}: it must be one of {', '.join(get_args(Mode))}"
@@ -193,9 +193,8 @@ def _build_from_factory(name: ModelName, request: WorkloadRequest) -> Workload:
     workload = python_factory.call_factory(name.name, knobs=knobs, arguments=arguments, device=asked_device)
     if request.mode is not None and workload.mode != request.mode:
         raise RequestError(
-            f"{given('mode', request.mode)}: {name} made a {workload.mode} workload; leave {named('mode')} out, "
-            "or let the factory "
-            "take a parameter `mode` and follow it"
+            f"{given('mode', request.mode)}: {name} made a {workload.mode} workload; leave {named('mode')} out, or "
+            "let the factory take a parameter `mode` and follow it"
         )
     if request.device != "auto" and workload.device.type != device.type:
         raise RequestError(
@@ -221,7 +220,7 @@ def _build_from_factory(name: ModelName, request: WorkloadRequest) -> Workload:
 
 
 def _check_factory_takes(name: ModelName, request: WorkloadRequest) -> None:
-    """A setting that the factory has no parameter for would be ignored in silence."""
+    """Refuse a setting that the factory has no parameter for: it would be ignored silently."""
     asked = {
         "dtype": (request.dtype, request.dtype != "auto"),
         "optimizer": (request.optimizer, request.optimizer != _DEFAULT_OPTIMIZER),

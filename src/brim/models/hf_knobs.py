@@ -1,8 +1,8 @@
-"""The knobs of transformers' models, one entry each in `TABLE`.
+"""The knobs of transformers' models, one `HfKnob` each in `TABLE`.
 
-An entry says which models have the knob, what its default and range are, and what a value does: some become options of
-every call of the processor, some change the processor and the model once, after loading. Does not load anything, and
-imports no transformers: what it is given, it reads by attribute.
+An `HfKnob` tells which models have the knob, its default and range, and what a value does: some become options of every
+call of the processor, some change the processor and the model once, after loading. Does not load anything, and imports
+no transformers: models, processors and configurations are read by attribute.
 """
 
 from __future__ import annotations
@@ -23,20 +23,28 @@ if TYPE_CHECKING:
     from brim.models.hf_models import Kind
 
 __all__ = [
-    "NOT_OF_PICTURES", "TABLE", "ChosenKnobs", "Entry", "KnobParts", "choose_knobs", "effective_option", "list_knobs",
-    "may_turn_again", "turn_knobs",
+    "NOT_OF_IMAGES",
+    "TABLE",
+    "ChosenKnobs",
+    "HfKnob",
+    "KnobParts",
+    "apply_knobs",
+    "can_change_to",
+    "choose_knobs",
+    "effective_option",
+    "list_knobs",
 ]  # fmt: skip
 
 _EXPERTS_CHOSEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
 _EXPERTS_IN_ALL = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _SHAPED_BY_EXPERTS = ("jetmoe",)  # its attention heads are experts, too
 _NEW_TOKENS = 256
-_LARGEST_EDGE = 4096  # to which Idefics3 scales every picture down
+_LARGEST_EDGE = 4096  # Idefics3 scales every image down to it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KnobParts:
-    """What knobs are read from and turned in: only vision-language models have a processor; the module comes last."""
+    """The parts of a model that knobs read and change; only vision-language models have a processor."""
 
     config: Any
     kind: Kind
@@ -51,13 +59,13 @@ class KnobParts:
 
     @property
     def text_config(self) -> Any:
-        """The configuration of the part that writes."""
+        """The configuration of the text decoder."""
         return self.config.get_text_config(decoder=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The default of a knob and the values around it."""
+    """The default of a knob and its range."""
 
     default: int
     minimum: int
@@ -65,7 +73,7 @@ class Range:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Entry:
+class HfKnob:
     """One knob. `of` names the image processors that have it; without, `read` decides by the configuration."""
 
     name: str
@@ -73,8 +81,8 @@ class Entry:
     read: Callable[[KnobParts], Range | None]
     of: tuple[str, ...] = ()
     options: Callable[[int], dict[str, Any]] | None = None  # of every call of the processor
-    turn: Callable[[KnobParts, int], None] | None = None  # after loading
-    again: bool = False  # whether it may be turned a second time, up as well as down
+    apply: Callable[[KnobParts, int], None] | None = None  # after loading
+    again: bool = False  # whether it can be changed again later, up or down
 
     def knob(self, parts: KnobParts) -> Knob | None:
         """The knob as this model has it, or None."""
@@ -88,7 +96,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChosenKnobs:
-    """The knobs that were asked for, parsed, and what the processor is told at every call because of them."""
+    """The values of the knobs that were asked for, and the options of every call of the processor that follow."""
 
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     processor_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -100,7 +108,7 @@ def list_knobs(parts: KnobParts) -> tuple[Knob, ...]:
 
 
 def choose_knobs(asked: Mapping[str, Any], parts: KnobParts, *, owner: str) -> ChosenKnobs:
-    """What was asked for, checked. An option that the image processor itself takes by name is passed on as it is."""
+    """The knobs that were asked for, checked. An option of the image processor itself is passed on unchanged."""
     known = list_knobs(parts)
     own = _image_options(parts.images) - {knob.name for knob in known}
     plain = {name: _plain_value(value) for name, value in asked.items() if name in own}
@@ -114,22 +122,22 @@ def choose_knobs(asked: Mapping[str, Any], parts: KnobParts, *, owner: str) -> C
     return ChosenKnobs(values=values, processor_options={**plain, **options})
 
 
-def turn_knobs(values: Mapping[str, Any], parts: KnobParts) -> None:
-    """Change processor and model as the values say."""
+def apply_knobs(values: Mapping[str, Any], parts: KnobParts) -> None:
+    """Apply the values to processor and model."""
     for entry in TABLE:
-        if entry.turn is not None and entry.name in values:
-            entry.turn(parts, values[entry.name])
+        if entry.apply is not None and entry.name in values:
+            entry.apply(parts, values[entry.name])
 
 
-def may_turn_again(before: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """Whether a model under the knobs `before` can be had under these, parsed or not, without loading it anew."""
+def can_change_to(before: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Whether a model with the knobs `before` can be changed to these, parsed or not, without loading it again."""
     changed = {name for name in {*before, *values} if str(before.get(name)) != str(values.get(name))}
-    turned = {entry.name: entry for entry in TABLE if entry.turn is not None}
+    turned = {entry.name: entry for entry in TABLE if entry.apply is not None}
     return all(turned[name].again and name in values for name in changed if name in turned)
 
 
 def effective_option(processor: Any, name: str) -> Any:
-    """What a call of the processor does without being told: its class's default goes before the image processor's."""
+    """The default of an option in a call of the processor: its class's default, else the image processor's."""
     defaults = getattr(getattr(processor, "valid_processor_kwargs", None), "_defaults", {}).get("images_kwargs", {})
     return defaults[name] if name in defaults else getattr(processor.image_processor, name, None)
 
@@ -145,18 +153,18 @@ def _image_options(images: Any) -> set[str]:
 
 
 def _plain_value(text: Any) -> Any:
-    """`3`, `0.5` and `true` of the command line as what they say; any other text as it is."""
+    """`3`, `0.5` and `true` of the command line as number or bool; any other text unchanged."""
     try:
         return json.loads(text) if isinstance(text, str) else text
     except ValueError:
         return text
 
 
-# ------------------------------------------------------------------------------------------ pictures
+# ------------------------------------------------------------------------------------------ images
 
 
 def _read_max_patches(parts: KnobParts) -> Range:
-    """Without cropping there is one patch: the whole picture."""
+    """Without cropping there is one patch: the whole image."""
     cropped = effective_option(parts.processor, "crop_to_patches")
     return Range(effective_option(parts.processor, "max_patches") if cropped else 1, 1)
 
@@ -178,7 +186,7 @@ def _read_max_tiles(parts: KnobParts) -> Range:
     return Range(max(counts), min(counts), max(counts))
 
 
-def _turn_max_tiles(parts: KnobParts, most: int) -> None:
+def _apply_max_tiles(parts: KnobParts, most: int) -> None:
     """The processor counts tokens by the grids of its image processor, the model by those of its configuration."""
     side = _tile_side(parts.images)
     grids = [list(one) for one in parts.images.image_grid_pinpoints if _tiles(one, side) <= most]
@@ -188,7 +196,7 @@ def _turn_max_tiles(parts: KnobParts, most: int) -> None:
             config.image_grid_pinpoints = grids
 
 
-def _turn_max_pixels(parts: KnobParts, most: int) -> None:
+def _apply_max_pixels(parts: KnobParts, most: int) -> None:
     """In the image processor's `size`: as an option of a call it is deprecated, and token counts ignore it."""
     size = parts.images.size
     parts.images.size = type(size)(**{**dict(size), "longest_edge": most})
@@ -203,12 +211,12 @@ def _pan_and_scan_options(most: int) -> dict[str, Any]:
     return {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": most} if most else {"do_pan_and_scan": False}
 
 
-def _turn_max_image_tiles(parts: KnobParts, most: int) -> None:
+def _apply_max_image_tiles(parts: KnobParts, most: int) -> None:
     """Mllama has a learned embedding for every shape of the grid and place in it: those that remain are kept."""
     parts.images.max_image_tiles = most
     vision = parts.module.config.vision_config
     old, tiles = [tuple(shape) for shape in vision.supported_aspect_ratios], vision.max_num_tiles
-    # In the image processor's order, from which the shapes' ids come; id 0 is for no picture.
+    # In the image processor's order, from which the shapes' ids come; id 0 is for no image.
     shapes = [(a, b) for a in range(1, most + 1) for b in range(1, most + 1) if a * b <= most]
     rows = [0, *(old.index(shape) + 1 for shape in shapes)]
     for module in parts.module.modules():
@@ -256,8 +264,8 @@ def _read_experts(parts: KnobParts) -> Range | None:
     return Range(chosen[1], 1, experts[1]) if 1 <= chosen[1] <= experts[1] and experts[1] > 1 else None
 
 
-def _turn_experts(parts: KnobParts, number: int) -> None:
-    """Routers copy the number when they are made: both places must change."""
+def _apply_experts(parts: KnobParts, number: int) -> None:
+    """Routers copy the number when they are built: both places must change."""
     found = _count(parts.text_config, _EXPERTS_CHOSEN)
     assert found is not None
     attribute, before = found
@@ -274,7 +282,7 @@ def _turn_experts(parts: KnobParts, number: int) -> None:
             setattr(config, attribute, number)
     if not routers:
         raise RequestError(
-            f"{pair('knob', 'experts_per_token', number)}: {type(parts.module).__name__} has no routers to tell"
+            f"{pair('knob', 'experts_per_token', number)}: {type(parts.module).__name__} has no routers to change"
         )
 
 
@@ -285,8 +293,8 @@ def _read_layers(parts: KnobParts) -> Range | None:
     return None if found is None or found[1] < 1 else Range(found[1], 1, found[1])
 
 
-def _turn_layers(parts: KnobParts, number: int) -> None:
-    """The first layers stay; the rest is taken out, with its weights and its entries in the configuration."""
+def _apply_layers(parts: KnobParts, number: int) -> None:
+    """Keep the first layers; remove the rest, with its weights and its entries in the configuration."""
     before = parts.text_config.num_hidden_layers
     if number == before:
         return
@@ -316,7 +324,7 @@ def _module_lists(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module
 
 
 def _configs(parts: KnobParts) -> list[Any]:
-    """Every configuration that the model's modules hold, and those inside them."""
+    """Every configuration that the model's modules refer to, and the text configurations inside them."""
     held = [parts.config, *(vars(module)["config"] for module in parts.module.modules() if "config" in vars(module))]
     found = {id(config): config for config in held}
     for config in list(found.values()):
@@ -327,75 +335,75 @@ def _configs(parts: KnobParts) -> list[Any]:
 
 # ------------------------------------------------------------------------------------------ the table
 
-TABLE: tuple[Entry, ...] = (
-    Entry(
+TABLE: tuple[HfKnob, ...] = (
+    HfKnob(
         name="max_crops",
-        help="most crops of a picture, beside the whole",
+        help="most crops of an image, beside the whole",
         of=("Molmo2ImageProcessor",),
         read=lambda parts: Range(effective_option(parts.processor, "max_crops"), 1),
         options=lambda value: {"max_crops": value},
     ),
-    Entry(
+    HfKnob(
         name="max_patches",
-        help="most patches that a picture is cut into",
+        help="most patches that an image is cut into",
         of=("GotOcr2ImageProcessor",),  # InternVL's, too
         read=_read_max_patches,
         options=lambda value: {"max_patches": value, "crop_to_patches": True},
     ),
-    Entry(
+    HfKnob(
         name="max_tiles",
         help="grids of at most so many tiles",
         of=("LlavaNextImageProcessor",),
         read=_read_max_tiles,
-        turn=_turn_max_tiles,
+        apply=_apply_max_tiles,
     ),
-    Entry(
+    HfKnob(
         name="longest_edge",
-        help="pixels of a picture's longer side",
+        help="pixels of an image's longer side",
         of=("Idefics3ImageProcessor", "SmolVLMImageProcessor"),
         read=lambda parts: Range(parts.images.size["longest_edge"], 1, _LARGEST_EDGE),
         options=lambda value: {"size": {"longest_edge": value}},
     ),
-    Entry(
+    HfKnob(
         name="max_pixels",
-        help="most pixels of a picture",
+        help="most pixels of an image",
         of=("Qwen2VLImageProcessor",),  # also of Qwen2.5-VL and Qwen3-VL
         read=lambda parts: Range(parts.images.size["longest_edge"], parts.images.size["shortest_edge"]),
-        turn=_turn_max_pixels,
+        apply=_apply_max_pixels,
         again=True,
     ),
-    Entry(
+    HfKnob(
         name="pan_and_scan_max_num_crops",
-        help="most crops of a long picture; 0 turns pan and scan off",
+        help="most crops of a long image; 0 turns pan and scan off",
         of=("Gemma3ImageProcessor",),
         read=_read_pan_and_scan,
         options=_pan_and_scan_options,
     ),
-    Entry(
+    HfKnob(
         name="max_image_tiles",
-        help="most tiles of a picture",
+        help="most tiles of an image",
         of=("MllamaImageProcessor",),
         read=lambda parts: Range(parts.images.max_image_tiles, 1, parts.config.vision_config.max_num_tiles),
-        turn=_turn_max_image_tiles,
+        apply=_apply_max_image_tiles,
     ),
-    Entry(
+    HfKnob(
         name="max_new_tokens",
         help="most tokens of an answer (vqa: 16)",
         read=_read_new_tokens,
     ),
-    Entry(
+    HfKnob(
         name="experts_per_token",
         help="experts that each token is sent to",
         read=_read_experts,
-        turn=_turn_experts,
+        apply=_apply_experts,
         again=True,
     ),
-    Entry(
+    HfKnob(
         name="layers",
         help="decoder layers that run, from the first",
         read=_read_layers,
-        turn=_turn_layers,
+        apply=_apply_layers,
     ),
 )
 
-NOT_OF_PICTURES = frozenset(entry.name for entry in TABLE if not entry.of)  # knobs that leave a model's input as it is
+NOT_OF_IMAGES = frozenset(entry.name for entry in TABLE if not entry.of)  # knobs that do not change a model's input

@@ -12,9 +12,9 @@ import torch
 from brim.errors import RequestError, first_line
 from brim.memory.weights import place_weights
 from brim.models import hf_knobs, hf_models
+from brim.models.base import LoadedModel, LoadRequest, ModelKind
 from brim.models.hf_knobs import KnobParts
 from brim.models.hf_models import Kind
-from brim.models.loaded import LoadedModel, LoadRequest, ModelKind
 from brim.workloads.knobs import Knob
 
 __all__ = ["load", "model_knobs", "parse_knobs", "with_knobs"]
@@ -54,7 +54,7 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
     if kind == "sequence" and getattr(config, "pad_token_id", None) is None and tokenizer is not None:
         config.pad_token_id = tokenizer.pad_token_id
     model, notes = hf_models.load_weights(name, config, kind, dtype, trust_remote_code=request.trust_remote_code)
-    hf_knobs.turn_knobs(chosen.values, dataclasses.replace(parts, module=model))
+    hf_knobs.apply_knobs(chosen.values, dataclasses.replace(parts, module=model))
     identity = hf_models.files_identity(name, config)
     return LoadedModel(
         name=f"hf:{name}",
@@ -64,7 +64,7 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
         dtype=dtype,
         tokenizer=tokenizer,
         processor=processor,
-        transform=_image_transform(processor) if kind == "image" else None,
+        transform=_ImageTransform(processor) if kind == "image" else None,
         class_names=_class_names(config) if kind in ("sequence", "image") else (),
         positions=positions,
         processor_options=chosen.processor_options,
@@ -74,9 +74,9 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
 
 
 def with_knobs(loaded: LoadedModel, knobs: Mapping[str, Any]) -> LoadedModel | None:
-    """A loaded model under other knobs; None where that takes loading it anew, since what is cut off stays off."""
-    if not hf_knobs.may_turn_again(loaded.identity.get("knobs", {}), knobs):
-        return None  # asked first: the ranges below are those of the model as it is now, without what was cut off
+    """A loaded model with other knobs; None if it must be loaded again, because removed layers cannot come back."""
+    if not hf_knobs.can_change_to(loaded.identity.get("knobs", {}), knobs):
+        return None  # checked first: the ranges below are those of the model without what was removed
     kind = next(kind for kind, named in _KINDS.items() if named == loaded.kind)
     parts = KnobParts(
         config=loaded.module.config,
@@ -86,7 +86,7 @@ def with_knobs(loaded: LoadedModel, knobs: Mapping[str, Any]) -> LoadedModel | N
         module=loaded.module,
     )
     chosen = hf_knobs.choose_knobs(knobs, parts, owner=loaded.name)
-    hf_knobs.turn_knobs(chosen.values, parts)
+    hf_knobs.apply_knobs(chosen.values, parts)
     identity = {name: value for name, value in loaded.identity.items() if name != "knobs"}
     return dataclasses.replace(
         loaded,
@@ -109,7 +109,7 @@ def parse_knobs(name: str, asked: Sequence[Mapping[str, Any]], *, trust_remote_c
 
 
 def model_knobs(name: str, *, trust_remote_code: bool = False) -> tuple[Knob, ...]:
-    """The knobs of a folder or id; those of a vision-language model are read off its processor, without its weights."""
+    """The knobs of a folder or id; those of a vision-language model from its processor, without weights."""
     config = hf_models.load_config(name, trust_remote_code)
     if hf_models.kind_of(name, config) != "vision_language":
         return hf_models.model_knobs(name, trust_remote_code=trust_remote_code)
@@ -126,7 +126,7 @@ def _load_part(auto_class: str, name: str, trust_remote_code: bool) -> Any:
     transformers = hf_models.transformers_library()
     try:
         part = getattr(transformers, auto_class).from_pretrained(place, trust_remote_code=trust_remote_code, **options)
-    except Exception as error:  # files that are missing or broken, a library that is not there, the part's own code
+    except Exception as error:  # missing or broken files, a missing library, the part's own code
         reason = first_line(error)
         held = ""
         if Path(place).is_dir():
@@ -139,7 +139,7 @@ def _load_part(auto_class: str, name: str, trust_remote_code: bool) -> Any:
 
 
 class _ImageTransform:
-    """A picture as the model's image processor sees it, [channels, height, width]; picklable, for worker processes."""
+    """An image as the model's image processor prepares it, [channels, height, width]; picklable for workers."""
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
@@ -147,10 +147,6 @@ class _ImageTransform:
     def __call__(self, image: Any) -> torch.Tensor:
         pixels: torch.Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
         return pixels
-
-
-def _image_transform(processor: Any) -> _ImageTransform:
-    return _ImageTransform(processor)
 
 
 def _class_names(config: Any) -> tuple[str, ...]:

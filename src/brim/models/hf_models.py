@@ -17,14 +17,20 @@ from torch import nn
 
 from brim.errors import BrimError, RequestError, first_line, nearest_names
 from brim.memory.failures import FailureKind, classify
-from brim.models.hf_knobs import KnobParts, list_knobs, turn_knobs
+from brim.models.base import ModelParts, PartsRequest
+from brim.models.batches import (
+    plain_token_range,
+    random_floats,
+    random_integers,
+    special_token_ids,
+    token_batch,
+    token_knobs,
+)
+from brim.models.hf_knobs import KnobParts, apply_knobs, list_knobs
 from brim.models.names import model_folders_near
-from brim.models.parts import ModelParts, PartsRequest
-from brim.models.token_batches import plain_token_range, special_token_ids, token_batch, token_knobs
 from brim.records import Mode
 from brim.settings.caller import named, pair, written
 from brim.workloads.knobs import Knob
-from brim.workloads.random_tensors import random_floats, random_integers
 
 __all__ = [
     "Kind", "build_parts", "family_names", "files_identity", "kind_of", "load_config", "load_weights", "model_knobs",
@@ -80,7 +86,7 @@ def model_knobs(name: str, *, trust_remote_code: bool = False) -> tuple[Knob, ..
         others = list_knobs(KnobParts(config=config, kind=kind))
         return (*lengths, *(knob for knob in others if knob.name not in {length.name for length in lengths}))
     size = getattr(config, "image_size", None)
-    if isinstance(size, int):  # position embeddings: the size is part of the model
+    if isinstance(size, int):  # position embeddings fix the size
         return (Knob(name="size", default=size, help="fixed by config.json", minimum=size, maximum=size),)
     return (Knob(name="size", default=224, help="height and width of the input in pixels", minimum=1),)
 
@@ -98,7 +104,7 @@ def build_parts(request: PartsRequest) -> ModelParts:
         _check_total_length(request, position_limit(config))
     dtype = request.dtype or own_dtype(config)
     model, notes = load_weights(request.name, config, kind, dtype, trust_remote_code=request.trust_remote_code)
-    turn_knobs(request.knobs, KnobParts(config=config, kind=kind, module=model))
+    apply_knobs(request.knobs, KnobParts(config=config, kind=kind, module=model))
     if request.mode != "generate":
         _turn_cache_off(model)
         if kind == "causal":
@@ -117,7 +123,7 @@ def build_parts(request: PartsRequest) -> ModelParts:
 
 
 def _turn_cache_off(model: nn.Module) -> None:
-    """A single forward has no use for keys and values; encoder and decoder may have configurations of their own."""
+    """A single forward needs no key-value cache; encoder and decoder may have separate configurations."""
     for module in model.modules():
         config = getattr(module, "config", None)
         if getattr(config, "use_cache", False) is True:
@@ -177,7 +183,7 @@ def _own_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def _hidden_state_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """An encoder without a head has no loss of its own; any scalar of its output costs the same backward."""
+    """An encoder without a head has no loss; the backward from any scalar of its output costs the same."""
     hidden: torch.Tensor = model(**batch).last_hidden_state
     return hidden.float().square().mean()
 
@@ -215,7 +221,7 @@ def load_config(name: str, trust_remote_code: bool) -> Any:
     except BrimError:
         raise
     except Exception as error:  # a file that is cut short, values of another type, the configuration's own code
-        if not Path(place).exists():  # not a folder, and not to be had from the hub either
+        if not Path(place).exists():  # neither a folder nor on the hub
             near = nearest_names(name, model_folders_near(name))
             raise RequestError(f"{unreadable(name, error)}{near}") from error
         raise unreadable(name, error, what=options.get("gguf_file", "config.json")) from error
@@ -224,7 +230,7 @@ def load_config(name: str, trust_remote_code: bool) -> Any:
 
 
 def _check_config(name: str, config: Any) -> None:
-    """Refuse values that transformers takes from config.json and no model can have."""
+    """Refuse values of config.json that transformers accepts and no model can have."""
     architectures = getattr(config, "architectures", None) or []
     if not isinstance(architectures, list) or not all(isinstance(one, str) for one in architectures):
         raise RequestError(
@@ -239,7 +245,7 @@ def _check_config(name: str, config: Any) -> None:
 def load_weights(
     name: str, config: Any, kind: Kind, dtype: torch.dtype, *, trust_remote_code: bool = False
 ) -> tuple[Any, tuple[str, ...]]:
-    """The model with its weights, or random ones for a folder that holds none, and what to say about that."""
+    """The model with its weights, or random ones for a folder that holds none, and notes for the user."""
     transformers = transformers_library()
     auto_class = getattr(transformers, _AUTO_CLASSES[kind])
     place, options_of_file = where(name)
@@ -268,7 +274,7 @@ def unreadable(name: str, error: Exception, *, what: str | None = None) -> Reque
     """A model that cannot be loaded, or one file of it, and the reason in one line."""
     reason = first_line(error)
     below = " ".join(str(error).strip().splitlines()[1:]).strip()
-    if reason.endswith(":") and below:  # a validator of transformers, and under it what is wrong with which field
+    if reason.endswith(":") and below:  # a validator of transformers, with the field on the lines below
         reason = below
     elif not isinstance(error, (OSError, ValueError)) and reason != type(error).__name__:
         reason = f"{type(error).__name__}: {reason}"  # `integer modulo by zero` alone explains little
@@ -330,7 +336,7 @@ def _unknown_batches(name: str, what: str) -> RequestError:
 
 
 def position_limit(config: Any) -> int | None:
-    """How many tokens the model has positions for, or None where it does not say."""
+    """How many tokens the model has positions for, or None if unknown."""
     text = config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit < 1:
@@ -345,8 +351,8 @@ def _check_total_length(request: PartsRequest, limit: int | None) -> None:
     if limit is not None and tokens + new_tokens > limit:
         raise RequestError(
             f"{pair('knob', 'tokens', tokens)} {pair('knob', 'max_new_tokens', new_tokens)}: together "
-            f"{tokens + new_tokens}, but "
-            f"hf:{request.name} has {limit} positions; use at most tokens={max(limit - new_tokens, 1)}"
+            f"{tokens + new_tokens}, but hf:{request.name} has {limit} positions; use at most "
+            f"tokens={max(limit - new_tokens, 1)}"
         )
 
 
@@ -376,7 +382,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def files_identity(name: str, config: Any) -> dict[str, Any]:
-    """What tells two versions of the weights apart without reading them."""
+    """An identity of the weights without reading them: names, sizes and times of their files."""
     folder = Path(where(name)[0])
     if not folder.is_dir():
         return {"commit": getattr(config, "_commit_hash", None)}

@@ -13,8 +13,8 @@ import torch
 from brim.errors import RequestError, first_line
 from brim.memory.weights import place_weights
 from brim.models import hf_loading, python_factory, timm_models, torchvision_models
+from brim.models.base import LoadedModel, LoadRequest
 from brim.models.build import model_knobs, resolve_model
-from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.names import ModelName
 from brim.settings.caller import given
 from brim.workloads.knobs import check_knobs
@@ -25,34 +25,34 @@ _MOST_NAMED = 5  # entries of a file in one message
 
 
 def load_model(request: LoadRequest) -> LoadedModel:
-    """The model asked for, with its weights, on its device and in evaluation mode."""
+    """The requested model with its weights, on its device and in evaluation mode."""
     name = resolve_model(request.model)
     if name.source in ("py", "hf") and request.weights not in ("auto", "none"):
         raise RequestError(f"{given('weights', request.weights)}: {name} brings its own weights; leave it out")
     if name.source == "py":
         return _function(name, request)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # weights that are random are the same ones in every run: it can be resumed
+        torch.manual_seed(0)  # random weights are the same in every run, so that it can be resumed
         return hf_loading.load(name.name, request) if name.source == "hf" else _classifier(name, request)
 
 
 class KeptModel:
-    """As `load_model`, but a model asked for again under other knobs is not loaded again where that can be helped."""
+    """As `load_model`, but if only knobs differ from the last request, the model is changed in place if possible."""
 
     def __init__(self) -> None:
         self._request: LoadRequest | None = None
         self._loaded: LoadedModel | None = None
 
     def __call__(self, request: LoadRequest) -> LoadedModel:
-        turned = self._turned(request)
-        if turned is None:
+        changed = self._changed(request)
+        if changed is None:
             self._loaded = None  # before the next one needs the memory
-            turned = load_model(request)
-        self._request, self._loaded = request, turned
-        return turned
+            changed = load_model(request)
+        self._request, self._loaded = request, changed
+        return changed
 
-    def _turned(self, request: LoadRequest) -> LoadedModel | None:
-        """What is loaded, under the knobs of this request; None if it is another model or cannot be turned so."""
+    def _changed(self, request: LoadRequest) -> LoadedModel | None:
+        """The loaded model with the knobs of this request; None if it is another model or cannot be changed to them."""
         if self._loaded is None or self._request is None:
             return None
         same = self._request == dataclasses.replace(request, knobs=self._request.knobs)
@@ -76,7 +76,7 @@ def _function(name: ModelName, request: LoadRequest) -> LoadedModel:
 
 def _classifier(name: ModelName, request: LoadRequest) -> LoadedModel:
     knobs = check_knobs(request.knobs, model_knobs(str(name)), owner=str(name))
-    asked = {knob: knobs[knob] for knob in request.knobs}  # what is not asked for is as the weights were trained
+    asked = {knob: knobs[knob] for knob in request.knobs}  # others stay as the weights were trained
     loaders = {"torchvision": torchvision_models.load, "timm": timm_models.load}
     loaded = loaders[name.source](name.name, dataclasses.replace(request, knobs=asked))
     loaded = dataclasses.replace(loaded, identity={**loaded.identity, "knobs": asked})
@@ -125,7 +125,7 @@ def put_weights(module: torch.nn.Module, state: Mapping[str, Any], path: str) ->
 
 
 def _differences(own: Mapping[str, Any], state: Mapping[str, Any]) -> str:
-    """In which entries a file differs from a model, in one line."""
+    """How the entries of a file differ from those of a model, in one line."""
     tensors = [name for name, value in state.items() if isinstance(value, torch.Tensor)]
     shapes = [
         f"{name} {tuple(state[name].shape)} in the file and {tuple(own[name].shape)} in the model"
@@ -149,7 +149,7 @@ def _listed(what: str, names: Sequence[str]) -> str:
 
 
 def _other_classes(state: Mapping[str, Any], module: torch.nn.Module) -> int | None:
-    """The number of classes that a file's head has, where that is all in which it differs from the model."""
+    """The number of classes of a file's head, if the file differs from the model in nothing else."""
     own = module.state_dict()
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor) and name in own}
     other = {name: value for name, value in tensors.items() if own[name].shape != value.shape}

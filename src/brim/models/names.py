@@ -1,4 +1,4 @@
-"""What a MODEL argument means. Pure: the names that exist are handed in, nothing is imported to read them.
+"""What a MODEL argument means. Pure: existing names are passed in, nothing is imported.
 
 1. A prefix decides: `torchvision:NAME`, `timm:NAME`, `hf:FOLDER_OR_ID`, `py:FILE_OR_MODULE:FACTORY`.
 2. An existing folder, or GGUF file, is `hf`.
@@ -52,7 +52,7 @@ ALIASES = {
     "resnet3d_18": "torchvision:r3d_18",
 }
 
-_MOST_CANDIDATES = 8  # as many as a message lists
+_MOST_CANDIDATES = 8  # in one message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,12 +97,12 @@ def split_prefix(text: str) -> ModelName | None:
 
 
 def model_folders_near(text: str) -> list[str]:
-    """Folders of transformers models and GGUF files that lie where the text points to, spelled as the text is."""
+    """Folders of transformers models and GGUF files beside the path in the text, spelled as the text is."""
     beginning = text[: text.rfind("/") + 1]
     place = Path(beginning or ".").expanduser()
     try:
         entries = sorted(place.iterdir())
-    except OSError:  # not there, or not to be read: nothing to suggest
+    except OSError:  # missing or unreadable: nothing to suggest
         return []
     return [f"{beginning}{one.name}" for one in entries if one.suffix == ".gguf" or (one / "config.json").is_file()]
 
@@ -114,7 +114,7 @@ def choose_name(
     timm: Callable[[], Sequence[str]],
     families: Callable[[], Sequence[str]] = tuple,
 ) -> ModelName:
-    """The one model that a name without prefix means; timm's names are asked for only when torchvision's fail."""
+    """The one model that a name without prefix means; timm's names are read only if torchvision's do not match."""
     lists: tuple[tuple[Source, Callable[[], Sequence[str]]], ...] = (("torchvision", torchvision), ("timm", timm))
     for source, names in lists:
         found = _same_name(text, names())
@@ -144,7 +144,7 @@ def _of_a_family(text: str, families: Sequence[str]) -> str:
 
 
 def _nearest(text: str, names: Sequence[str]) -> str:
-    """Whatever may be written for a model and is close: folders here, aliases, names, and how names begin."""
+    """The nearest of all ways to write a model: folders here, aliases, names, and beginnings of names."""
     beginnings = ("_".join(name.split("_")[:count]) for name in names for count in range(1, name.count("_") + 1))
     known = [*model_folders_near(text), *ALIASES, *names, *beginnings]
     return nearest_names(text.lower(), dict.fromkeys(known))  # each once

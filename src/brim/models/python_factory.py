@@ -6,21 +6,17 @@
                 "make_batch": lambda n: torch.randn(n, 3, size, size, device=device)}
 
 The factory's parameters with defaults are its knobs. Parameters called device, dtype, mode, optimizer and
-gradient_checkpointing are given what was asked for (dtype as a `torch.dtype`, or None for auto) and are no knobs.
+gradient_checkpointing get the values of the request (dtype as a `torch.dtype`, or None for auto) and are not knobs.
 It returns a `Workload`, a pair (step, make_batch), or a dictionary of `CallableWorkload`'s arguments. A workload
-without an identity of its own is filed under a digest of the factory's file.
+without an identity of its own is cached under a digest of the factory's file.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import inspect
-import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +25,7 @@ import torch
 
 from brim.errors import BrimError, RequestError, nearest_names
 from brim.memory.weights import load_failure
+from brim.storage.python_files import describe_error, import_file, importable
 from brim.workloads.base import Workload
 from brim.workloads.callables import CallableWorkload
 from brim.workloads.knobs import Knob
@@ -47,7 +44,7 @@ FACTORY_ARGUMENTS = ("device", "dtype", "mode", "optimizer", "gradient_checkpoin
 
 
 def factory_knobs(name: str) -> tuple[Knob, ...]:
-    """The factory's parameters that have a default, apart from those that brim fills in."""
+    """The factory's parameters that have a default, apart from those that brim sets."""
     return tuple(
         Knob(name=parameter.name, default=parameter.default)
         for parameter in _parameters(name).values()
@@ -60,7 +57,7 @@ def call_factory(
 ) -> Workload:
     """Call the factory with its knobs and those of `arguments` that it names, and make a workload of the result.
 
-    `device` is that of a result that tells of none: neither a model nor a device among its arguments.
+    `device` is used if the result has neither a model nor a device.
     """
     result = _call(name, knobs, arguments)
     given = arguments.get("device") if takes_argument(name, "device") else None
@@ -93,7 +90,7 @@ def _call(name: str, knobs: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
     if missing:
         raise RequestError(f"py:{name}: the factory wants {', '.join(missing)}; give them defaults to make them knobs")
     try:
-        with _importable(_folder_of(module)):
+        with importable(_folder_of(module)):
             return factory(**knobs, **taken)
     except BrimError:
         raise
@@ -101,7 +98,7 @@ def _call(name: str, knobs: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
         full = load_failure(error, taken.get("device"), what=f"py:{name}: the factory raised")
         if full is not None:
             raise full from error
-        raise RequestError(f"py:{name}: factory raised {_described(error)}") from error
+        raise RequestError(f"py:{name}: factory raised {describe_error(error)}") from error
 
 
 def takes_argument(name: str, argument: str) -> bool:
@@ -177,58 +174,23 @@ def _import_file(name: str, file: Path) -> ModuleType:
         folder = file.parent
         there = sorted(path.name for path in folder.glob("*.py")) if folder.is_dir() else []
         raise RequestError(f"MODEL py:{name}: there is no file {file}{nearest_names(file.name, there)}")
-    file = file.resolve()
-    digest = hashlib.sha256(str(file).encode() + file.read_bytes()).hexdigest()[:12]
-    module_name = f"brim_factory_{file.stem}_{digest}"  # the same text is imported once, an edited file anew
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # before it runs: dataclasses and pickle look there
     try:
-        with _importable(file.parent):
-            spec.loader.exec_module(module)
+        return import_file(file, prefix="brim_factory")
     except Exception as error:
-        del sys.modules[module_name]
-        raise RequestError(f"MODEL py:{name}: importing {file} raised {_described(error)}") from error
-    return module
+        raise RequestError(f"MODEL py:{name}: importing {file} raised {describe_error(error)}") from error
 
 
 def _import_module(name: str, where: str) -> ModuleType:
     try:
-        with _importable(Path.cwd()):
+        with importable(Path.cwd()):
             return importlib.import_module(where)
     except ModuleNotFoundError as error:
         hint = f"; for a file write py:{where}.py:…" if error.name == where and "." not in where else ""
         raise RequestError(f"MODEL py:{name}: {error}{hint}") from error
     except Exception as error:
-        raise RequestError(f"MODEL py:{name}: importing {where} raised {_described(error)}") from error
-
-
-@contextmanager
-def _importable(folder: Path | None) -> Iterator[None]:
-    """Let the user's code import its neighbours, as it could when run as a script."""
-    if folder is None or str(folder) in sys.path:
-        yield
-        return
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
+        raise RequestError(f"MODEL py:{name}: importing {where} raised {describe_error(error)}") from error
 
 
 def _folder_of(module: ModuleType) -> Path | None:
     file = getattr(module, "__file__", None)
     return Path(file).parent if file else None
-
-
-def _described(error: Exception) -> str:
-    """`ValueError: text (file:line)`, the line being the innermost one."""
-    if isinstance(error, SyntaxError):
-        return f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})"
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"

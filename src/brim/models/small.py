@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from brim.models.classification import classification_loss
-from brim.models.parts import ModelParts, Setup, assemble
+from brim.models.base import ModelParts, Setup, assemble
+from brim.models.batches import random_floats, random_integers
 from brim.models.placement import Precision
+from brim.models.vision import classification_loss
 from brim.records import Mode
 from brim.workloads.base import Workload
-from brim.workloads.random_tensors import random_floats, random_integers
 
 __all__ = ["convnet", "transformer"]
 
@@ -95,7 +95,7 @@ class _Transformer(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(_VOCABULARY, width)
         self.positions = nn.Parameter(torch.zeros(tokens, width))
-        self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(_TransformerBlock(width, heads) for _ in range(layers))
         self.head = nn.Linear(width, _VOCABULARY, bias=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ class _Transformer(nn.Module):
         return scores
 
 
-class _Block(nn.Module):
+class _TransformerBlock(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads

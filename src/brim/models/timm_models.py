@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from brim.errors import RequestError, first_line, nearest_names
-from brim.models.classification import classifier_parts
-from brim.models.loaded import LoadedModel, LoadRequest
-from brim.models.parts import ModelParts, PartsRequest
+from brim.models.base import LoadedModel, LoadRequest, ModelParts, PartsRequest
+from brim.models.vision import classifier_parts
 from brim.settings.caller import written
 from brim.workloads.knobs import Knob
 
@@ -36,7 +35,7 @@ def build_parts(request: PartsRequest) -> ModelParts:
     configuration = _configuration(request.name)
     channels, _, default = configuration.input_size
     size = request.knobs["size"]
-    # A model made for one size (position embeddings, windows) has to be told of another one.
+    # A model with a fixed input size (position embeddings, windows) needs another one as an argument.
     options = {"img_size": size} if configuration.fixed_input_size and size != default else {}
 
     def build() -> nn.Module:
@@ -47,7 +46,7 @@ def build_parts(request: PartsRequest) -> ModelParts:
 
 
 def load(name: str, request: LoadRequest) -> LoadedModel:
-    """The model for evaluation, with timm's published weights unless others are asked for."""
+    """The model for evaluation, with timm's published weights unless the request names others."""
     timm = _timm()
     pretrained, size = request.weights == "auto", request.knobs.get("size")
     options = {"img_size": size} if size is not None and _configuration(name).fixed_input_size else {}
@@ -58,9 +57,8 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
     except (OSError, RuntimeError, ValueError) as error:  # no network, no published weights
         reason = first_line(error)
         raise RequestError(
-            f"timm:{name}: its published weights cannot be had ({reason}); give a file with "
-            f"{written('weights', 'FILE')}, or "
-            f"{written('weights', 'none')} for random ones"
+            f"timm:{name}: its published weights cannot be loaded ({reason}); give a file with "
+            f"{written('weights', 'FILE')}, or {written('weights', 'none')} for random ones"
         ) from error
     asked = {} if size is None else {"input_size": (_configuration(name).input_size[0], size, size)}
     settings = timm.data.resolve_data_config(asked, model=module)

@@ -12,11 +12,8 @@ import torch
 from torch import nn
 
 from brim.errors import RequestError, first_line, nearest_names
-from brim.models.classification import classifier_parts
-from brim.models.detection import detection_parts
-from brim.models.loaded import LoadedModel, LoadRequest
-from brim.models.parts import ModelParts, PartsRequest
-from brim.models.segmentation import segmentation_parts
+from brim.models.base import LoadedModel, LoadRequest, ModelParts, PartsRequest
+from brim.models.vision import classifier_parts, detection_parts, segmentation_parts
 from brim.settings.caller import written
 from brim.workloads.knobs import Knob
 
@@ -28,7 +25,7 @@ _SMALL_VIDEO = ("mc3_18", "r2plus1d_18", "r3d_18")  # trained at 112
 _FRAMES = 16  # in a clip
 _MAXVIT_STEP = 224  # 7 windows × 32 strides: every stage must divide into whole windows
 _SEGMENTED_SIZE = 520  # as torchvision's weights were evaluated
-_DETECTED_SIZES = {  # the shorter side of what a model makes of any picture; SSD's is part of the architecture
+_DETECTED_SIZES = {  # the shorter side after the model's own resizing; SSD's is fixed
     "fasterrcnn_mobilenet_v3_large_320_fpn": 320,
     "ssd300_vgg16": 300,
     "ssdlite320_mobilenet_v3_large": 320,
@@ -108,7 +105,7 @@ def untrained(name: str, size: int, classes: int) -> nn.Module:
 
 
 def load(name: str, request: LoadRequest) -> LoadedModel:
-    """The model for evaluation, with torchvision's published weights unless others are asked for."""
+    """The model for evaluation, with torchvision's published weights unless the request names others."""
     kind = model_kind(name)
     if kind in ("segmentation", "detection"):
         raise RequestError(
@@ -128,9 +125,8 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
     except (OSError, RuntimeError, ValueError) as error:  # no network, a proxy, a broken download
         reason = first_line(error)
         raise RequestError(
-            f"torchvision:{name}: its published weights cannot be had ({reason}); give a file with "
-            f"{written('weights', 'FILE')}, or "
-            f"{written('weights', 'none')} for random ones"
+            f"torchvision:{name}: its published weights cannot be loaded ({reason}); give a file with "
+            f"{written('weights', 'FILE')}, or {written('weights', 'none')} for random ones"
         ) from error
     if published is None and name.startswith("mvit_") and frames is not None:
         _set_clip_size(module, frames, size)
@@ -154,7 +150,7 @@ def _published(name: str) -> Any:
 
 
 def _transform(name: str, published: Any, size: int | None) -> Any:
-    """What the published weights were trained with, at the size asked for; without such weights, the usual."""
+    """The transform of the published weights, at the size of the request; without such weights, the usual one."""
     from torchvision.transforms._presets import ImageClassification, VideoClassification
 
     if published is not None and size is None:
@@ -176,14 +172,14 @@ def _options(name: str, size: int) -> dict[str, Any]:
     if model_kind(name) == "detection" and not name.startswith("ssd"):
         return {"min_size": size, "max_size": max(size, _LONGEST_DETECTED)}
     if name in ("googlenet", "inception_v3"):
-        return {"init_weights": False}  # their own initialisation takes half a minute; memory and speed do not differ
+        return {"init_weights": False}  # their initialisation takes half a minute; memory and speed are the same
     return {}
 
 
 def _set_clip_size(model: Any, frames: int, size: int) -> None:
-    """Make an MViT one for clips of another size: its builders fix 16 frames of 224 pixels, its class does not.
+    """Change an MViT to clips of another size: its builders fix 16 frames of 224 pixels, its class does not.
 
-    The positions are those of the patches, and everything after them follows; relative ones are interpolated.
+    Only the position encoding depends on the size; relative positions are interpolated.
     """
     positions = model.pos_encoding
     frame_stride, row_stride, column_stride = model.conv_proj.stride

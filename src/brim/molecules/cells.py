@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from brim.errors import RequestError, plural
-from brim.metrics.detection import detection_metrics
+from brim.metrics.ood_detection import detection_metrics
 from brim.molecules.baselines import baseline, class_labels
 from brim.molecules.data_sets import FeatureSet
 from brim.molecules.files import read_arrays, write_arrays

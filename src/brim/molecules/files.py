@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from brim.data.base import BadRecord
 from brim.data.csv_files import read_csv
-from brim.data.identity import text_digest
-from brim.data.text_files import decoded, inner_suffix, read_content
+from brim.data.files import decoded, inner_suffix, read_content, text_digest
 from brim.errors import RequestError, nearest_names
 from brim.settings.caller import pair, written
 from brim.storage.files import write_atomic

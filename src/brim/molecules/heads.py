@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from brim.errors import RequestError
 from brim.memory.devices import memory_of
-from brim.metrics.detection import detection_metrics
+from brim.metrics.ood_detection import detection_metrics
 from brim.models.placement import resolve_precision
 from brim.molecules.data_sets import FeatureSet
 from brim.molecules.losses import PreferenceLoss

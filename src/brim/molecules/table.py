@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from brim.metrics.base import mean_and_spread
-from brim.metrics.detection import DETECTION_METRICS
+from brim.metrics.ood_detection import DETECTION_METRICS
 from brim.monitor.sampler import MonitorSummary
 from brim.settings.ood_settings import OodRequest
 from brim.storage.tables import csv_text

@@ -96,7 +96,7 @@ def mark_saturation(entries: Sequence[dict[str, Any]], knobs: Sequence[str]) -> 
     """Mark the points where a larger value of a knob no longer changes what the model sees; says so in lines."""
     lines: list[str] = []
     for knob in knobs:
-        if knob == "dtype" or knob in hf_knobs.NOT_OF_PICTURES:
+        if knob == "dtype" or knob in hf_knobs.NOT_OF_IMAGES:
             continue  # what the model sees does not depend on it, at any value
         marked = []
         for entry in entries:

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from brim.data.base import Sample, SampleSet
-from brim.data.limit import held_out, stratified
 from brim.data.open import DataRequest, open_data
+from brim.data.selection import held_out, stratified
 from brim.errors import RequestError, nearest_names
 from brim.settings.train_settings import TrainSettings
 from brim.training.dense_tasks import open_dense_data

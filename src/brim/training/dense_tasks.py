@@ -23,11 +23,11 @@ from torch.nn import functional
 
 from brim.data.base import Sample, SampleSet
 from brim.data.coco import read_coco
+from brim.data.image_folders import read_mask_folder
 from brim.data.images import load_image, load_mask, polygon_mask
-from brim.data.mask_folder import read_mask_folder
 from brim.errors import RequestError
 from brim.models.build import resolve_model
-from brim.models.segmentation import AUXILIARY_WEIGHT, IGNORED
+from brim.models.vision import AUXILIARY_WEIGHT, IGNORED
 from brim.settings.train_settings import TrainSettings
 from brim.training.items import (
     DataSource,
@@ -41,7 +41,7 @@ from brim.training.items import (
 from brim.training.models import InputKind, ModelBundle, input_shape
 from brim.training.moving_shapes import MovingShapes, shape_params
 from brim.training.objective import Batch, LossSum, Objective
-from brim.workloads.model_call import in_mode
+from brim.workloads.base import in_mode
 
 __all__ = ["Detection", "Segmentation", "open_dense_data"]
 

@@ -18,7 +18,7 @@ import torch
 
 from brim.data.base import Sample
 from brim.data.csv_files import read_csv
-from brim.data.limit import stratified
+from brim.data.selection import stratified
 from brim.errors import RequestError, nearest_names, plural
 from brim.settings.train_settings import DataSettings, TrainSettings
 from brim.training.items import (

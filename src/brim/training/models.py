@@ -16,9 +16,9 @@ from torch import nn
 
 from brim.errors import RequestError
 from brim.models import hf_loading, hf_models, python_factory, timm_models, torchvision_models
+from brim.models.base import LoadedModel, LoadRequest
 from brim.models.build import model_knobs, resolve_model
 from brim.models.load import load_model, put_weights, read_weights
-from brim.models.loaded import LoadedModel, LoadRequest
 from brim.models.names import ModelName
 from brim.settings.caller import named_as
 from brim.settings.train_settings import TrainSettings

@@ -29,7 +29,7 @@ from brim.sizing.priors import LiveRequest, Prior, Room, start_live
 from brim.training.items import Items
 from brim.training.listener import say_nothing
 from brim.training.objective import Objective
-from brim.workloads.model_call import in_mode
+from brim.workloads.base import in_mode
 
 __all__ = ["Validation"]
 

@@ -1,13 +1,14 @@
-"""The `Workload`: something that can make a worst-case batch of any size and step on it.
+"""The `Workload`: makes a worst-case batch of any size and runs a step on it.
 
-Knows nothing of searching, timing or memory limits: it only says what runs, on which device, and which
-objects a step may change, so that a search can put them back.
+Knows nothing of searching, timing or memory limits: only what runs, on which device, and which objects a step may
+change, so that a search can restore them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from brim.errors import RequestError
 from brim.memory.remedies import HALF_PRECISION
 from brim.records import Mode, Unit
 
-__all__ = ["Workload", "leading_length"]
+__all__ = ["Workload", "call_model", "in_mode", "leading_length"]
 
 
 class Workload(ABC):
@@ -35,8 +36,8 @@ class Workload(ABC):
     mode: Mode = "forward"
     unit: Unit = "samples"
     device: torch.device = torch.device("cpu")
-    notes: Sequence[str] = ()  # what the user should be told: random weights, a smallest size
-    savings: Sequence[str] = (HALF_PRECISION,)  # what would take less memory, proposed where nothing fits
+    notes: Sequence[str] = ()  # for the user: random weights, a smallest size
+    savings: Sequence[str] = (HALF_PRECISION,)  # ways to use less memory, proposed where nothing fits
 
     @abstractmethod
     def make_batch(self, size: int) -> Any:
@@ -63,15 +64,15 @@ class Workload(ABC):
         return ()
 
     def functions(self) -> Sequence[Any]:
-        """The functions that a step runs, so that a compiled one can be told where it matters."""
+        """The functions that a step runs, so that a compiled one is recognised."""
         return (self.step,)
 
     def release(self) -> None:
-        """Let go of memory that a step keeps for the next one; called between sizes."""
+        """Free the memory that a step keeps for the next one; called between sizes."""
         return
 
     def reserved_bytes(self) -> int:
-        """Bytes to keep free beside a probe for what does not exist yet, e.g. communication buckets."""
+        """Bytes to keep free during a probe for what is allocated later, e.g. communication buckets."""
         return 0
 
     def smallest_size(self) -> int:
@@ -79,11 +80,11 @@ class Workload(ABC):
         return 1
 
     def traced_as(self) -> Workload:
-        """What a forecast traces in its place, where that says more of what a step is made of."""
+        """The workload that a forecast traces instead of this one, if it shows more of a step's operations."""
         return self
 
     def largest_size(self) -> int | None:
-        """A size past which a batch makes no sense (the data set's length), or None."""
+        """The largest useful size (the length of the data set), or None."""
         return None
 
     def identity(self) -> Mapping[str, Any] | None:
@@ -102,7 +103,7 @@ def leading_length(batch: Any) -> int:
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
         return len(batch)
     raise RequestError(
-        f"cannot tell how many items a batch of type {type(batch).__name__} holds: "
+        f"cannot count the items of a batch of type {type(batch).__name__}: "
         "it has no tensor with a leading dimension; pass batch_length=, a function from batch to count"
     )
 
@@ -121,3 +122,30 @@ def _first_tensor(value: Any) -> torch.Tensor | None:
         if found is not None and found.dim() > 0:
             return found
     return None
+
+
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call the model on a batch: a mapping gives keyword arguments, a tuple positional ones, else the one argument."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, tuple):
+        return model(*batch)
+    return model(batch)
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Run a block with the model in training or evaluation mode, and leave every submodule's flag as it was.
+
+    A model already in the mode is not touched, so a submodule its owner froze (`bn.eval()`) stays frozen.
+    """
+    if model.training == training:
+        yield
+        return
+    flags = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag

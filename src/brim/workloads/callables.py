@@ -87,7 +87,7 @@ class CallableWorkload(Workload):
         return (self._step,)
 
     def largest_size(self) -> int | None:
-        """The size past which a batch makes no sense, if one was given."""
+        """The largest useful size, if one was given."""
         return self._largest_size
 
     def identity(self) -> Mapping[str, Any] | None:

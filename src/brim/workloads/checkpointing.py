@@ -1,8 +1,8 @@
-"""Gradient checkpointing for any model: its own way where it has one, else around its repeated blocks.
+"""Gradient checkpointing for any model: by its own method where it has one, else around its repeated blocks.
 
 The recomputed forward draws the same random numbers as the first one, so gradients are the same as without.
-Batch normalisation is the exception to "the same": its running statistics are updated by both forwards (the
-gradients do not depend on them in training).
+Batch normalisation is an exception: both forwards update its running statistics (in training the gradients do not
+depend on them).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ __all__ = ["can_checkpoint", "enable_gradient_checkpointing"]
 
 
 def can_checkpoint(model: nn.Module) -> bool:
-    """Whether `enable_gradient_checkpointing` finds a way; the model is left as it is."""
+    """Whether `enable_gradient_checkpointing` would succeed; the model is not changed."""
     if hasattr(model, "gradient_checkpointing_enable") and getattr(model, "supports_gradient_checkpointing", True):
         return True
-    if _timm_way(model):
+    if _enable_timm(model):
         model.set_grad_checkpointing(False)  # type: ignore[operator]
         return True
     return any(True for _ in _blocks(model)) or any(_is_long_sequence(module) for module in model.modules())
 
 
 def enable_gradient_checkpointing(model: nn.Module) -> str:
-    """Make the model recompute activations in the backward instead of keeping them; says in one line what was done.
+    """Make the model recompute activations in the backward instead of keeping them; returns a note on what was done.
 
-    Takes transformers' `gradient_checkpointing_enable` or timm's `set_grad_checkpointing` where the model has it.
+    Uses transformers' `gradient_checkpointing_enable` or timm's `set_grad_checkpointing` where the model has it.
     Otherwise every block of its `nn.Sequential` and `nn.ModuleList` containers is checkpointed on its own, or, when
     these hold only single layers, each sequence in about √n segments. A model with neither is a `RequestError`.
     """
-    if _transformers_way(model):
+    if _enable_transformers(model):
         return f"gradient checkpointing: {type(model).__name__}'s own (transformers)"
-    if _timm_way(model):
+    if _enable_timm(model):
         return f"gradient checkpointing: {type(model).__name__}'s own (timm)"
     blocks = list(_blocks(model))
     for name, block in blocks:
@@ -55,11 +55,11 @@ def enable_gradient_checkpointing(model: nn.Module) -> str:
         return f"gradient checkpointing: {', '.join(name or 'the model' for name, _ in sequences)} in segments"
     raise RequestError(
         f"{named('gradient_checkpointing')}: {type(model).__name__} has no repeated blocks in an nn.Sequential or "
-        "nn.ModuleList to checkpoint; leave the flag out, or use torch.utils.checkpoint inside the model"
+        "nn.ModuleList to checkpoint; leave it out, or use torch.utils.checkpoint inside the model"
     )
 
 
-def _transformers_way(model: nn.Module) -> bool:
+def _enable_transformers(model: nn.Module) -> bool:
     enable = getattr(model, "gradient_checkpointing_enable", None)
     if enable is None or not getattr(model, "supports_gradient_checkpointing", True):
         return False
@@ -67,19 +67,19 @@ def _transformers_way(model: nn.Module) -> bool:
     return True
 
 
-def _timm_way(model: nn.Module) -> bool:
+def _enable_timm(model: nn.Module) -> bool:
     enable = getattr(model, "set_grad_checkpointing", None)
     if enable is None:
         return False
     try:
         enable(True)
-    except (AssertionError, NotImplementedError):  # timm's way of saying that this architecture has none
+    except (AssertionError, NotImplementedError):  # timm raises these for architectures that do not support it
         return False
     return True
 
 
 def _blocks(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The outermost members of containers that are modules of several layers; nested containers are entered."""
+    """The outermost modules of several layers in containers; containers of blocks are searched, too."""
     for name, child in model.named_children():
         path = f"{prefix}{name}"
         if isinstance(model, (nn.Sequential, nn.ModuleList)) and not _is_leaf(child) and not _holds_blocks(child):
@@ -89,7 +89,7 @@ def _blocks(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module
 
 
 def _holds_blocks(module: nn.Module) -> bool:
-    """A stage: a container of blocks rather than of single layers, so it is entered, not checkpointed whole."""
+    """A stage: a container of blocks rather than of single layers, so it is searched, not checkpointed as a whole."""
     is_container = isinstance(module, (nn.Sequential, nn.ModuleList))
     return is_container and any(not _is_leaf(child) for child in module.children())
 
@@ -105,7 +105,7 @@ def _is_long_sequence(module: nn.Module) -> bool:
 def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
     current = vars(module).get("forward")
     if isinstance(current, functools.partial) and current.func in (_checkpointed_call, _segmented_call):
-        return  # checkpointed before: a second recomputation would save nothing
+        return  # checkpointed already: recomputing twice would save nothing
     vars(module)["forward"] = forward
 
 
@@ -117,8 +117,7 @@ def _checkpointed_call(name: str, forward: Callable[..., Any], *args: Any, **kwa
     if _versions(args) != before:
         raise RequestError(
             f"{named('gradient_checkpointing')}: block {name} changes its input in place, so computing it again would "
-            "give "
-            "other values; leave the flag out, or build the model with inplace=False"
+            "give other values; leave it out, or build the model with inplace=False"
         )
     return output
 
@@ -142,6 +141,6 @@ def _checkpoint_segments(sequence: nn.Sequential) -> None:
 
 
 def _segmented_call(functions: list[nn.Sequential], value: Any) -> Any:
-    for segment in functions[:-1]:  # the backward begins with the last one: keeping its activations costs nothing
+    for segment in functions[:-1]:  # not the last: the backward starts with it, and needs its activations at once
         value = _checkpointed_call("segment", segment, value)
     return functions[-1](value)

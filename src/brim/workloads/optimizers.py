@@ -35,7 +35,7 @@ def make_optimizer(name: str, params: Iterable[torch.nn.Parameter], lr: float = 
     options = {"lr": lr, "momentum": 0.9} if name.lower() == "sgd" else {"lr": lr}
     try:
         optimizer: torch.optim.Optimizer = make(list(params), **options)
-    except (TypeError, ValueError) as error:  # no parameters, or some of a shape the optimizer does not take (Muon)
+    except (TypeError, ValueError) as error:  # no parameters, or a shape that the optimizer does not support (Muon)
         raise RequestError(
             f"{given('optimizer', name)} does not take this model's parameters: {error}; {named('optimizer')} adamw "
             "takes any"

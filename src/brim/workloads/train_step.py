@@ -11,8 +11,7 @@ from torch import nn
 
 from brim.errors import RequestError
 from brim.records import Mode
-from brim.workloads.base import Workload
-from brim.workloads.model_call import in_mode
+from brim.workloads.base import Workload, in_mode
 
 __all__ = ["TrainStepWorkload"]
 
@@ -20,7 +19,7 @@ __all__ = ["TrainStepWorkload"]
 class TrainStepWorkload(Workload):
     """Runs `loss(model, batch)`, its backward and the optimizer's step on each batch, in training mode.
 
-    `autocast_dtype` runs the loss under autocast over the weights as they are; float16 wants a `scaler` too.
+    `autocast_dtype` runs the loss under autocast over the weights as they are; float16 needs a `scaler` too.
 
         workload = TrainStepWorkload(
             model=net, make_batch=lambda n: (images(n), labels(n)), device="cuda",
@@ -55,9 +54,9 @@ class TrainStepWorkload(Workload):
         self._identity = identity
         self._smallest_size = smallest_size
         self._largest_size = largest_size
-        self._wants_closure = _wants_closure(optimizer)
-        self._keeps_state = not self._wants_closure  # until seen otherwise
-        if self.scaler is not None and self._wants_closure:
+        self._needs_closure = _needs_closure(optimizer)
+        self._keeps_state = not self._needs_closure  # until a step shows otherwise
+        if self.scaler is not None and self._needs_closure:
             raise RequestError(
                 f"optimizer {type(optimizer).__name__} evaluates the loss itself, which a gradient scaler does not "
                 "allow; use bfloat16 or float32, or another optimizer"
@@ -70,7 +69,7 @@ class TrainStepWorkload(Workload):
     def step(self, batch: Any) -> torch.Tensor:
         """One training step; returns the loss, without its graph."""
         with in_mode(self.model, training=True):
-            if self._wants_closure:
+            if self._needs_closure:
                 return torch.tensor(self.optimizer.step(lambda: float(self._backward(batch))))
             loss = self._backward(batch)
             if self.scaler is None:
@@ -82,11 +81,11 @@ class TrainStepWorkload(Workload):
             return loss
 
     def materialise_optimizer_state(self) -> None:
-        """Make the optimizer's state exist if a gradient scaler has skipped the steps that would have made it.
+        """Create the optimizer's state if a gradient scaler has skipped the steps that would have created it.
 
-        A float16 run skips its first steps while the scale is too large, so its first batches would look cheaper
-        than all later ones by the size of the optimizer state. One plain optimizer step on zeroed gradients makes
-        the state of any optimizer that keeps one; the gradients were of no further use, as the step was skipped.
+        A float16 run skips its first steps while the scale is too large, so that its first batches would need less
+        memory than later ones, by the size of the optimizer state. One plain optimizer step on zeroed gradients
+        creates the state; the gradients are not needed any more, as the step was skipped.
         """
         if not self._keeps_state or not self._lacks_state():
             return
@@ -94,7 +93,7 @@ class TrainStepWorkload(Workload):
             if parameter.grad is not None:
                 parameter.grad.zero_()
         self.optimizer.step()
-        self._keeps_state = not self._lacks_state()  # plain SGD never has any: ask no more
+        self._keeps_state = not self._lacks_state()  # plain SGD never has any: do not check again
 
     def modules(self) -> Sequence[nn.Module]:
         """The model."""
@@ -113,11 +112,11 @@ class TrainStepWorkload(Workload):
         return self._smallest_size
 
     def largest_size(self) -> int | None:
-        """The size past which a batch makes no sense, if one was given."""
+        """The largest useful size, if one was given."""
         return self._largest_size
 
     def identity(self) -> Mapping[str, Any] | None:
-        """What the plan is filed under, if it was given."""
+        """What a cached plan is stored under, if it was given."""
         return self._identity
 
     def _backward(self, batch: Any) -> torch.Tensor:
@@ -136,7 +135,7 @@ class TrainStepWorkload(Workload):
         return any(parameter.grad is not None and not state.get(parameter) for parameter in self._parameters())
 
 
-def _wants_closure(optimizer: torch.optim.Optimizer) -> bool:
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `step` cannot be called without a closure, as LBFGS's cannot."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty

@@ -1,1 +1,0 @@
-"""What a model is asked to do with a sample, one file per task."""
