@@ -152,8 +152,7 @@ def _worker(job: Row) -> Row:
     import torch
 
     from benchmarks.forecast_cases import build, case_named
-    from brim.memory.devices import memory_of
-    from brim.memory.limit import DEFAULT_MARGIN
+    from brim.memory.devices import DEFAULT_MARGIN, memory_of
 
     case = case_named(job["case"])
     assert case is not None

@@ -22,7 +22,7 @@ _Result = TypeVar("_Result")
 _RUNNERS = {  # the function that the command line calls as well
     "find": "brim.planning.find:find_recorded",
     "forecast": "brim.planning.forecast:forecast",
-    "eval": "brim.evaluation.api:evaluate_as",
+    "eval": "brim.evaluation.run:evaluate_as",
     "profile": "brim.profiling.api:profile_as",
     "train": "brim.training.api:train_as",
     "sweep": "brim.sweeps.prepare:sweep",

@@ -19,10 +19,9 @@ import pytest
 
 from brim.errors import LostError, RequestError
 from brim.evaluation import on_ray
-from brim.evaluation.listener import EvalListener
-from brim.evaluation.on_ray import evaluate_on_ray
-from brim.evaluation.remote_worker import RemoteWorker, WorkerResources
+from brim.evaluation.on_ray import RemoteWorker, WorkerResources, evaluate_on_ray
 from brim.evaluation.run import EvalResult
+from brim.evaluation.worker import EvalListener
 from brim.running.figures import ExecutionFigures
 from brim.running.ray_cluster import RayCluster, WorkerLostError
 from brim.settings.declare import read_settings
@@ -394,7 +393,7 @@ def pool_of_one(fake: FakeRay, listener: EvalListener) -> Any:
 
 
 def test_workers_that_die_one_after_the_other_end_the_run(remote: RemoteWorker) -> None:
-    facts = remote._worker.subject.facts()
+    facts = remote._worker.setup.facts()
     listener = Watcher()
     fake = FakeRay(facts)
     pool = pool_of_one(fake, listener)
@@ -406,7 +405,7 @@ def test_workers_that_die_one_after_the_other_end_the_run(remote: RemoteWorker) 
 
 
 def test_a_workers_own_error_is_the_runs_and_a_lost_device_is_a_lost_worker(remote: RemoteWorker) -> None:
-    listener, fake = Watcher(), FakeRay(remote._worker.subject.facts())
+    listener, fake = Watcher(), FakeRay(remote._worker.setup.facts())
     pool = pool_of_one(fake, listener)
     with pytest.raises(RequestError, match="no such file"):
         pool._failed(pool._workers[0], RequestError("--data: no such file"))
@@ -430,7 +429,7 @@ def test_flags_of_a_cluster_go_with_a_cluster(flags: dict[str, Any], words: str)
 
 
 def test_workers_that_see_other_files_are_refused(remote: RemoteWorker) -> None:
-    facts = remote._worker.subject.facts()
+    facts = remote._worker.setup.facts()
     fake = FakeRay(facts)
     pool = pool_of_one(fake, Watcher())
     pool.gather()

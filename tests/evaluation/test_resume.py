@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from brim.errors import LostError, RequestError
-from brim.evaluation.listener import EvalListener
 from brim.evaluation.run import EvalResult, evaluate
 from brim.evaluation.tasks.function import FunctionTask
 from brim.evaluation.tasks.generate import GenerateTask
+from brim.evaluation.worker import EvalListener
 from brim.settings.eval_settings import EvalRequest
 from tests.evaluation.evaluation_runs import lines_of, predictions, run, shout, without_sizes, write_words
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from brim.errors import RequestError
-from brim.evaluation.compare import compare_batch_sizes
-from brim.evaluation.run import EvalResult
+from brim.evaluation.run import EvalResult, compare_batch_sizes
 from brim.evaluation.tasks.base import LaterAnswers
 from brim.evaluation.tasks.function import FunctionTask
 from brim.settings.eval_settings import EvalRequest

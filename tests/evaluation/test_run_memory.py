@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from brim.errors import DoesNotFitError
-from brim.evaluation.listener import EvalListener
-from brim.evaluation.model_memory import ModelMemory
 from brim.evaluation.run import EvalResult, evaluate
-from brim.memory.devices import memory_of
+from brim.evaluation.worker import EvalListener
+from brim.memory.devices import ModelMemory, memory_of
 from brim.settings.eval_settings import EvalRequest
 from tests.evaluation.evaluation_runs import lines_of, predictions, record_of, run, write_lines
 

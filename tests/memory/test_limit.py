@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from brim.errors import RequestError
-from brim.memory.devices import DeviceMemory
-from brim.memory.limit import DEFAULT_MARGIN, resolve_limit
+from brim.memory.devices import DEFAULT_MARGIN, DeviceMemory, resolve_limit
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from brim.evaluation.stage_clock import StageTimes
+from brim.evaluation.timing import StageTimes
 from brim.profiling.latency import latency_figures, percentile
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from brim.cli.evaluate_progress import EvalProgress
-from brim.evaluation.subject import SubjectFacts
+from brim.evaluation.setup import SetupFacts
 from brim.profiling.listener import ProfileListener
 from brim.profiling.run import ProfileResult
 from brim.settings.sizes import format_bytes
@@ -30,7 +30,7 @@ class ProfileProgress(EvalProgress, ProfileListener):
         self._label = ""
         self._told: set[str] = set()
 
-    def opened(self, facts: SubjectFacts) -> None:
+    def opened(self, facts: SetupFacts) -> None:
         """Say what is evaluated, once."""
         if not self._opened:
             super().opened(facts)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import os
+import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import LostError, RequestError
-from brim.evaluation.deal import deal, deal_in_rounds
 from brim.evaluation.journals import Journals, check_contents
-from brim.evaluation.listener import EvalListener
-from brim.evaluation.remote_worker import RemoteWorker, WorkerEvent, WorkerResources
 from brim.evaluation.run import EvalResult, write_record
-from brim.evaluation.subject import SubjectFacts
-from brim.evaluation.summary import RankFigures, plans_to_keep
-from brim.evaluation.worker import Lines
+from brim.evaluation.scoring import RankFigures, plans_to_keep, summarise
+from brim.evaluation.setup import SetupFacts, open_setup
+from brim.evaluation.shard_by_cost import shard_by_cost, shards_in_rounds
+from brim.evaluation.worker import EvalListener, Lines, Worker
+from brim.memory.devices import DEFAULT_MARGIN, memory_of
+from brim.models.placement import resolve_device
+from brim.monitor.trace_file import TraceText
 from brim.ranks.world import current_world
 from brim.running.figures import ExecutionFigures
 from brim.running.ray_cluster import RayCluster, WorkerLostError, connected_ray, forwarded_variables
@@ -34,7 +37,7 @@ from brim.settings.eval_settings import EvalRequest
 from brim.storage.fingerprint import differing_parts
 from brim.storage.run_lock import locked_folder
 
-__all__ = ["evaluate_on_ray"]
+__all__ = ["RemoteWorker", "WorkerEvent", "WorkerResources", "evaluate_on_ray"]
 
 MOST_LOSSES = 3  # in a row, with no line in between: then it is not the machines that are at fault
 SHARE_BATCHES = 8  # the fewest in a share: one of them is not full
@@ -127,7 +130,7 @@ class _WorkerPool:
         self._smallest_share = SHARE_BATCHES * (request.batch_size or USUAL_BATCH)
         self._arguments = (request, resources, str(Path.cwd()), forwarded_variables())
         self._workers: list[_Worker] = []
-        self._facts: SubjectFacts | None = None
+        self._facts: SetupFacts | None = None
         self._shares: deque[list[int]] = deque()
         self._costs: Sequence[int] = ()
         self._done: set[int] = set()
@@ -139,7 +142,7 @@ class _WorkerPool:
         for _ in range(resources.workers):
             self._start_worker()
 
-    def gather(self) -> tuple[SubjectFacts, list[str], list[int]]:
+    def gather(self) -> tuple[SetupFacts, list[str], list[int]]:
         """Wait for the first worker to have its model: what is evaluated, and every sample's id and cost."""
         ids, costs = self.ask("dealing")
         assert self._facts is not None
@@ -149,7 +152,7 @@ class _WorkerPool:
     def evaluate(self, items: Sequence[int], costs: Sequence[int]) -> Iterator[Lines]:
         """Have the items done; gives the lines of each batch, which count as done once `finished` is called."""
         self._began = self._ended = time.monotonic()
-        self._shares = deque(deal_in_rounds(items, costs, self.resources.workers, smallest=self._smallest_share))
+        self._shares = deque(shards_in_rounds(items, costs, self.resources.workers, smallest=self._smallest_share))
         while self._shares or any(worker.share for worker in self._workers):
             for worker in self._workers:
                 if worker.state == "open" and worker.call is None and self._shares:
@@ -256,7 +259,7 @@ class _WorkerPool:
             return self._heard(worker, answer.value)
         return None
 
-    def _check_facts(self, worker: _Worker, facts: SubjectFacts) -> None:
+    def _check_facts(self, worker: _Worker, facts: SetupFacts) -> None:
         """A worker has loaded its model: it must be that of the others, and its data too."""
         self._facts = self._facts or facts
         if facts.fingerprint != self._facts.fingerprint:
@@ -291,7 +294,7 @@ class _WorkerPool:
                 f"({worker.where}): {error}. What is finished is kept: start again with {named('resume')}"
             )
         others = sum(one.state == "open" for one in self._workers)
-        self._shares.extendleft(share for share in deal(left, self._costs, others + 1) if share)
+        self._shares.extendleft(share for share in shard_by_cost(left, self._costs, others + 1) if share)
         self._note(
             f"worker {worker.number} ({worker.where}) was lost: {error}; {len(left)} samples of its share go to the "
             "others, and a new worker is started"
@@ -333,3 +336,102 @@ def _worker_resources(
         asked = given("workers", workers) if workers else f"{given('gpus_per_worker', each)}"
         raise RequestError(f"{asked}: the Ray cluster has {gpus:g} GPUs, enough for {most} workers with {each:g} each")
     return WorkerResources(workers=workers or most, gpus=each, cpus=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerResources:
+    """How many workers, and what each is given."""
+
+    workers: int
+    gpus: float  # of each
+    cpus: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerEvent:
+    """What a worker sends home while it works on a share."""
+
+    lines: Lines = dataclasses.field(default_factory=list)
+    figures: ExecutionFigures | None = None  # of all its shares; but of the batch sizes only the new ones
+    note: str | None = None
+    outcome: RankFigures | None = None  # the share is done
+
+
+class RemoteWorker:
+    """Made where it is to run; `open` loads the model, `evaluate` does a share, as often as it is asked."""
+
+    def __init__(
+        self, request: EvalRequest, resources: WorkerResources, folder: str, variables: Mapping[str, str]
+    ) -> None:
+        os.environ.update(variables)
+        with contextlib.suppress(OSError):  # relative paths of the request mean the driver's, where that folder exists
+            os.chdir(folder)
+        self._request = request
+        self._resources = resources
+        self._trace = TraceText()
+        self._relay = _Relay()
+        self._sent = 0  # batch sizes
+
+    def place(self) -> str:
+        """Where this worker has been placed."""
+        return f"process {os.getpid()} on {socket.gethostname()}"
+
+    def open(self) -> SetupFacts:
+        """Load the model and read the data."""
+        request = self._request
+        device = resolve_device(request.device)
+        if self._resources.gpus < 1 and device.type == "cuda" and request.memory_limit is None:
+            part = int(memory_of(device).total_bytes() * self._resources.gpus * (1 - DEFAULT_MARGIN))
+            request = dataclasses.replace(request, memory_limit=part)
+        setup = open_setup(request)
+        self._worker = Worker(request, setup, self._relay, monitor=self._trace)
+        self._worker.__enter__()
+        return setup.facts()
+
+    def dealing(self) -> tuple[list[str], list[int]]:
+        """Every sample's id and cost."""
+        setup = self._worker.setup
+        return [sample.id for sample in setup.data.samples], list(setup.costs)
+
+    def evaluate(self, items: list[int]) -> Iterator[WorkerEvent]:
+        """Do a share; an event for every batch as it is done, the outcome last."""
+        with contextlib.closing(self._worker.run(items)) as finished:
+            for lines in finished:
+                yield from self._notes()
+                counted = self._worker.counted
+                new = counted.batch_counts[self._sent :]  # all of them with every batch would be the bulk
+                self._sent += len(new)
+                yield WorkerEvent(lines=lines, figures=dataclasses.replace(counted, batch_counts=new))
+        yield from self._notes()
+        yield WorkerEvent(outcome=self._worker.figures())
+
+    def _notes(self) -> Iterator[WorkerEvent]:
+        notes, self._relay.notes = self._relay.notes, []
+        for note in notes:
+            yield WorkerEvent(note=note)
+
+    def summarise(self, lines: Lines, outcomes: Sequence[RankFigures]) -> tuple[Lines, dict[str, Any]]:
+        """All lines in the data's order, and the summary of the run."""
+        scorer = self._worker.scorer
+        entries = scorer.ordered(lines)
+        return entries, summarise(entries, scorer, outcomes, bad=len(self._worker.setup.data.bad))
+
+    def keep_plan(self) -> None:
+        """File the size found on this machine."""
+        self._worker.remember_plan()
+
+    def trace(self) -> str:
+        """End the monitor's trace, and give it."""
+        self._worker.__exit__(None, None, None)
+        return self._trace.text()
+
+
+class _Relay(EvalListener):
+    """Keeps what a worker notes, until it is sent."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, line: str) -> None:
+        """Keep it."""
+        self.notes.append(line)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import BrimError, RequestError
-from brim.evaluation.subject import open_subject
+from brim.evaluation.setup import open_setup
 from brim.evaluation.workload import DataWorkload
 from brim.forecasting.forecast import Forecaster, TracedWorkload, choose_gpu
 from brim.forecasting.gpus import Gpu, find_gpu, gpu_of_memory
@@ -126,7 +126,7 @@ def _build_on_data(evaluation: EvalRequest) -> Workload:
     """A task on the data's costliest sample, as `brim find -d` searches on it."""
     evaluation = dataclasses.replace(evaluation, device="cpu")
     with without_initialisation():
-        return DataWorkload(open_subject(evaluation), evaluation)
+        return DataWorkload(open_setup(evaluation), evaluation)
 
 
 def _without_weights(request: WorkloadRequest, folder: Path) -> WorkloadRequest:

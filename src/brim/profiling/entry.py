@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brim.evaluation.run import EvalResult
-from brim.evaluation.stage_clock import StageTimes
+from brim.evaluation.timing import StageTimes
 from brim.models import hf_knobs
 from brim.profiling.latency import latency_figures
 from brim.records import Probe

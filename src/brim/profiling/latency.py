@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from brim.evaluation.stage_clock import StageClock, StageTimes
-from brim.evaluation.subject import Subject
+from brim.evaluation.setup import EvaluationSetup
+from brim.evaluation.timing import StageClock, StageTimes
 from brim.memory.failures import FailureKind, classify
 from brim.running.executor import Pending
 
@@ -45,33 +45,33 @@ def latency_figures(times: Sequence[StageTimes], *, batch_size: int | None) -> d
     return figures
 
 
-def time_single_samples(subject: Subject, count: int) -> list[StageTimes]:
+def time_single_samples(setup: EvaluationSetup, count: int) -> list[StageTimes]:
     """Up to so many samples, one at a time, spread over the data; what cannot be prepared or does not fit is left out.
 
     Their answers are thrown away: this is about time, and every sample has been answered.
     """
-    total = len(subject.costs)
+    total = len(setup.costs)
     places = [(2 * step + 1) * total // (2 * min(count, total)) for step in range(min(count, total))]
-    clock = StageClock(subject.device, subject.model.module, generates=subject.task.unit == "tokens")
+    clock = StageClock(setup.device, setup.model.module, generates=setup.task.unit == "tokens")
     with clock:
         for item in places[:WARM_UP]:
-            _answer(subject, item)
+            _answer(setup, item)
         for item in places:
-            _answer(subject, item, clock)
+            _answer(setup, item, clock)
     return clock.times()
 
 
-def _answer(subject: Subject, item: int, clock: StageClock | None = None) -> None:
+def _answer(setup: EvaluationSetup, item: int, clock: StageClock | None = None) -> None:
     try:
-        prepared = subject.task.prepare(item)
+        prepared = setup.task.prepare(item)
     except ValueError:
         return  # its failure is on record already
     try:
         if clock is None:
-            _wait(subject.task.launch([item], [prepared]))
+            _wait(setup.task.launch([item], [prepared]))
         else:
             with clock.batch(1):
-                pending = subject.task.launch([item], [prepared])
+                pending = setup.task.launch([item], [prepared])
             _wait(pending)
     except Exception as error:
         if classify(error).kind is not FailureKind.OUT_OF_MEMORY:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from brim.evaluation.listener import EvalListener
+from brim.evaluation.worker import EvalListener
 
 __all__ = ["ProfileListener"]
 

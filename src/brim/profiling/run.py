@@ -15,11 +15,10 @@ from typing import Any
 
 from brim.data.base import SampleSet
 from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
-from brim.evaluation.listener import EvalListener
 from brim.evaluation.run import EvalResult, evaluate_together
-from brim.evaluation.stage_clock import StageClock
-from brim.evaluation.subject import open_subject, read_data
-from brim.evaluation.worker import Worker
+from brim.evaluation.setup import open_setup, read_data
+from brim.evaluation.timing import StageClock
+from brim.evaluation.worker import EvalListener, Worker
 from brim.memory.devices import memory_of
 from brim.models.load import KeptModel
 from brim.profiling.documents import ProfileDocuments
@@ -263,10 +262,10 @@ class _Opener:
 
     def __call__(self, request: EvalRequest, listener: EvalListener, monitor: Path) -> Worker:
         self.forget()
-        subject = open_subject(request, data=self.data(), load=self._model)
-        self._clock = StageClock(subject.device, subject.model.module, generates=subject.task.unit == "tokens")
-        self._worker = Worker(request, subject, listener, monitor=monitor, prior=self._prior, stages=self._clock)
-        self.environment = subject.facts().environment
+        setup = open_setup(request, data=self.data(), load=self._model)
+        self._clock = StageClock(setup.device, setup.model.module, generates=setup.task.unit == "tokens")
+        self._worker = Worker(request, setup, listener, monitor=monitor, prior=self._prior, stages=self._clock)
+        self.environment = setup.facts().environment
         return self._worker
 
     def learn(self, point: Point, result: EvalResult) -> None:
@@ -278,18 +277,18 @@ class _Opener:
         return [] if self._clock is None else self._clock.times()
 
     def time_singles(self, count: int) -> list[Any]:
-        """Single samples of the last subject, timed."""
+        """Single samples of the last setup, timed."""
         if count == 0 or self._worker is None:
             return []
-        return time_single_samples(self._worker.subject, count)
+        return time_single_samples(self._worker.setup, count)
 
     def forget(self) -> None:
         """Let go of the last worker and its keys, values and graphs, before the next one needs the memory."""
         if self._worker is not None:
-            subject = self._worker.subject
-            subject.task.release()
+            setup = self._worker.setup
+            setup.task.release()
             self._worker = None
-            memory_of(subject.device).release()
+            memory_of(setup.device).release()
 
 
 def _crops_of(point: Mapping[str, Any]) -> Any:

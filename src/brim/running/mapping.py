@@ -168,8 +168,7 @@ def _memory(device: Any, memory_limit: int | str | None) -> tuple[Any, int | Non
         if memory_limit is not None:
             raise RequestError("memory_limit needs device=, the device whose memory it limits")
         return None, None
-    from brim.memory.devices import existing_device, memory_of
-    from brim.memory.limit import resolve_limit
+    from brim.memory.devices import existing_device, memory_of, resolve_limit
 
     memory = memory_of(existing_device(device, argument="device="))
     asked = None if memory_limit is None else parse_bytes(memory_limit)

@@ -18,10 +18,9 @@ from typing import Any, Self
 import torch
 
 from brim.errors import LostError, RequestError, plural
-from brim.memory.devices import DeviceMemory, Reading, device_name, memory_of
+from brim.memory.devices import DeviceMemory, Reading, device_name, memory_of, resolve_limit
 from brim.memory.environment import environment_facts
 from brim.memory.failures import Failure, FailureKind, classify
-from brim.memory.limit import resolve_limit
 from brim.memory.snapshot import StateSnapshot, required_bytes
 from brim.memory.storage_meter import refuse_compiled
 from brim.monitor.host import available_host_bytes

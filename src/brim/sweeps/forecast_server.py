@@ -138,7 +138,7 @@ class _HostMemory:
     """The same for training on the CPU: there is no context of a GPU, and nothing is cached."""
 
     def __init__(self, forecaster: Forecaster, *, limit: int | None, margin: float | None) -> None:
-        from brim.memory.limit import DEFAULT_MARGIN
+        from brim.memory.devices import DEFAULT_MARGIN
         from brim.monitor.host import available_host_bytes
 
         self._forecaster = forecaster

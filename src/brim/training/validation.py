@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from brim.errors import DoesNotFitError, RequestError
-from brim.evaluation.model_memory import ModelMemory
-from brim.memory.devices import DeviceMemory
+from brim.memory.devices import DeviceMemory, ModelMemory
 from brim.memory.remedies import memory_remedies
 from brim.running.executor import Executor, Finished, Pending
 from brim.running.loader import Loader, LoaderSettings, NotPrepared

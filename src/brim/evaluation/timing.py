@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -15,9 +16,64 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from brim.evaluation.timeline import Timeline
+__all__ = ["GpuClock", "StageClock", "StageTimes", "Timeline"]
 
-__all__ = ["StageClock", "StageTimes"]
+
+class Timeline:
+    """On CUDA a mark is an event in the stream, so that nothing waits for it; elsewhere it is the host's clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+
+    def mark(self) -> Any:
+        """Here, behind everything that the device has been given so far."""
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, first: Any, second: Any) -> float:
+        """From one mark to a later one; waits for the later."""
+        if not self._cuda:
+            return float(second - first)
+        second.synchronize()
+        return float(first.elapsed_time(second)) / 1000.0
+
+
+class GpuClock:
+    """Marks where batches begin and end on the device's own timeline.
+
+    On CUDA a gap between the end of one batch and the begin of the next is time in which the device had nothing to do.
+    Elsewhere work is done when it is called, and the gaps are the host's own.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._timeline = Timeline(device)
+        self._marks: list[tuple[Any, Any]] = []
+        self._begun: Any = None
+
+    def begin(self) -> None:
+        """A batch starts here."""
+        self._begun = self._timeline.mark()
+
+    def end(self) -> Callable[[], float]:
+        """Everything of the batch has been handed to the device; gives what waits for it and says how long it took."""
+        begun, ended = self._begun, self._timeline.mark()
+        self._marks.append((begun, ended))
+        return lambda: self._timeline.seconds(begun, ended)
+
+    def wait_fraction(self) -> float | None:
+        """Idle time between batches over the whole time from the first to the last; None before two batches."""
+        if len(self._marks) < 2:
+            return None
+        idle = sum(
+            max(self._timeline.seconds(self._marks[place][1], self._marks[place + 1][0]), 0.0)
+            for place in range(len(self._marks) - 1)
+        )
+        whole = self._timeline.seconds(self._marks[0][0], self._marks[-1][1])
+        return min(idle / whole, 1.0) if whole > 0 else None
+
 
 _SEES = "get_image_features"  # where transformers' models turn pixels into what the decoder reads
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +11,12 @@ import torch
 from brim.data.base import BadRecord, SampleSet
 from brim.data.open import DataRequest, open_data
 from brim.errors import RequestError
-from brim.evaluation.plugins import load_plugins
 from brim.evaluation.tasks.base import Task, TaskSettings
-from brim.evaluation.tasks.registry import make_task
+from brim.evaluation.tasks.registry import add_tasks, make_task
 from brim.generation.settings import GenerationSettings
 from brim.memory.environment import environment_facts
 from brim.metrics.base import Metric
-from brim.metrics.registry import parse_metrics
+from brim.metrics.registry import add_metrics, import_file, parse_metrics
 from brim.models.build import model_knobs, model_savings, resolve_model
 from brim.models.load import load_model
 from brim.models.loaded import LoadedModel, LoadRequest
@@ -27,13 +26,13 @@ from brim.settings.caller import given, pair
 from brim.settings.eval_settings import EvalRequest
 from brim.storage.fingerprint import combined_fingerprint
 
-__all__ = ["Subject", "SubjectFacts", "evaluation_savings", "open_subject", "read_data"]
+__all__ = ["EvaluationSetup", "SetupFacts", "evaluation_savings", "load_plugins", "open_setup", "read_data"]
 
 _NOT_THE_MODELS = ("max_new_tokens", "dtype")  # knobs that no model is loaded with
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SubjectFacts:
+class SetupFacts:
     """What is evaluated, in plain values: for those who watch, for the record, and for other processes."""
 
     task: str
@@ -48,7 +47,7 @@ class SubjectFacts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Subject:
+class EvaluationSetup:
     """Everything that decides the answers."""
 
     model: LoadedModel
@@ -67,9 +66,9 @@ class Subject:
         parts = {"model": self.identity(), "data": self.data.facts, "settings": self.task.identity()}
         return combined_fingerprint(parts)
 
-    def facts(self) -> SubjectFacts:
+    def facts(self) -> SetupFacts:
         """What the record and whoever watches want to know."""
-        return SubjectFacts(
+        return SetupFacts(
             task=self.task.name,
             unit=self.task.unit,
             data=self.data.name,
@@ -86,9 +85,9 @@ class Subject:
         return {"model": self.model.name, "files": dict(self.model.identity), "dtype": str(self.model.dtype)}
 
 
-def open_subject(
+def open_setup(
     request: EvalRequest, *, data: SampleSet | None = None, load: Callable[[LoadRequest], LoadedModel] = load_model
-) -> Subject:
+) -> EvaluationSetup:
     """Read the data, load the model, set the task up. The cheap mistakes are found first.
 
     Whoever opens several alike gives the data, once it is read, and a `load` that keeps the model.
@@ -112,7 +111,7 @@ def open_subject(
     task = make_task(request.task, model, data, settings)
     task.setup()
     costs = tuple(max(task.cost(item), 1) for item in range(len(data.samples)))
-    return Subject(
+    return EvaluationSetup(
         model=model,
         data=data,
         task=task,
@@ -172,3 +171,21 @@ def _task_settings(request: EvalRequest) -> TaskSettings:
 def _model_knobs(request: EvalRequest) -> dict[str, Any]:
     """The knobs that are the model's own or its processor's; the model that is loaded knows which."""
     return {name: value for name, value in request.knobs.items() if name not in _NOT_THE_MODELS}
+
+
+def load_plugins(paths: Sequence[str]) -> list[str]:
+    """Import the files and add what they define; a file that defines neither task nor metric is a `RequestError`."""
+    added: list[str] = []
+    for path in paths:
+        try:
+            module = import_file(path)
+            found = [*add_metrics(module), *add_tasks(module)]
+        except RequestError as error:
+            raise RequestError(f"{given('plugin', path)}: {error}") from error
+        if not found:
+            raise RequestError(
+                f"{given('plugin', path)}: it defines neither a metric nor a task; derive a class from "
+                "brim.metrics.base.Metric or brim.evaluation.tasks.base.Task"
+            )
+        added += found
+    return added
