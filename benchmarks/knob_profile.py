@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.environment import environment
 from benchmarks.vision_language import save_model, write_questions
 from brim.evaluation.worker import EvalListener
-from brim.memory.nested import replaced
+from brim.memory.transfer import replaced
 from brim.running.figures import ExecutionFigures
 
 STEP = 1.3  # between two sizes of the exhaustive side
@@ -68,8 +68,7 @@ def parse() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
     from brim.models.load import KeptModel
-    from brim.profiling.listener import ProfileListener
-    from brim.profiling.run import profile
+    from brim.profiling.run import ProfileListener, profile
     from brim.settings.eval_settings import EvalRequest
     from brim.settings.profile_settings import ProfileRequest
 

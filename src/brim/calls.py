@@ -23,7 +23,7 @@ _RUNNERS = {  # the function that the command line calls as well
     "find": "brim.planning.find:find_recorded",
     "forecast": "brim.planning.forecast:forecast",
     "eval": "brim.evaluation.run:evaluate_as",
-    "profile": "brim.profiling.api:profile_as",
+    "profile": "brim.profiling.run:profile_as",
     "train": "brim.training.api:train_as",
     "sweep": "brim.sweeps.prepare:sweep",
     "report": "brim.reporting.write:report_as",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from typing import NamedTuple
 
-from brim.memory.nested import replaced
+from brim.memory.transfer import replaced
 
 
 class Sample(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.monitor.cores import own_cores
+from brim.monitor.host import own_cores
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from brim.evaluation.timing import StageTimes
-from brim.profiling.latency import latency_figures, percentile
+from brim.profiling.entry import latency_figures, percentile
 
 
 def batch(size: int, total: float, *, settled: bool = True, **stages: float) -> StageTimes:

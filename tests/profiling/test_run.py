@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from brim.errors import DoesNotFitError, RequestError
-from brim.profiling.listener import ProfileListener
-from brim.profiling.run import profile
+from brim.profiling.run import ProfileListener, profile
 from tests.profiling import profile_runs
 from tests.profiling.profile_runs import batches, request, run
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from brim.errors import BrimError, RankError, RequestError
-from brim.ranks import waiting
+from brim.ranks import presence
 from brim.ranks.agreement import Agreement, Outcome
 
 
@@ -146,7 +146,7 @@ def silence(rank: int) -> dict[str, Any]:
 
 def late_start(rank: int) -> dict[str, Any]:
     """Rank 1 comes to the first agreement of all a while after rank 0."""
-    waiting.NOTICE_SECONDS, waiting.LOOK_SECONDS = 0.5, 0.1
+    presence.NOTICE_SECONDS, presence.LOOK_SECONDS = 0.5, 0.1
     rank_0_is_there = Path(f"{sys.argv[2]}.rank-0-is-there")
     if rank == 0:
         rank_0_is_there.touch()
@@ -160,7 +160,7 @@ def late_start(rank: int) -> dict[str, Any]:
 
 def late_vote(rank: int) -> dict[str, Any]:
     """Rank 1 hangs for a while, alive, where rank 0 waits for its vote: with a time limit, and without one."""
-    waiting.NOTICE_SECONDS, waiting.LOOK_SECONDS = 0.5, 0.1
+    presence.NOTICE_SECONDS, presence.LOOK_SECONDS = 0.5, 0.1
     for patient in (False, True):
         purpose = "a patient vote" if patient else "a limited vote"
         with Agreement(timeout_seconds=40, patient=patient, purpose=purpose) as agreement:
@@ -168,7 +168,7 @@ def late_vote(rank: int) -> dict[str, Any]:
             if rank == 1:
                 time.sleep(3)
             agreement.gather(Outcome())
-    waiting.NOTICE_SECONDS = 30.0
+    presence.NOTICE_SECONDS = 30.0
     return {"process": os.getpid()}
 
 
@@ -316,8 +316,8 @@ def test_a_rank_whose_peers_never_come_gives_up(monkeypatch: pytest.MonkeyPatch)
 def test_where_rank_0_never_comes_the_others_name_it_and_its_address(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(waiting, "NOTICE_SECONDS", 0.3)
-    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(presence, "NOTICE_SECONDS", 0.3)
+    monkeypatch.setattr(presence, "LOOK_SECONDS", 0.1)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

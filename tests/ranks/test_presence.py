@@ -15,8 +15,7 @@ from brim.errors import RankError
 from brim.ranks import agreement as agreement_module
 from brim.ranks import presence
 from brim.ranks.agreement import Agreement
-from brim.ranks.presence import Presence
-from brim.ranks.waiting import WaitWatcher
+from brim.ranks.presence import Presence, WaitWatcher
 from brim.ranks.world import World
 
 

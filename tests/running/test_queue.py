@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.running.queue import WorkQueue, padded_cost
+from brim.running.executor import WorkQueue, padded_cost
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 500))

@@ -15,9 +15,8 @@ from brim.records import Probe
 from brim.settings.search_settings import SearchSettings
 from brim.sizing.byte_model import ByteModel
 from brim.sizing.fastest import FastestSizer
-from brim.sizing.grid import SizeGrid
 from brim.sizing.priors import ForecastCurve
-from brim.sizing.sizer import Evidence, Trial
+from brim.sizing.sizer import Evidence, SizeGrid, Trial
 from brim.workloads.callables import CallableWorkload
 from tests.fake_curves import Curve, FakeDevice, context_of, searched
 

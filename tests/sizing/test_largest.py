@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from brim.errors import RequestError
 from brim.records import Probe
 from brim.sizing.byte_model import ByteModel
-from brim.sizing.grid import SizeGrid
 from brim.sizing.largest import LargestSizer
-from brim.sizing.sizer import Evidence, Trial
+from brim.sizing.sizer import Evidence, SizeGrid, Trial
 from tests.fake_curves import (
     BOUND,
     Curve,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from brim.errors import DoesNotFitError, LostError, RequestError
-from brim.memory.remedies import memory_remedies, memory_savings
+from brim.memory.failures import memory_remedies, memory_savings
 from brim.records import Probe
 from brim.settings.search_settings import SearchSettings
 from brim.sizing.probing import Found, notes_on

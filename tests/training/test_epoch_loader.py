@@ -89,7 +89,7 @@ def test_only_a_loader_that_holds_the_locked_room_makes_way_for_another(
 ) -> None:
     loader = epoch_loader(workers=1)
     first = {one[1] for one in epoch_of(loader, 0)}
-    monkeypatch.setattr("brim.running.loader.Loader.holds_room", room)
+    monkeypatch.setattr("brim.running.loader.Loader.holds_pinned_pool", room)
     loader.end(another=False)
     loader.end(another=True)
     assert ({one[1] for one in epoch_of(loader, 1)} == first) is not room

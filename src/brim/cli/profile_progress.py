@@ -11,8 +11,7 @@ from rich.table import Table
 
 from brim.cli.evaluate_progress import EvalProgress
 from brim.evaluation.setup import SetupFacts
-from brim.profiling.listener import ProfileListener
-from brim.profiling.run import ProfileResult
+from brim.profiling.run import ProfileListener, ProfileResult
 from brim.settings.sizes import format_bytes
 
 if TYPE_CHECKING:

@@ -21,10 +21,8 @@ from brim.evaluation.setup import EvaluationSetup, SetupFacts, evaluation_saving
 from brim.evaluation.shard_by_cost import shard_by_cost
 from brim.evaluation.worker import EvalListener, Lines, Worker
 from brim.memory.devices import memory_of
-from brim.memory.remedies import memory_remedies
-from brim.ranks.agreement import Agreement, check_same_work
-from brim.ranks.shared_folder import shared_folder
-from brim.ranks.stopping import stop_signal_as_error
+from brim.memory.failures import memory_remedies
+from brim.ranks.agreement import Agreement, check_same_work, shared_folder, stop_signal_as_error
 from brim.ranks.world import current_world
 from brim.records import Plan
 from brim.settings.caller import named, resume_with

@@ -20,7 +20,7 @@ from brim.forecasting.extrapolate import SizeModel
 from brim.forecasting.gpus import Gpu, find_gpu, gpu_of_memory
 from brim.forecasting.overheads import Environment, installed_torch, make_timeline
 from brim.memory.devices import DEFAULT_MARGIN
-from brim.memory.remedies import memory_remedies
+from brim.memory.failures import memory_remedies
 from brim.ranks.unwrap import communication_bytes
 from brim.ranks.world import current_world
 from brim.records import Forecast

@@ -7,15 +7,90 @@ process runs in (Linux control groups, both versions). It knows nothing of devic
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
 
 import psutil
 
-from brim.monitor.control_groups import OWN_GROUPS, ROOT, binding_groups, read_number, read_text
+__all__ = [
+    "CORES_VARIABLE", "CpuMeter", "MemoryMeter", "available_host_bytes", "free_shared_bytes", "own_cores",
+    "process_resident_bytes",
+]  # fmt: skip
 
-__all__ = ["CpuMeter", "MemoryMeter", "available_host_bytes", "free_shared_bytes", "process_resident_bytes"]
+ROOT = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+
+
+def binding_groups(root: Path, own_groups: Path, *, controller: str, mount: str) -> Iterator[Path]:
+    """Folders of every group whose limit applies: a group is bound by its own and by those of all above it.
+
+    Version 2 has one hierarchy, mounted at the root itself, and names no controller.
+    """
+    group = _own_group(own_groups, controller)
+    # Inside a container the path may be the host's and not exist here; its own group is then the mount itself.
+    for folder in (group, *group.parents):
+        yield root / mount / folder
+
+
+def read_text(path: Path) -> str:
+    """What a file says; nothing where there is none."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def read_number(text: str) -> int | None:
+    """A whole number; None for "max", "-1" and what is no number."""
+    text = text.strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _own_group(own_groups: Path, controller: str) -> PurePosixPath:
+    """This process's group relative to the mount, from lines such as `4:cpu,memory:/jobs/12` or `0::/jobs/12`."""
+    for line in read_text(own_groups).splitlines():
+        fields = line.split(":", 2)
+        if len(fields) == 3 and controller in fields[1].split(","):
+            group = PurePosixPath(fields[2].lstrip("/"))
+            return PurePosixPath() if ".." in group.parts else group  # outside this namespace: not to be seen here
+    return PurePosixPath()
+
+
+CORES_VARIABLE = "BRIM_CORES"  # what a sweep tells the experiments that share a device; anybody may set it
+RANKS_VARIABLE = "LOCAL_WORLD_SIZE"  # torchrun: processes on this machine
+
+
+def own_cores(
+    environment: Mapping[str, str] | None = None, cgroup_root: Path = ROOT, own_groups: Path = OWN_GROUPS
+) -> int:
+    """Cores for this process, one at least: those it may run on and has time on, shared with the other ranks here."""
+    surroundings = os.environ if environment is None else environment
+    told = read_number(surroundings.get(CORES_VARIABLE, ""))
+    if told:
+        return told
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    allowed = min(cores, _allowed_cores(cgroup_root, own_groups))
+    return max(int(allowed / (read_number(surroundings.get(RANKS_VARIABLE, "")) or 1)), 1)
+
+
+def _allowed_cores(root: Path, own_groups: Path) -> float:
+    """The time that control groups grant, in cores; without a limit, any number."""
+    allowed = [float("inf")]
+    for folder in binding_groups(root, own_groups, controller="", mount=""):
+        quota, _, period = read_text(folder / "cpu.max").partition(" ")
+        allowed.append(_ratio(quota, period))
+    for mount in ("cpu", "cpu,cpuacct"):
+        for folder in binding_groups(root, own_groups, controller="cpu", mount=mount):
+            quota, period = (read_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+            allowed.append(_ratio(quota, period))
+    return min(allowed)
+
+
+def _ratio(quota: str, period: str) -> float:
+    granted, out_of = read_number(quota), read_number(period)
+    return granted / out_of if granted and out_of else float("inf")
 
 
 def available_host_bytes(cgroup_root: Path = ROOT, process_cgroups: Path = OWN_GROUPS) -> int:

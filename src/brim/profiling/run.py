@@ -22,22 +22,18 @@ from brim.evaluation.worker import EvalListener, Worker
 from brim.memory.devices import memory_of
 from brim.models.load import KeptModel
 from brim.profiling.documents import ProfileDocuments
-from brim.profiling.entry import done_entry, failed_entry, mark_saturation
-from brim.profiling.latency import time_single_samples
-from brim.profiling.listener import ProfileListener
+from brim.profiling.entry import done_entry, failed_entry, mark_saturation, time_single_samples
 from brim.profiling.points import Point, matches, plan_points, point_folder, point_label
-from brim.ranks.agreement import Agreement
-from brim.ranks.shared_folder import shared_folder
-from brim.ranks.stopping import stop_signal_as_error
+from brim.ranks.agreement import Agreement, shared_folder, stop_signal_as_error
 from brim.settings.caller import given, named, resume_with
 from brim.settings.eval_settings import EvalRequest
-from brim.settings.profile_settings import ProfileRequest, scale_for
+from brim.settings.profile_settings import ProfileRequest, ProfileSettings, scale_for
 from brim.sizing.priors import NeighbourPriors, Prior
 from brim.storage.files import read_json, write_json
 from brim.storage.fingerprint import fingerprint
 from brim.storage.run_folder import check_no_other_run
 
-__all__ = ["ProfileResult", "profile"]
+__all__ = ["ProfileListener", "ProfileResult", "profile", "profile_as"]
 
 POINT_FILE = "point.json"
 # What of a request does not decide a point's answers.
@@ -295,3 +291,21 @@ def _crops_of(point: Mapping[str, Any]) -> Any:
     """The value that the rule of thumb is about: the most crops, patches or tiles of a picture; None without one."""
     names = ("max_crops", "max_patches", "max_tiles", "max_image_tiles")
     return next((value for name, value in point.items() if name in names), None)
+
+
+class ProfileListener(EvalListener):
+    """Told of every point, and of the evaluation inside it; does nothing by itself."""
+
+    def planned(self, points: int, done: int) -> None:
+        """So many points, of which so many were finished by an earlier run."""
+
+    def point(self, place: int, points: int, label: str) -> None:
+        """A point begins; places count from 0."""
+
+    def point_done(self, entry: Mapping[str, Any]) -> None:
+        """A point has ended, well or not."""
+
+
+def profile_as(settings: ProfileSettings, *, listener: ProfileListener | None = None) -> ProfileResult:
+    """Evaluate at every point, and leave the profile's folder behind."""
+    return profile(settings.request, output=settings.output, listener=listener)

@@ -11,20 +11,33 @@ import contextlib
 import itertools
 import json
 import os
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, NoReturn, Self, TypeVar, cast
 
 from brim.errors import BrimError, RankError, RequestError, first_line
-from brim.ranks.presence import Facts, Presence, Trouble, await_arrival, ended_ranks, process_names
-from brim.ranks.waiting import WaitWatcher, rank_names
+from brim.ranks.presence import (
+    Facts,
+    Presence,
+    Trouble,
+    WaitWatcher,
+    await_arrival,
+    ended_ranks,
+    process_names,
+    rank_names,
+)
 from brim.ranks.world import World, current_world
 from brim.storage.fingerprint import differing_parts
+from brim.storage.run_folder import check_folder
+from brim.storage.run_lock import locked_folder
 
-__all__ = ["Agreement", "Outcome", "Step", "check_same_work"]
+__all__ = ["Agreement", "Outcome", "Step", "check_same_work", "shared_folder", "stop_signal_as_error"]
 
 T = TypeVar("T")
 
@@ -389,3 +402,68 @@ def _default_store() -> Any:
 
     find = getattr(distributed_c10d, "_get_default_store", None)
     return find() if find is not None else None
+
+
+@contextlib.contextmanager
+def shared_folder(
+    agreement: Agreement,
+    output: Path | None,
+    *,
+    command: str,
+    check: Callable[[Path], None],
+    note: Callable[[str], None] | None = None,
+) -> Iterator[Path]:
+    """The folder of a run of all ranks, which may outlive the agreement; alone it is `locked_folder` with a check.
+
+    `check` is for rank 0, with the lock held: it raises for a folder whose content does not go with the run.
+    """
+    with contextlib.ExitStack() as stack:
+        with agreement.step(str) as step:
+            step.value = ""
+            if agreement.world.rank == 0:
+                chosen = stack.enter_context(locked_folder(output, command=command, note=note))
+                check(chosen)
+                step.value = str(chosen)
+        folder = Path(step.values[0])
+        if agreement.world.size > 1:
+            with agreement.step(str):
+                check_folder(folder)
+        yield folder
+
+
+class _Stopped(BaseException):
+    """Not an `Exception`: what takes a sample's error for that sample's failure must not take this for one."""
+
+
+@contextlib.contextmanager
+def stop_signal_as_error(agreement: Agreement) -> Iterator[None]:
+    """While inside, SIGTERM is a `RankError` that names the rank that was lost, as far as the agreement knows.
+
+    torchrun sends it to every other rank as soon as one has ended. Alone, outside the main thread, or where somebody
+    else handles the signal, nothing is changed.
+    """
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if agreement.world.size == 1 or not ours:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        yield
+    except _Stopped:
+        raise _error(agreement) from None
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    del number, frame
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: what follows closes files
+    raise _Stopped
+
+
+def _error(agreement: Agreement) -> RankError:
+    own = f"rank {agreement.world.rank} was stopped by the launcher (SIGTERM)"
+    trouble = agreement.trouble()
+    if trouble is None:
+        return RankError(f"{own}, as torchrun does when a rank is lost; its report says which")
+    return trouble.error(f"; {own}")

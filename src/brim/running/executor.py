@@ -12,6 +12,7 @@ import abc
 import contextlib
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
@@ -21,13 +22,58 @@ from brim.records import Probe, Verdict
 from brim.running.answers import one_for_each
 from brim.running.figures import ExecutionFigures
 from brim.running.interrupts import InterruptWatch
-from brim.running.queue import WorkQueue, padded_cost
 from brim.running.retries import Retries, wait
 from brim.settings.sizes import format_bytes
 from brim.sizing.live import LiveSizer
 from brim.sizing.sizer import Trial
 
-__all__ = ["Executor", "Finished", "ItemFailure", "PeakMemory", "Pending"]
+__all__ = ["Executor", "Finished", "ItemFailure", "PeakMemory", "Pending", "WorkQueue", "padded_cost"]
+
+
+def padded_cost(costs: Iterable[int]) -> int:
+    """What a batch of these costs weighs once every item is padded to the dearest."""
+    listed = list(costs)
+    return len(listed) * max(listed, default=0)
+
+
+class WorkQueue:
+    """Items still to do, dearest first; batches that must be run as they are come before the rest."""
+
+    def __init__(self, costs: Sequence[int], items: Iterable[int], *, by_count: bool = False) -> None:
+        self._costs = costs
+        self._by_count = by_count  # the cap counts items
+        self._waiting = deque(sorted(items, key=lambda item: -costs[item]))  # equal costs keep the caller's order
+        self._parts: list[list[int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._parts)
+
+    def take(self, cap: int) -> list[int]:
+        """The next batch: as many items as stay within the cap in padded cost, at least one."""
+        if self._parts:
+            return self._parts.pop()
+        dearest = 1 if self._by_count else self._costs[self._waiting[0]]
+        count = max(cap // max(dearest, 1), 1)
+        return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+
+    def put_back(self, batch: Sequence[int]) -> None:
+        """Return a batch that was not done; its items are next, in the same order, under whatever cap holds then."""
+        self._waiting.extendleft(reversed(batch))
+
+    def add(self, items: Iterable[int]) -> None:
+        """More items, each in its place among those that wait."""
+        self._waiting = deque(sorted([*items, *self._waiting], key=lambda item: -self._costs[item]))
+
+    def bring_cheapest(self) -> None:
+        """Have the cheapest item run next, alone."""
+        if self._waiting:
+            self._parts.append([self._waiting.pop()])
+
+    def split(self, batch: Sequence[int]) -> None:
+        """Have a batch run again as two halves of its own, to find the item that spoils it."""
+        middle = len(batch) // 2
+        self._parts += [list(batch[middle:]), list(batch[:middle])]
+
 
 MOST_TRIALS = 256  # batches that are remembered one by one
 HOPELESS_AFTER = 3  # items that do not fit alone before the cheapest is tried

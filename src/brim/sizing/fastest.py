@@ -33,9 +33,8 @@ from brim.sizing.constants import (
     WORTH_A_CLIMB,
     WORTH_A_CLIMB_AFTER_FORECAST,
 )
-from brim.sizing.grid import SizeGrid
 from brim.sizing.priors import ForecastCurve
-from brim.sizing.sizer import Evidence, ProbingSizer, Trial
+from brim.sizing.sizer import Evidence, ProbingSizer, SizeGrid, Trial
 
 __all__ = ["FastestSizer"]
 

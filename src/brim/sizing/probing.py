@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from brim.errors import BrimError, DoesNotFitError, LostError, RequestError, first_line
-from brim.memory.remedies import memory_remedies
+from brim.memory.failures import memory_remedies
 from brim.records import Mode, Probe, Unit
 from brim.settings.search_settings import SearchSettings
 from brim.settings.sizes import format_bytes
@@ -30,10 +30,9 @@ from brim.sizing.constants import (
     USABLE_LIMIT_FRACTION,
 )
 from brim.sizing.fastest import FastestSizer
-from brim.sizing.grid import SizeGrid
 from brim.sizing.largest import LargestSizer
 from brim.sizing.priors import ForecastCurve
-from brim.sizing.sizer import Evidence, ProbingSizer, Trial
+from brim.sizing.sizer import Evidence, ProbingSizer, SizeGrid, Trial
 
 __all__ = ["Found", "ProbeContext", "SizeSearch", "notes_on", "size_grid"]
 

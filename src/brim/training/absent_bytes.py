@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from brim.ranks.sharding import local_part
+from brim.ranks.gradients import local_part
 
 __all__ = ["absent_bytes", "state_bytes_when_made", "tensors_of_state"]
 

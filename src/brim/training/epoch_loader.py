@@ -110,10 +110,10 @@ class EpochLoader:
     def end(self, *, another: bool) -> None:
         """The epoch is over.
 
-        Processes that are well stay, unless another loader will want the locked room that they hold.
+        Processes that are well stay, unless another loader will want the pinned pool that they hold.
         """
         loader = self._loader
-        if loader is not None and (not loader.running or (another and loader.holds_room)):
+        if loader is not None and (not loader.running or (another and loader.holds_pinned_pool)):
             self.close()
 
     def close(self) -> None:

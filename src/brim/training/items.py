@@ -14,8 +14,7 @@ from brim.data.base import Sample
 from brim.data.images import load_image
 from brim.data.video import load_video
 from brim.errors import RequestError, plural
-from brim.memory.nested import replaced
-from brim.memory.transfer import stacked
+from brim.memory.transfer import replaced, stacked
 from brim.running.loader import LoaderSettings
 from brim.training.draws import drawing_from
 from brim.training.objective import Batch
@@ -48,7 +47,7 @@ class Items(abc.ABC):
 
     def loading(self, settings: LoaderSettings) -> LoaderSettings:
         """The settings with what these items allow."""
-        return dataclasses.replace(settings, room="always" if self.copied else "never")
+        return dataclasses.replace(settings, pool="always" if self.copied else "never")
 
     def prepare_in(self, epoch: int, item: int, *, seed: int) -> Any:
         """The item as an epoch sees it: the same in each, unless preparing it draws."""

@@ -17,8 +17,7 @@ from torch import nn
 
 from brim.errors import BrimError, DoesNotFitError, LostError
 from brim.memory.devices import DeviceMemory, Reading
-from brim.memory.failures import Failure, FailureKind, classify
-from brim.memory.remedies import memory_remedies
+from brim.memory.failures import Failure, FailureKind, classify, memory_remedies
 from brim.records import Probe
 from brim.running.retries import wait
 from brim.sizing.micro_batches import MicroBatchSizer

@@ -14,8 +14,7 @@ from brim.memory.devices import DeviceMemory
 from brim.memory.failures import Failure, FailureKind, classify
 from brim.memory.snapshot import StateSnapshot, required_bytes
 from brim.monitor.host import available_host_bytes
-from brim.ranks.gradients import RankGroup
-from brim.ranks.sharding import local_part
+from brim.ranks.gradients import RankGroup, local_part
 from brim.settings.caller import named
 from brim.training.micro_batches import MicroBatches, WindowDone, gradient_square
 

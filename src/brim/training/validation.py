@@ -18,7 +18,7 @@ from torch import nn
 
 from brim.errors import DoesNotFitError, RequestError
 from brim.memory.devices import DeviceMemory, ModelMemory
-from brim.memory.remedies import memory_remedies
+from brim.memory.failures import memory_remedies
 from brim.running.executor import Executor, Finished, Pending
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
 from brim.running.retries import wait

@@ -15,8 +15,7 @@ from torch import nn
 
 from brim.errors import BrimError, DoesNotFitError, RequestError, first_line, plural
 from brim.memory.devices import DeviceMemory, Reading
-from brim.memory.failures import FailureKind, classify
-from brim.memory.remedies import memory_remedies, memory_savings
+from brim.memory.failures import FailureKind, classify, memory_remedies, memory_savings
 from brim.settings.caller import given, written
 from brim.settings.seeds import FAST_PATHS, FastPath
 from brim.settings.sizes import format_bytes

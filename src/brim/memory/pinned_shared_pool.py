@@ -1,18 +1,18 @@
-"""Room that loading processes write into, and the device or this process reads from.
+"""A pool of shared memory that loading processes write into and the device, or this process, reads from.
 
-A tensor that a process sends arrives as a file in shared memory: asked for from that process, opened, mapped, copied
-page by page into memory that is locked for the device, and thrown away, for every tensor of every item. With pictures
-of some megabytes that takes longer than the model does, and it disturbs the thread that feeds the device. Here one
-large stretch of memory is shared once, and locked once where a device reads it. Every process has a part of it, writes
-an item's tensors there, and sends only where they are.
+A tensor that a process sends arrives as a file in shared memory. For every tensor of every item that file is requested
+from the process, opened, mapped, copied page by page into pinned memory, and thrown away. With pictures of some
+megabytes this takes longer than the model, and it disturbs the thread that feeds the device. Here one large block of
+memory is shared once, and pinned once where a device reads it. Every process has a part of it, writes an item's
+tensors there, and sends only where they are.
 
-    room = SharedRoom.lend(item_bytes, workers=8)    # None where it is not worth it, or cannot be had
-    packed = room.pack(prepared, worker=3)           # in the process; as it was where there is no room for it
-    prepared = room.unpack(packed)                   # here: tensors that lie in the room
-    room.free([packed])                              # what the device was told to copy, it may still be copying
+    pool = PinnedSharedPool.acquire(item_bytes, workers=8)   # None where it does not pay, or cannot be allocated
+    packed = pool.pack(prepared, worker=3)                   # in the process; unchanged where its part is full
+    prepared = pool.unpack(packed)                           # here: tensors that are views of the pool
+    pool.free([packed])                                      # the device may still be copying from it
 
-The one who packs is the only one who takes places of his part, and the one who unpacks the only one who frees them, so
-that neither waits for the other.
+Only the process that packs takes slots of its part, and only the process that unpacks frees them, so that neither
+waits for the other.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from typing import Any, Self
 
 import torch
 
-from brim.memory.nested import replaced
+from brim.memory.transfer import replaced
 from brim.monitor.host import free_shared_bytes
 
-__all__ = ["Packed", "SharedRoom", "tensor_bytes"]
+__all__ = ["Packed", "PinnedSharedPool", "tensor_bytes"]
 
-WORTHWHILE_BYTES = 1 << 18  # of an item: smaller ones cost little in the ordinary way
-ITEMS = 160  # to have room for: what is prepared ahead, and two batches
-LEAST_BYTES, MOST_BYTES = 1 << 26, 1 << 30
-SHARE_OF_SHM = 0.25  # of what is free there
-MOST_PLACES = 512  # taken at a time in one part
+MIN_POOLED_ITEM_BYTES = 1 << 18  # smaller items cost little when torch sends them
+POOLED_ITEMS = 160  # what is prepared ahead, and two batches
+MIN_POOL_BYTES, MAX_POOL_BYTES = 1 << 26, 1 << 30
+MAX_SHM_FRACTION = 0.25  # of what is free in /dev/shm
+SLOTS_PER_PART = 512
 ALIGNED = 64  # bytes, for every kind of number
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a tensor lies in the room."""
+    """Where a tensor lies in the pool."""
 
     start: int
     nbytes: int
@@ -49,61 +49,61 @@ class _Place:
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A value whose tensors lie in the room."""
+    """A value whose tensors lie in the pool."""
 
     slot: int
     value: Any
 
 
-class SharedRoom:
-    """Shared memory in as many parts as there are processes."""
+class PinnedSharedPool:
+    """Shared memory with one part for each loading process."""
 
-    _kept: torch.Tensor | None = None  # locked by this process, from one loader to the next
-    _is_lent = False
+    _kept: torch.Tensor | None = None  # pinned by this process, kept from one loader to the next
+    _in_use = False
 
-    def __init__(self, memory: torch.Tensor, *, workers: int, is_locked: bool = False) -> None:
-        self.is_locked = is_locked
+    def __init__(self, memory: torch.Tensor, *, workers: int, is_pinned: bool = False) -> None:
+        self.is_pinned = is_pinned
         self._memory = memory
         self._part_bytes = memory.numel() // workers // ALIGNED * ALIGNED
-        self._taken = torch.zeros(workers * MOST_PLACES, dtype=torch.uint8).share_memory_()
+        self._taken = torch.zeros(workers * SLOTS_PER_PART, dtype=torch.uint8).share_memory_()
         self._live: list[tuple[int, int, int]] = []  # in a process: start, stop and slot of what it has written
-        self._leaving: list[tuple[Any, list[int]]] = []  # here: slots to be freed once the device has come so far
+        self._leaving: list[tuple[Any, list[int]]] = []  # here: slots to be freed once the device has reached an event
 
     @classmethod
-    def lend(cls, item_bytes: int, *, workers: int, lock: bool = True) -> Self | None:
-        """Room for items of this size; give it back with `give_back`. None: send them in the ordinary way.
+    def acquire(cls, item_bytes: int, *, workers: int, pin: bool = True) -> Self | None:
+        """A pool for items of this size, to be released with `release`; None: send them as torch does.
 
-        Without `lock` it is for this process alone to read, and every loader may have its own.
+        Without `pin` only this process reads it, and every loader may have its own.
         """
-        if item_bytes < (WORTHWHILE_BYTES if lock else 1) or (lock and SharedRoom._is_lent):
+        if item_bytes < (MIN_POOLED_ITEM_BYTES if pin else 1) or (pin and PinnedSharedPool._in_use):
             return None
-        room = int(SHARE_OF_SHM * (free_shared_bytes() or 0))
-        wanted = min(max(ITEMS * item_bytes, LEAST_BYTES), MOST_BYTES, room)
-        if wanted < LEAST_BYTES:
+        available = int(MAX_SHM_FRACTION * (free_shared_bytes() or 0))
+        wanted = min(max(POOLED_ITEMS * item_bytes, MIN_POOL_BYTES), MAX_POOL_BYTES, available)
+        if wanted < MIN_POOL_BYTES:
             return None
-        if not lock:
+        if not pin:
             shared = _shared(wanted)
-            return None if shared is None else cls(shared, workers=workers, is_locked=False)
-        kept = SharedRoom._kept
+            return None if shared is None else cls(shared, workers=workers, is_pinned=False)
+        kept = PinnedSharedPool._kept
         if kept is None or kept.numel() < wanted // 2:
-            SharedRoom._kept = None
+            PinnedSharedPool._kept = None
             if kept is not None:
-                _unlock(kept)
-            SharedRoom._kept = kept = _locked(wanted)
+                _unpin(kept)
+            PinnedSharedPool._kept = kept = _pinned(wanted)
         if kept is None:
             return None
-        SharedRoom._is_lent = True
-        return cls(kept, workers=workers, is_locked=True)
+        PinnedSharedPool._in_use = True
+        return cls(kept, workers=workers, is_pinned=True)
 
-    def give_back(self) -> None:
-        """The next loader may have it: the processes have ended, and nothing that was unpacked is used again."""
+    def release(self) -> None:
+        """For the next loader: the processes have ended, and nothing that was unpacked is used again."""
         if self._memory.is_pinned():
             torch.cuda.current_stream().synchronize()
-        if self.is_locked:
-            SharedRoom._is_lent = False
+        if self.is_pinned:
+            PinnedSharedPool._in_use = False
 
     def pack(self, value: Any, *, worker: int) -> Any:
-        """The value with its tensors in this process's part; as it is, where there is no room for them."""
+        """The value with its tensors in this process's part; unchanged where they do not fit."""
         sizes = [_aligned(tensor.nbytes) for tensor in _tensors(value)]
         place = self._find(sum(sizes), worker) if sum(sizes) else None
         if place is None:
@@ -118,10 +118,10 @@ class SharedRoom:
             start += _aligned(tensor.nbytes)
             return at
 
-        return Packed(slot, replaced(value, torch.Tensor, lambda one: write(one) if _lies_flat(one) else one))
+        return Packed(slot, replaced(value, torch.Tensor, lambda one: write(one) if _is_plain(one) else one))
 
     def unpack(self, packed: Packed) -> Any:
-        """The value again; its tensors are views of the room."""
+        """The value again; its tensors are views of the pool."""
 
         def read(at: _Place) -> torch.Tensor:
             return self._bytes_at(at).view(at.dtype).reshape(at.shape)
@@ -129,7 +129,7 @@ class SharedRoom:
         return replaced(packed.value, _Place, read)
 
     def free(self, packed: Iterable[Packed]) -> None:
-        """Their places may be taken again, as soon as the device has done what it was given so far."""
+        """Their slots may be taken again as soon as the device has finished what was queued so far."""
         mark = None
         if self._memory.is_pinned():
             mark = torch.cuda.Event()
@@ -154,7 +154,7 @@ class SharedRoom:
                 break
             start = taken_stop
         used = {slot for _, _, slot in self._live}
-        slots = range(worker * MOST_PLACES, (worker + 1) * MOST_PLACES)
+        slots = range(worker * SLOTS_PER_PART, (worker + 1) * SLOTS_PER_PART)
         slot = next((slot for slot in slots if slot not in used), None)
         if slot is None or start + nbytes > first + self._part_bytes:
             return None
@@ -163,17 +163,17 @@ class SharedRoom:
 
 
 def tensor_bytes(value: Any) -> int:
-    """Bytes of the tensors of a value that could lie in a room."""
+    """Bytes of the tensors of a value that could lie in a pool."""
     return sum(tensor.nbytes for tensor in _tensors(value))
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     replaced(value, torch.Tensor, found.append)
-    return [tensor for tensor in found if _lies_flat(tensor)]
+    return [tensor for tensor in found if _is_plain(tensor)]
 
 
-def _lies_flat(tensor: torch.Tensor) -> bool:
+def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether it can be written as bytes: an ordinary tensor on the host."""
     ordinary = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
     return ordinary and not tensor.is_quantized and not tensor.requires_grad
@@ -190,8 +190,8 @@ def _shared(nbytes: int) -> torch.Tensor | None:
     return memory
 
 
-def _locked(nbytes: int) -> torch.Tensor | None:
-    """Shared memory that is locked for the device; None where that is not to be had."""
+def _pinned(nbytes: int) -> torch.Tensor | None:
+    """Shared memory that is pinned for the device; None where that is not possible."""
     memory = _shared(nbytes)
     with contextlib.suppress(RuntimeError, OSError):
         if memory is not None and _registered(memory):
@@ -209,5 +209,5 @@ def _registered(memory: torch.Tensor) -> bool:
     return False
 
 
-def _unlock(memory: torch.Tensor) -> None:
+def _unpin(memory: torch.Tensor) -> None:
     torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

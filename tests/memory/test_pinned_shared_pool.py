@@ -1,4 +1,4 @@
-"""Room that is shared with loading processes: what is written there is what comes out, and places are used again."""
+"""A pool that is shared with loading processes: what is written there is what comes out, and places are used again."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.memory import shared_room
-from brim.memory.shared_room import Packed, SharedRoom, tensor_bytes
+from brim.memory import pinned_shared_pool
+from brim.memory.pinned_shared_pool import Packed, PinnedSharedPool, tensor_bytes
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
 
 PART = 1 << 12
 
 
-def room(workers: int = 1, part_bytes: int = PART) -> SharedRoom:
-    return SharedRoom(torch.zeros(workers * part_bytes, dtype=torch.uint8), workers=workers)
+def pool_of(workers: int = 1, part_bytes: int = PART) -> PinnedSharedPool:
+    return PinnedSharedPool(torch.zeros(workers * part_bytes, dtype=torch.uint8), workers=workers)
 
 
 @pytest.fixture
-def lendable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine whose device can lock memory; here it only says so."""
-    monkeypatch.setattr(shared_room, "_registered", lambda memory: True)
-    monkeypatch.setattr(shared_room, "_unlock", lambda memory: None)
-    monkeypatch.setattr(shared_room, "WORTHWHILE_BYTES", 1000)
+def pinnable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine whose device can pin memory; here it only pretends to."""
+    monkeypatch.setattr(pinned_shared_pool, "_registered", lambda memory: True)
+    monkeypatch.setattr(pinned_shared_pool, "_unpin", lambda memory: None)
+    monkeypatch.setattr(pinned_shared_pool, "MIN_POOLED_ITEM_BYTES", 1000)
     yield
-    SharedRoom._kept, SharedRoom._is_lent = None, False
+    PinnedSharedPool._kept, PinnedSharedPool._in_use = None, False
 
 
 def test_a_value_comes_out_as_it_went_in() -> None:
@@ -42,7 +42,7 @@ def test_a_value_comes_out_as_it_went_in() -> None:
         "none": torch.empty(0, 4),
         "more": [torch.ones(2), ("name", 4, None)],
     }
-    shared = room()
+    shared = pool_of()
     packed = shared.pack(value, worker=0)
     assert isinstance(packed, Packed)
     found = shared.unpack(packed)
@@ -54,15 +54,15 @@ def test_a_value_comes_out_as_it_went_in() -> None:
     assert found["more"][1] == ("name", 4, None)
 
 
-def test_what_lies_in_the_room_is_not_copied_again() -> None:
-    shared = room()
+def test_what_lies_in_the_pool_is_not_copied_again() -> None:
+    shared = pool_of()
     packed = shared.pack([torch.ones(4)], worker=0)
     first, second = shared.unpack(packed)[0], shared.unpack(packed)[0]
     assert first.data_ptr() == second.data_ptr()
 
 
 def test_a_full_part_sends_items_in_the_ordinary_way_until_a_place_is_free() -> None:
-    shared = room()
+    shared = pool_of()
     third = torch.ones(PART // 3 // 64 * 64, dtype=torch.uint8)
     packed = [shared.pack(third, worker=0) for _ in range(3)]
     assert all(isinstance(one, Packed) for one in packed)
@@ -76,7 +76,7 @@ def test_a_full_part_sends_items_in_the_ordinary_way_until_a_place_is_free() -> 
 
 
 def test_what_is_not_an_ordinary_tensor_stays_as_it_is() -> None:
-    shared = room()
+    shared = pool_of()
     sparse = torch.eye(3).to_sparse()
     assert shared.pack({"text": "a", "ids": [1, 2]}, worker=0) == {"text": "a", "ids": [1, 2]}
     assert shared.pack(NotPrepared("why"), worker=0) == NotPrepared("why")
@@ -89,7 +89,7 @@ def test_what_is_not_an_ordinary_tensor_stays_as_it_is() -> None:
 @given(steps=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 1500), st.integers(0, 5)), max_size=40))
 def test_nothing_is_overwritten_while_it_is_in_use(steps: list[tuple[int, int, int]]) -> None:
     """Two processes' parts; items of any size come and go in any order."""
-    shared = room(workers=2)
+    shared = pool_of(workers=2)
     held: list[tuple[Packed, torch.Tensor]] = []
     for number, (worker, size, leaving) in enumerate(steps):
         value = torch.full((size,), number % 251, dtype=torch.uint8)
@@ -108,12 +108,12 @@ def large(item: int) -> dict[str, Any]:
     return {"pixels": torch.full((500 * (1 + item % 3),), float(item)), "name": f"item {item}"}
 
 
-def test_a_loader_hands_out_what_its_processes_wrote_there(lendable: None) -> None:
+def test_a_loader_hands_out_what_its_processes_wrote_there(pinnable: None) -> None:
     order = list(range(40))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # there is nothing to pin memory for on this machine
         with Loader(large, order, LoaderSettings(num_workers=2), pin=True) as loader:
-            in_room = 0
+            in_pool = 0
             for start in range(0, 40, 8):
                 items = order[start : start + 8]
                 for item, prepared in zip(items, loader.take(items), strict=True):
@@ -122,32 +122,32 @@ def test_a_loader_hands_out_what_its_processes_wrote_there(lendable: None) -> No
                         continue
                     assert prepared["name"] == f"item {item}"
                     assert prepared["pixels"].tolist() == [float(item)] * (500 * (1 + item % 3))
-                in_room += len(loader._packed)
+                in_pool += len(loader._packed)
                 loader.done(items)
             assert loader.item_bytes == 2000
-            assert in_room == 39
+            assert in_pool == 39
             assert not loader._packed
-    assert not SharedRoom._is_lent
+    assert not PinnedSharedPool._in_use
 
 
-def test_two_loaders_at_once_do_not_share_it_and_the_next_one_has_it_again(lendable: None) -> None:
-    first = SharedRoom.lend(5000, workers=2)
+def test_two_loaders_at_once_do_not_share_it_and_the_next_one_has_it_again(pinnable: None) -> None:
+    first = PinnedSharedPool.acquire(5000, workers=2)
     assert first is not None
-    assert SharedRoom.lend(5000, workers=2) is None
-    first.give_back()
-    again = SharedRoom.lend(5000, workers=4)
+    assert PinnedSharedPool.acquire(5000, workers=2) is None
+    first.release()
+    again = PinnedSharedPool.acquire(5000, workers=4)
     assert again is not None
     assert again._memory is first._memory
-    again.give_back()
+    again.release()
 
 
-def test_small_items_a_small_shm_and_a_device_that_cannot_lock_do_without(
-    lendable: None, monkeypatch: pytest.MonkeyPatch
+def test_small_items_a_small_shm_and_a_device_that_cannot_pin_do_without(
+    pinnable: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert SharedRoom.lend(999, workers=2) is None
-    monkeypatch.setattr(shared_room, "_registered", lambda memory: False)
-    assert SharedRoom.lend(5000, workers=2) is None
-    assert not SharedRoom._is_lent
-    monkeypatch.setattr(shared_room, "_registered", lambda memory: True)
-    monkeypatch.setattr(shared_room, "free_shared_bytes", lambda: 1 << 20)
-    assert SharedRoom.lend(5000, workers=2) is None
+    assert PinnedSharedPool.acquire(999, workers=2) is None
+    monkeypatch.setattr(pinned_shared_pool, "_registered", lambda memory: False)
+    assert PinnedSharedPool.acquire(5000, workers=2) is None
+    assert not PinnedSharedPool._in_use
+    monkeypatch.setattr(pinned_shared_pool, "_registered", lambda memory: True)
+    monkeypatch.setattr(pinned_shared_pool, "free_shared_bytes", lambda: 1 << 20)
+    assert PinnedSharedPool.acquire(5000, workers=2) is None
