@@ -82,7 +82,7 @@ def _compared_case(
     from benchmarks.forecast_cases import build, case_named
     from brim.forecasting.forecast import Forecaster, TracedWorkload
     from brim.forecasting.gpus import find_gpu
-    from brim.forecasting.skeleton import without_initialisation
+    from brim.forecasting.shape_tensor import without_initialisation
 
     case = case_named(name)
     assert case is not None
@@ -171,7 +171,7 @@ def _forecast_row(case: Any, device: str) -> Row:
     """The forecast, made before anything is put on the card."""
     from benchmarks.forecast_cases import build
     from brim.forecasting.forecast import Forecaster, TracedWorkload, choose_gpu
-    from brim.forecasting.skeleton import without_initialisation
+    from brim.forecasting.shape_tensor import without_initialisation
 
     with without_initialisation():
         workload = build(case, "cpu")

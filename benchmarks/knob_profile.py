@@ -25,7 +25,7 @@ from benchmarks.environment import environment
 from benchmarks.vision_language import save_model, write_questions
 from brim.evaluation.worker import EvalListener
 from brim.memory.transfer import replaced
-from brim.running.figures import ExecutionFigures
+from brim.running.results import ExecutionFigures
 
 STEP = 1.3  # between two sizes of the exhaustive side
 BEHIND = 0.93  # of the best rate so far: sizes beyond one that is slower are not tried

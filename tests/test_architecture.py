@@ -40,7 +40,7 @@ ONE_FILE_EACH = (
 )  # fmt: skip
 WITHOUT_TORCH = (
     "settings/", "storage/", "running/", "metrics/", "data/", "records.py", "errors.py",
-    "sizing/", "forecasting/attention_rules.py",
+    "sizing/", "forecasting/workspaces.py",
     "forecasting/allocator.py", "forecasting/events.py", "forecasting/extrapolate.py", "forecasting/gpus.py",
     "forecasting/overheads.py", "__init__.py", "api.py", "calls.py", "cli/", "memory/failures.py", "reporting/",
 )  # fmt: skip
@@ -48,7 +48,7 @@ WITHOUT_TORCH = (
 # What a command may ask the library for when it runs: its one function, and what shows the answer.
 ENTRIES = (
     "brim.cli.", "brim.settings.", "brim.errors", "brim.reporting.", "brim.storage.files", "brim.storage.run_lock",
-    "brim.ranks.world", "brim.planning.", "brim.evaluation.run", "brim.evaluation.run", "brim.profiling.run",
+    "brim.ranks.world", "brim.planning.", "brim.evaluation.run", "brim.profiling.run",
     "brim.profiling.explain_speed", "brim.training.api", "brim.training.compare", "brim.training.preference.run",
     "brim.training.preference.encode_file", "brim.sweeps.prepare", "brim.sweeps.preview", "brim.sweeps.summary",
     "brim.models.build", "brim.forecasting.gpus", "brim.sizing.plans", "brim.demo.shipped_profile",

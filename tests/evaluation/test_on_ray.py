@@ -22,8 +22,8 @@ from brim.evaluation import on_ray
 from brim.evaluation.on_ray import RemoteWorker, WorkerResources, evaluate_on_ray
 from brim.evaluation.run import EvalResult
 from brim.evaluation.worker import EvalListener
-from brim.running.figures import ExecutionFigures
 from brim.running.ray_cluster import RayCluster, WorkerLostError
+from brim.running.results import ExecutionFigures
 from brim.settings.declare import read_settings
 from brim.settings.eval_settings import EvalRequest, EvaluateSettings
 from tests.evaluation.evaluation_runs import lines_of, record_of, run, shout, without_sizes, write_words

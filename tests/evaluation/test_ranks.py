@@ -25,7 +25,7 @@ from brim.evaluation.run import compare_batch_sizes, evaluate
 from brim.evaluation.scoring import RankFigures, merge_plans, plans_to_keep
 from brim.monitor.sampler import MonitorSummary
 from brim.records import MemoryFigures, Plan
-from brim.running.figures import ExecutionFigures
+from brim.running.results import ExecutionFigures
 from brim.settings.eval_settings import EvalRequest
 from brim.storage.run_lock import locked_folder
 

@@ -17,9 +17,8 @@ from torch import nn
 from torch.nn import functional
 
 from brim.errors import RequestError
-from brim.forecasting.approximation import _metered
 from brim.forecasting.events import Target, Trace
-from brim.forecasting.trace import UntraceableError, trace_workload
+from brim.forecasting.trace import UntraceableError, _metered, trace_workload
 from brim.workloads.base import Workload
 from brim.workloads.callables import CallableWorkload
 from brim.workloads.checkpointing import enable_gradient_checkpointing

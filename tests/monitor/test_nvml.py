@@ -16,7 +16,7 @@ NOT_AVAILABLE = 2**64 - 1
 
 
 def test_memory_is_split_between_this_process_and_others(fake: FakeNvml) -> None:
-    assert nvml.device_memory() == nvml.DeviceMemory(
+    assert nvml.device_memory() == nvml.DeviceMemoryUse(
         total_bytes=80 * GIB,
         used_bytes=30 * GIB,
         used_by_this_process_bytes=10 * GIB,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from brim.sizing.comparison import Comparison, Drifting, Next, Steady
+from brim.sizing.comparison import Drifting, Next, RateComparison, Steady
 from brim.sizing.constants import EARLY_COMPARED_BATCHES
 
 
-def told(comparison: Comparison, *rates: float, seconds: float = 1.0) -> list[Next]:
+def told(comparison: RateComparison, *rates: float, seconds: float = 1.0) -> list[Next]:
     steps = []
     for rate in rates:
         comparison.timed(seconds)

@@ -10,7 +10,7 @@ from brim.errors import DoesNotFitError, LostError, RequestError
 from brim.memory.failures import memory_remedies, memory_savings
 from brim.records import Probe
 from brim.settings.search_settings import SearchSettings
-from brim.sizing.probing import Found, notes_on
+from brim.sizing.probing import SearchResult, notes_on
 from tests.fake_curves import Curve, FakeDevice, context_of, searched
 
 MIB = 2**20
@@ -21,7 +21,7 @@ def thousand() -> FakeDevice:
     return FakeDevice(Curve(lambda n: MIB + n * MIB, 1_001 * MIB, MIB), step_seconds=lambda n: 1 + 0.0001 * n)
 
 
-def search(device: FakeDevice, *, context: dict[str, object] | None = None, **settings: object) -> Found:
+def search(device: FakeDevice, *, context: dict[str, object] | None = None, **settings: object) -> SearchResult:
     return searched(context_of(device.curve, **(context or {})), SearchSettings(**settings), device)
 
 

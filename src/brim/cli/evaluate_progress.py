@@ -14,7 +14,7 @@ from brim.errors import plural
 from brim.evaluation.run import EvalResult
 from brim.evaluation.setup import SetupFacts
 from brim.evaluation.worker import EvalListener
-from brim.running.figures import ExecutionFigures
+from brim.running.results import ExecutionFigures
 from brim.settings.sizes import format_bytes
 
 __all__ = ["EvalProgress", "comparison_table", "print_result"]

@@ -30,8 +30,8 @@ from brim.memory.devices import DEFAULT_MARGIN, memory_of
 from brim.models.placement import resolve_device
 from brim.monitor.trace_file import TraceText
 from brim.ranks.world import current_world
-from brim.running.figures import ExecutionFigures
 from brim.running.ray_cluster import RayCluster, WorkerLostError, connected_ray, forwarded_variables
+from brim.running.results import ExecutionFigures
 from brim.settings.caller import given, named, written
 from brim.settings.eval_settings import EvalRequest
 from brim.storage.fingerprint import differing_parts
@@ -204,7 +204,7 @@ class _WorkerPool:
             if worker is None:
                 self._next_event()
                 continue
-            answer = self._cluster.next_answer([self._cluster.call(worker.actor, question, *arguments)])
+            answer = self._cluster.next_result([self._cluster.call(worker.actor, question, *arguments)])
             assert answer is not None  # it is waited for without a limit
             if answer.error is None:
                 return answer.value
@@ -230,7 +230,7 @@ class _WorkerPool:
     def _ask_all(self, question: str, workers: Sequence[_Worker]) -> list[Any]:
         """What those who can answer do answer, at the end, when nobody is replaced any more."""
         calls = [self._cluster.call(worker.actor, question) for worker in workers if worker.state == "open"]
-        answers = [self._cluster.next_answer([call], seconds=END_SECONDS) for call in calls]
+        answers = [self._cluster.next_result([call], seconds=END_SECONDS) for call in calls]
         return [answer.value for answer in answers if answer is not None and answer.error is None]
 
     def _start_worker(self) -> None:
@@ -242,7 +242,7 @@ class _WorkerPool:
     def _next_event(self) -> WorkerEvent | None:
         """Wait until something happens somewhere, and see to it; gives a worker's event, if that is what it was."""
         calling = [worker for worker in self._workers if worker.call is not None]
-        answer = self._cluster.next_answer([worker.call for worker in calling], seconds=WAIT_SECONDS)
+        answer = self._cluster.next_result([worker.call for worker in calling], seconds=WAIT_SECONDS)
         self._give_up_placing()
         if answer is None:
             return None

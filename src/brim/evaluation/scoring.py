@@ -16,7 +16,7 @@ from brim.metrics.base import Metric
 from brim.monitor.sampler import MonitorSummary
 from brim.records import BatchSizes, Plan
 from brim.running.executor import Finished
-from brim.running.figures import ExecutionFigures
+from brim.running.results import ExecutionFigures
 
 __all__ = ["RankFigures", "Scorer", "answer_lengths", "merge_plans", "plans_to_keep", "summarise"]
 

@@ -18,7 +18,7 @@ from torch import nn
 from brim.evaluation.setup import EvaluationSetup
 from brim.evaluation.tasks.generate import GenerateTask
 from brim.evaluation.workload import workload_to_trace
-from brim.forecasting.forecast_curve import forecast_curve
+from brim.forecasting.forecast import forecast_curve
 from brim.forecasting.gpus import Gpu
 from brim.memory.devices import DeviceMemory, device_name
 from brim.memory.environment import environment_facts

@@ -16,10 +16,10 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-__all__ = ["GpuClock", "StageClock", "StageTimes", "Timeline"]
+__all__ = ["DeviceTimeline", "IdleClock", "StageClock", "StageTimes"]
 
 
-class Timeline:
+class DeviceTimeline:
     """On CUDA a mark is an event in the stream, so that nothing waits for it; elsewhere it is the host's clock."""
 
     def __init__(self, device: torch.device) -> None:
@@ -41,7 +41,7 @@ class Timeline:
         return float(first.elapsed_time(second)) / 1000.0
 
 
-class GpuClock:
+class IdleClock:
     """Marks where batches begin and end on the device's own timeline.
 
     On CUDA a gap between the end of one batch and the begin of the next is time in which the device had nothing to do.
@@ -49,7 +49,7 @@ class GpuClock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._timeline = Timeline(device)
+        self._timeline = DeviceTimeline(device)
         self._marks: list[tuple[Any, Any]] = []
         self._begun: Any = None
 
@@ -109,7 +109,7 @@ class StageClock:
     """
 
     def __init__(self, device: torch.device, module: Any, *, generates: bool) -> None:
-        self._timeline = Timeline(device)
+        self._timeline = DeviceTimeline(device)
         self._module = module if isinstance(module, nn.Module) and generates else None
         self._marks: list[_Marks] = []
         self._open: _Marks | None = None

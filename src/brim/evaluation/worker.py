@@ -17,14 +17,13 @@ from brim.errors import RequestError
 from brim.evaluation.scoring import RankFigures, Scorer
 from brim.evaluation.setup import EvaluationSetup, SetupFacts
 from brim.evaluation.start import MakeForecast, Start, StartingPoint, forecast_first_batch
-from brim.evaluation.timing import GpuClock, StageClock
+from brim.evaluation.timing import IdleClock, StageClock
 from brim.memory.devices import DeviceMemory, ModelMemory, device_uuid, memory_of, resolve_limit
 from brim.monitor.sampler import Sampler
 from brim.monitor.trace_file import TraceText
-from brim.running.answers import one_for_each
-from brim.running.executor import Executor, ItemFailure, Pending
-from brim.running.figures import ExecutionFigures
+from brim.running.executor import BatchWork, ExecutionPolicy, Executor, ItemFailure, Pending
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
+from brim.running.results import ExecutionFigures, one_for_each
 from brim.settings.caller import named, written
 from brim.settings.eval_settings import EvalRequest
 from brim.sizing.live import LiveSizer
@@ -52,10 +51,10 @@ class EvalListener:
 class Offload:
     """Moves the weights once, when asked for and when there is somewhere to move them from."""
 
-    def __init__(self, request: EvalRequest, setup: EvaluationSetup, tell: Callable[[str], None]) -> None:
+    def __init__(self, request: EvalRequest, setup: EvaluationSetup, note: Callable[[str], None]) -> None:
         self._wanted = request.offload == "cpu"
         self._setup = setup
-        self._tell = tell
+        self._note = note
         self._applied = False
 
     def apply(self) -> bool:
@@ -65,7 +64,7 @@ class Offload:
         self._applied = True
         device = self._setup.device
         if device.type == "cpu":
-            self._tell(f"{written('offload', 'cpu')}: the model is on the CPU already; there is nothing to move")
+            self._note(f"{written('offload', 'cpu')}: the model is on the CPU already; there is nothing to move")
             return False
         try:
             from accelerate import cpu_offload
@@ -74,7 +73,7 @@ class Offload:
         self._setup.task.release()
         module = self._setup.model.module.to("cpu")
         cpu_offload(module, execution_device=device)
-        self._tell("a sample does not fit even alone: the weights go to host memory from here on, which is slower")
+        self._note("a sample does not fit even alone: the weights go to host memory from here on, which is slower")
         return True
 
 
@@ -118,10 +117,10 @@ class Worker:
             forecast=forecast,
         )
         self._stages = stages
-        self._clock = GpuClock(setup.device)
-        self._offload = Offload(request, setup, self._tell)
+        self._clock = IdleClock(setup.device)
+        self._offload = Offload(request, setup, self._note)
         self._sampler = Sampler(monitor, device_uuid=device_uuid(setup.device))
-        self._told: list[str] = []
+        self._notes: list[str] = []
         self._start: Start | None = None
         self._executor: Executor | None = None
         self._loader: Loader | None = None
@@ -163,7 +162,7 @@ class Worker:
             self._seconds += time.perf_counter() - started
         self._loader_wait_seconds += self._loader.wait_seconds
         for note in (*self._loader.notes, *setup.task.notes, *setup.model.notes):
-            self._tell(note)
+            self._note(note)
 
     def remember_plan(self) -> None:
         """File the size found, for the next run to start from."""
@@ -194,7 +193,7 @@ class Worker:
             workers=self._loader.workers or 0,
             monitor=self._sampler.summary(),
             measured=self._measured(),
-            notes=tuple(self._told),
+            notes=tuple(self._notes),
         )
 
     def _begin(self, start: Start) -> Executor:
@@ -202,30 +201,35 @@ class Worker:
         self._start = start
         executor = self._make_executor(start.sizer)
         for note in start.notes:
-            self._tell(note)
+            self._note(note)
         if start.forecast is not None:
             self._seconds += start.forecast.seconds
             executor.figures.lost_seconds += start.forecast.seconds
             if start.forecast.note is not None:
-                self._tell(start.forecast.note)
+                self._note(start.forecast.note)
         return executor
 
     def _make_executor(self, sizer: LiveSizer) -> Executor:
+        request = self.request
         return Executor(
-            self._launch,
-            self.setup.costs,
+            BatchWork(
+                launch=self._launch,
+                costs=self.setup.costs,
+                note=self._note,
+                set_aside=self._forget_prepared,
+                last_resort=self._offload.apply,
+            ),
             sizer=sizer,
             memory=ModelMemory(self.memory, self.setup.model.module),
             metered=self._measured(),
-            fail_fast=self.request.fail_fast,
-            fail_on_oom=self.request.fail_on_oom,
-            by_count=self.starting.by_count,
-            overlap=self.request.overlap,
-            fixed=self.request.fixed,
-            stop_if_hopeless=True,
-            tell=self._tell,
-            last_resort=self._offload.apply,
-            put_aside=self._forget_prepared,
+            policy=ExecutionPolicy(
+                by_count=self.starting.by_count,
+                fixed=request.fixed,
+                overlap=request.overlap,
+                fail_fast=request.fail_fast,
+                fail_on_oom=request.fail_on_oom,
+                stop_if_hopeless=True,
+            ),
         )
 
     def _forget_prepared(self, items: list[int]) -> None:
@@ -260,9 +264,9 @@ class Worker:
         """Peaks are taken where that costs nothing, or where a limit is to be kept."""
         return not self.memory.meter_slows or self.request.memory_limit is not None
 
-    def _tell(self, line: str) -> None:
-        if line not in self._told:
-            self._told.append(line)
+    def _note(self, line: str) -> None:
+        if line not in self._notes:
+            self._notes.append(line)
             self.listener.note(line)
 
 

@@ -28,9 +28,9 @@ __all__ = [
     "CudaMemory",
     "DeviceMemory",
     "MemoryLimit",
+    "MemoryReading",
     "ModelMemory",
     "MpsMemory",
-    "Reading",
     "device_name",
     "device_uuid",
     "existing_device",
@@ -40,7 +40,7 @@ __all__ = [
 
 
 @dataclasses.dataclass(kw_only=True)
-class Reading:
+class MemoryReading:
     """Filled in while metered code runs; final once the `metered` block has ended."""
 
     peak_allocated_bytes: int = 0
@@ -70,7 +70,7 @@ class DeviceMemory(ABC):
         """While inside, allocating past the limit raises `torch.OutOfMemoryError`."""
 
     @abstractmethod
-    def metered(self, resident: Iterable[torch.Tensor] = ()) -> contextlib.AbstractContextManager[Reading]:
+    def metered(self, resident: Iterable[torch.Tensor] = ()) -> contextlib.AbstractContextManager[MemoryReading]:
         """Measure what runs inside; `resident` tensors exist already and count."""
 
     @abstractmethod
@@ -135,9 +135,9 @@ class CudaMemory(DeviceMemory):
             torch.cuda.set_per_process_memory_fraction(before, self.device)
 
     @contextlib.contextmanager
-    def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[Reading]:
+    def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[MemoryReading]:
         del resident  # the allocator counts them, on the host: nothing has to be waited for
-        reading = Reading()
+        reading = MemoryReading()
         torch.cuda.reset_peak_memory_stats(self.device)
         retries_before = self._retries()
         try:
@@ -199,8 +199,8 @@ class CpuMemory(DeviceMemory):
             self._limit_bytes = before
 
     @contextlib.contextmanager
-    def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[Reading]:
-        reading = Reading()
+    def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[MemoryReading]:
+        reading = MemoryReading()
         meter = StorageMeter(limit_bytes=self._limit_bytes)
         meter.track(resident)
         self._meter = meter
@@ -254,9 +254,9 @@ class MpsMemory(DeviceMemory):
             torch.mps.set_per_process_memory_fraction(1.0)
 
     @contextlib.contextmanager
-    def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[Reading]:
+    def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[MemoryReading]:
         del resident
-        reading = Reading()
+        reading = MemoryReading()
         try:
             yield reading
         finally:

@@ -150,7 +150,7 @@ class CpuMeter:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Layout:
+class _CgroupLayout:
     """Where one version of control groups keeps its figures of memory."""
 
     controller: str  # in /proc/self/cgroup; version 2 has one hierarchy and names none
@@ -163,8 +163,8 @@ class _Layout:
 _NO_LIMIT = 2**62
 
 _LAYOUTS = (
-    _Layout(controller="", mount="", limit="memory.max", usage="memory.current", reclaimable="inactive_file"),
-    _Layout(
+    _CgroupLayout(controller="", mount="", limit="memory.max", usage="memory.current", reclaimable="inactive_file"),
+    _CgroupLayout(
         controller="memory",
         mount="memory",
         limit="memory.limit_in_bytes",
@@ -174,19 +174,19 @@ _LAYOUTS = (
 )
 
 
-def _own_groups(root: Path, process_cgroups: Path) -> Iterator[tuple[Path, _Layout]]:
+def _own_groups(root: Path, process_cgroups: Path) -> Iterator[tuple[Path, _CgroupLayout]]:
     for layout in _LAYOUTS:
         for folder in binding_groups(root, process_cgroups, controller=layout.controller, mount=layout.mount):
             yield folder, layout
 
 
-def _limit(folder: Path, layout: _Layout) -> int | None:
+def _limit(folder: Path, layout: _CgroupLayout) -> int | None:
     """None for no limit: the word "max", its number in version 1 (the top of 63 bits), or no such control group."""
     limit = read_number(read_text(folder / layout.limit))
     return limit if limit is not None and limit < _NO_LIMIT else None
 
 
-def _room(folder: Path, layout: _Layout, *, enough_bytes: int) -> int:
+def _room(folder: Path, layout: _CgroupLayout, *, enough_bytes: int) -> int:
     """The room left under a limit; where there is enough without the file cache, what it would give is not read."""
     limit, usage = _limit(folder, layout), read_number(read_text(folder / layout.usage))
     if limit is None or usage is None or limit - usage >= enough_bytes:

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 from brim.errors import RequestError
 from brim.monitor.host import CpuMeter, MemoryMeter, process_resident_bytes
 from brim.monitor.nvml import CardFigures, OpenCard, open_card
-from brim.monitor.trace_file import COLUMNS, Sample, TraceFile, TraceText, read_rows
+from brim.monitor.trace_file import COLUMNS, MonitorSample, TraceFile, TraceText, read_rows
 
 __all__ = ["MonitorSummary", "Sampler", "read_rows"]
 
@@ -134,7 +134,7 @@ class Sampler:
     def _take(self, card: OpenCard | None, cores: CpuMeter, memory: MemoryMeter) -> None:
         seconds = self._file.resumed_at_seconds + time.monotonic() - self._started
         gpu = (_or_none(card.read) if card is not None else None) or CardFigures()
-        sample = Sample(
+        sample = MonitorSample(
             time_seconds=seconds,
             gpu_utilisation=gpu.utilisation,
             gpu_memory_used_bytes=gpu.memory_used_bytes,
@@ -192,7 +192,7 @@ class _Tally:
         self._samples = 0
         self._last_seconds: float | None = None
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: MonitorSample) -> None:
         passed = 0.0 if self._last_seconds is None else sample.time_seconds - self._last_seconds
         self._last_seconds = sample.time_seconds
         self._samples += 1

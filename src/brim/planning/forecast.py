@@ -14,7 +14,7 @@ from brim.evaluation.setup import open_setup
 from brim.evaluation.workload import DataWorkload
 from brim.forecasting.forecast import Forecaster, TracedWorkload, choose_gpu
 from brim.forecasting.gpus import Gpu, find_gpu, gpu_of_memory
-from brim.forecasting.skeleton import without_initialisation
+from brim.forecasting.shape_tensor import without_initialisation
 from brim.forecasting.table import BatchTable, batch_size_table
 from brim.models.build import build_workload, resolve_model
 from brim.planning.find import own_workload

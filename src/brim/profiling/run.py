@@ -77,7 +77,7 @@ def profile(
             with agreement.step(list[Point]) as planning:
                 planning.value = plan_points(request)
             points = [dict(point) for point in planning.values[0]]
-            run = _Run(request, points, folder, listener, rank=agreement.world.rank)
+            run = _ProfileRun(request, points, folder, listener, rank=agreement.world.rank)
             with agreement.step(list[int]) as looking:
                 looking.value = run.finished_before()
         try:
@@ -100,7 +100,7 @@ def _check_contents(folder: Path, *, resume: bool) -> None:
         )
 
 
-class _Run:
+class _ProfileRun:
     """One rank's way through the points."""
 
     def __init__(

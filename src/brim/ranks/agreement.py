@@ -37,7 +37,7 @@ from brim.storage.fingerprint import differing_parts
 from brim.storage.run_folder import check_folder
 from brim.storage.run_lock import locked_folder
 
-__all__ = ["Agreement", "Outcome", "Step", "check_same_work", "shared_folder", "stop_signal_as_error"]
+__all__ = ["Agreement", "Step", "Vote", "check_same_work", "shared_folder", "stop_signal_as_error"]
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ CHECK_SECONDS = 3.0  # the same while at work, where looking takes time: some me
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Vote:
     """What one rank brings to a vote: a value made of JSON types, or the error it had instead."""
 
     value: Any = None
@@ -81,7 +81,7 @@ class Step(Generic[T]):
         typed = hasattr(self._kind, "from_json")
         value: Any = self.value
         plain = value.to_json() if typed and value is not None else value
-        gathered = self._agreement.gather(Outcome(value=plain, error=error))
+        gathered = self._agreement.gather(Vote(value=plain, error=error))
         self.values = [self._kind.from_json(one) if typed and one is not None else one for one in gathered]
 
 
@@ -138,24 +138,24 @@ class Agreement:
         """A piece of work that every rank does, and whose value, of this kind, each gives to all."""
         return Step(self, kind)
 
-    def gather(self, outcome: Outcome) -> list[Any]:
+    def gather(self, vote: Vote) -> list[Any]:
         """Every rank's value in rank order, or on every rank a `RankError` about the first rank that failed."""
         if self.world.size == 1:
-            if outcome.error is not None:
-                raise outcome.error
-            return [outcome.value]
+            if vote.error is not None:
+                raise vote.error
+            return [vote.value]
         assert self._group is not None, "gather() outside the `with` block"
-        if outcome.error is not None and outcome.error is self._seen_trouble:
-            outcome = Outcome()  # another rank's error, which that rank has to tell itself
-        vote, error = _encode(outcome)
+        if vote.error is not None and vote.error is self._seen_trouble:
+            vote = Vote()  # another rank's error, which that rank has to tell itself
+        message, error = _encode(vote)
         if error is not None and self._presence is not None:
-            self._presence.tell_failure(**vote["error"])
+            self._presence.tell_failure(**message["error"])
         try:
-            votes = [json.loads(text) for text in self._exchange(json.dumps(vote).encode())]
+            votes = [json.loads(text) for text in self._exchange(json.dumps(message).encode())]
         except RankError as lost:
             if error is None:
                 raise
-            raise _rank_error([(self.world.rank, vote["error"])], f"; besides, {lost}") from error
+            raise _rank_error([(self.world.rank, message["error"])], f"; besides, {lost}") from error
         failed = [(rank, vote["error"]) for rank, vote in enumerate(votes) if "error" in vote]
         if failed:
             raise _rank_error(failed) from error
@@ -373,13 +373,13 @@ def _launchers_store(world: World, timeout_seconds: float, watcher: WaitWatcher)
     return _kept_store[0]
 
 
-def _encode(outcome: Outcome) -> tuple[dict[str, Any], Exception | None]:
+def _encode(vote: Vote) -> tuple[dict[str, Any], Exception | None]:
     """The vote to send, and this rank's error; a value that JSON cannot hold is an error like any other."""
-    error = outcome.error
+    error = vote.error
     if error is None:
         try:
-            json.dumps(outcome.value)
-            return {"value": outcome.value}, None
+            json.dumps(vote.value)
+            return {"value": vote.value}, None
         except (TypeError, ValueError, RecursionError) as caught:
             error = caught
     if isinstance(error, BrimError):

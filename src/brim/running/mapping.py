@@ -14,8 +14,8 @@ from typing import Any, Literal, overload
 
 from brim.errors import RequestError
 from brim.records import BatchSizes
-from brim.running.executor import Executor, Finished, ItemFailure
-from brim.running.figures import ExecutionFigures
+from brim.running.executor import BatchWork, ExecutionPolicy, Executor, Finished, ItemFailure
+from brim.running.results import ExecutionFigures
 from brim.settings.sizes import parse_bytes
 from brim.sizing.live import LiveSizer
 from brim.sizing.priors import LiveRequest, Prior, Room, start_live
@@ -80,7 +80,7 @@ def map(
 ) -> MapResult:
     """Call `function` on lists of items and return one result per item, in order, whatever happens on the way.
 
-    As `[f(x) for x in items]`, but in batches that are found as it runs: dearest items first, larger batches while
+    As `[f(x) for x in items]`, but in batches that are found as it runs: costliest items first, larger batches while
     they pay, split on out-of-memory errors and grown back afterwards. An item that fails alone is recorded with its
     error and does not stop the rest (`fail_fast` stops instead); one that runs out of memory alone is first tried again
     after the others, and once more after a pause.
@@ -118,14 +118,11 @@ def map(
             stack.enter_context(memory.limited(limit_bytes))
         order = sorted((item for item in range(len(items)) if item not in done), key=lambda item: -costs[item])
         executor = Executor(
-            lambda batch: function([items[item] for item in batch]),
-            costs,
+            BatchWork(launch=lambda batch: function([items[item] for item in batch]), costs=costs),
             sizer=_sizer(batch_size, [costs[item] for item in order], limit_bytes),
             memory=memory,
             metered=memory is not None and (not memory.meter_slows or memory_limit is not None),
-            fail_fast=fail_fast,
-            fail_on_oom=fail_on_oom,
-            by_count=batch_size != "auto",
+            policy=ExecutionPolicy(by_count=batch_size != "auto", fail_fast=fail_fast, fail_on_oom=fail_on_oom),
         )
         for finished in stack.enter_context(contextlib.closing(executor.run(order))):
             if book is not None:

@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 
 from brim.errors import LostError, RequestError, plural
-from brim.memory.devices import DeviceMemory, Reading, device_name, memory_of, resolve_limit
+from brim.memory.devices import DeviceMemory, MemoryReading, device_name, memory_of, resolve_limit
 from brim.memory.environment import environment_facts
 from brim.memory.failures import Failure, FailureKind, classify
 from brim.memory.snapshot import StateSnapshot, required_bytes
@@ -126,7 +126,7 @@ class DeviceProber(Prober):
 
     def probe(self, size: int) -> Probe:
         """Try one size; an error that is not about memory or size is the user's own and is raised."""
-        reading = Reading()
+        reading = MemoryReading()
         failure: Failure | None = None
         result: Probe | None = None
         self._begin()
@@ -184,7 +184,7 @@ class DeviceProber(Prober):
                 f"{format_bytes(room)} are free; search on a copy in a child process instead (brim find --isolate)"
             )
 
-    def _attempt(self, size: int, reading: Reading) -> Probe:
+    def _attempt(self, size: int, reading: MemoryReading) -> Probe:
         started = time.perf_counter()
         # A meter that is off while steps are timed must see a second step: gradients and optimizer state that the
         # first one leaves are there from then on.
@@ -204,7 +204,7 @@ class DeviceProber(Prober):
                 self.memory.timed(_nothing, repeats=1)  # drain the queue
             if self._timed_out(started):
                 return self._timeout(size, reading)
-        steady = Reading()
+        steady = MemoryReading()
         with contextlib.nullcontext() if self.memory.meter_slows else self._metered(steady):
             near_limit = reading.peak_reserved_bytes > SAFE_FRACTION * self.context.limit_bytes
             step_seconds, steps = self._time_steps(batch, started, in_use, near_limit=near_limit)
@@ -215,7 +215,9 @@ class DeviceProber(Prober):
         probe = self._judge(size, batch, step_seconds, steps, reading, steady.alloc_retries)
         return dataclasses.replace(probe, growth_bytes_per_step=_growth_per_step(in_use))
 
-    def _judge(self, size: int, batch: Any, step_seconds: float, steps: int, reading: Reading, retries: int) -> Probe:
+    def _judge(
+        self, size: int, batch: Any, step_seconds: float, steps: int, reading: MemoryReading, retries: int
+    ) -> Probe:
         """Fits, unless the allocator retried or the rate fell behind a smaller size for want of memory."""
         verdict: Verdict = "fits"
         detail = ""
@@ -282,9 +284,9 @@ class DeviceProber(Prober):
         return batch
 
     @contextlib.contextmanager
-    def _metered(self, reading: Reading) -> Iterator[None]:
+    def _metered(self, reading: MemoryReading) -> Iterator[None]:
         """Meter a block into `reading`, also when the block raises."""
-        inner = Reading()
+        inner = MemoryReading()
         try:
             with self.memory.metered(self._resident()) as inner:
                 yield
@@ -311,7 +313,7 @@ class DeviceProber(Prober):
             return repeated or size <= self.context.smallest_size
         return failure.kind is FailureKind.OTHER
 
-    def _failed(self, size: int, failure: Failure, reading: Reading) -> Probe:
+    def _failed(self, size: int, failure: Failure, reading: MemoryReading) -> Probe:
         verdict: Verdict = "size_limit" if failure.kind is FailureKind.SIZE_LIMIT else "oom"
         detail, needed = failure.reason, None
         if failure.requested_bytes:
@@ -331,7 +333,7 @@ class DeviceProber(Prober):
         limit = self.settings.timeout_seconds
         return limit is not None and time.perf_counter() - started > limit
 
-    def _timeout(self, size: int, reading: Reading) -> Probe:
+    def _timeout(self, size: int, reading: MemoryReading) -> Probe:
         return Probe(
             batch_size=size,
             verdict="timeout",

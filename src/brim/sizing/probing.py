@@ -34,7 +34,7 @@ from brim.sizing.largest import LargestSizer
 from brim.sizing.priors import ForecastCurve
 from brim.sizing.sizer import Evidence, ProbingSizer, SizeGrid, Trial
 
-__all__ = ["Found", "ProbeContext", "SizeSearch", "notes_on", "size_grid"]
+__all__ = ["ProbeContext", "SearchResult", "SizeSearch", "notes_on", "size_grid"]
 
 _Result = TypeVar("_Result")
 _Strategy = TypeVar("_Strategy", bound=ProbingSizer)
@@ -63,7 +63,7 @@ class ProbeContext:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """The size that a search has found, and why."""
 
     chosen: Probe
@@ -96,7 +96,7 @@ class SizeSearch:
         self.context = context
         self.settings = settings
         self.probes: list[Probe] = []
-        self.found: Found | None = None  # once settled
+        self.found: SearchResult | None = None  # once settled
         fastest = settings.objective == "fastest" and settings.batch_size is None
         self._forecast = forecast if fastest else None
         self._grid = size_grid(context, settings)
@@ -127,7 +127,7 @@ class SizeSearch:
         except StopIteration as end:
             self.found = end.value
 
-    def _search(self) -> _Steps[Found]:
+    def _search(self) -> _Steps[SearchResult]:
         if self.settings.fixed:
             return (yield from self._fixed())
         if self.settings.batch_size is not None:
@@ -136,7 +136,7 @@ class SizeSearch:
                 return found
         return (yield from (self._largest() if self.settings.objective == "largest" else self._fastest()))
 
-    def _fixed(self) -> _Steps[Found]:
+    def _fixed(self) -> _Steps[SearchResult]:
         """Exactly the size asked for; where it does not fit, the largest part it can be split into."""
         size = self.settings.batch_size
         assert size is not None
@@ -152,7 +152,7 @@ class SizeSearch:
         reason = f"the size asked for ({size}) does not fit and is split into parts of {part.chosen.batch_size}"
         return dataclasses.replace(part, reason=reason)
 
-    def _ceiling(self) -> _Steps[Found | None]:
+    def _ceiling(self) -> _Steps[SearchResult | None]:
         """The size asked for, if it fits; else None, and the search continues below it."""
         size = self._grid.floor(self._grid.last)
         probe = yield from self._try(size)
@@ -164,7 +164,7 @@ class SizeSearch:
         self._grid = dataclasses.replace(self._grid, last=size - 1)
         return None
 
-    def _largest(self) -> _Steps[Found]:
+    def _largest(self) -> _Steps[SearchResult]:
         """The largest size that fits."""
         resolution = 0.0 if self.context.exact else ALLOCATOR_RESOLUTION
         sizer = yield from self._drive(lambda: LargestSizer(self._evidence, grid=self._grid, resolution=resolution))
@@ -173,7 +173,7 @@ class SizeSearch:
             raise self._nothing_fits(self.probes[-1])
         return self._result(chosen, self._why_largest(chosen))
 
-    def _fastest(self) -> _Steps[Found]:
+    def _fastest(self) -> _Steps[SearchResult]:
         """The smallest size within tolerance of the best rate in reach."""
         sizer = yield from self._drive(
             lambda: FastestSizer(
@@ -288,13 +288,13 @@ class SizeSearch:
         curve = ByteModel(base_bytes=self.context.base_bytes, noise=noise, prior=prior)
         return Evidence(curve, limit_bytes=self.context.limit_bytes)
 
-    def _result(self, chosen: Probe, reason: str) -> Found:
+    def _result(self, chosen: Probe, reason: str) -> SearchResult:
         largest = max(probe.batch_size for probe in self.probes if probe.fits)
         estimate = self._evidence.bytes.largest_within(self.context.limit_bytes)
         failed = [probe.batch_size for probe in self.probes if not probe.fits]
         if estimate is not None:
             estimate = max(min([estimate, self._grid.last, *(size - 1 for size in failed)]), largest)
-        return Found(
+        return SearchResult(
             chosen=chosen,
             largest=largest,
             largest_estimate=estimate,

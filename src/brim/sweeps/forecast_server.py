@@ -72,7 +72,7 @@ def forecast_workload(
 ) -> dict[str, Any]:
     """By the text of each size: the forecast of a micro-batch of it. `auto` is the largest useful one that fits."""
     from brim.forecasting.forecast import Forecaster, TracedWorkload, choose_gpu
-    from brim.forecasting.skeleton import without_initialisation
+    from brim.forecasting.shape_tensor import without_initialisation
     from brim.settings.nested_keys import flatten
     from brim.settings.sizes import parse_bytes
     from brim.settings.train_settings import train_settings

@@ -8,8 +8,8 @@ from typing import Any
 from brim.data.base import SampleSet
 from brim.evaluation.tasks.base import Answer, ReadyAnswers, Task, TaskSettings
 from brim.models.loaded import LoadedModel
-from brim.running.answers import one_for_each
 from brim.running.executor import Pending
+from brim.running.results import one_for_each
 
 __all__ = ["FunctionTask"]
 

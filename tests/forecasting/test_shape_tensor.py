@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import resource
 from collections import Counter
 
 import pytest
@@ -10,8 +11,7 @@ import torch
 from torch import nn
 
 from brim.forecasting.events import Event
-from brim.forecasting.ghost import Ghost, make_ghost
-from brim.forecasting.skeleton import without_initialisation
+from brim.forecasting.shape_tensor import MAPPED_BYTES, ShapeTensor, make_shape_tensor, without_initialisation
 from brim.forecasting.trace import UntraceableError, trace_workload
 from brim.models.build import build_workload
 from brim.settings.find_settings import WorkloadRequest
@@ -67,14 +67,18 @@ def test_a_module_on_the_meta_device_is_traced_and_stays_there() -> None:
     assert workload.optimizer.param_groups[0]["params"][0] is parameters[0]
 
 
-def test_a_ghost_outside_of_a_trace_still_has_a_shape_and_no_data() -> None:
-    ghost = make_ghost((300, 200), (200, 1), torch.float32, torch.device("cpu"), None)
-    assert (tuple(ghost.shape), ghost.t().shape[0], ghost.dtype) == ((300, 200), 200, torch.float32)
-    assert "Ghost((300, 200)" in repr(ghost)
-    assert ghost.to(torch.bfloat16).dtype is torch.bfloat16
-    assert isinstance(copy.deepcopy(ghost), Ghost)
+def test_a_shape_tensor_outside_of_a_trace_still_has_a_shape_and_no_data() -> None:
+    shape_tensor = make_shape_tensor((300, 200), (200, 1), torch.float32, torch.device("cpu"), None)
+    assert (tuple(shape_tensor.shape), shape_tensor.t().shape[0], shape_tensor.dtype) == (
+        (300, 200),
+        200,
+        torch.float32,
+    )
+    assert "ShapeTensor((300, 200)" in repr(shape_tensor)
+    assert shape_tensor.to(torch.bfloat16).dtype is torch.bfloat16
+    assert isinstance(copy.deepcopy(shape_tensor), ShapeTensor)
     with pytest.raises(NotImplementedError):
-        ghost.untyped_storage()
+        shape_tensor.untyped_storage()
 
 
 def test_without_weights_there_is_no_real_step_to_fall_back_to() -> None:
@@ -105,3 +109,47 @@ def test_where_no_approximation_is_wanted_the_step_is_not_run_for_real() -> None
     assert not ran
     assert trace_workload(workload, 8).approximate is not None
     assert ran
+
+
+def test_the_shapes_are_those_of_a_model_built_for_real() -> None:
+    with without_initialisation():
+        skeleton = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4))
+    real = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4))
+    assert [tuple(p.shape) for p in skeleton.parameters()] == [tuple(p.shape) for p in real.parameters()]
+
+
+def test_initialisation_is_back_afterwards_also_after_an_error() -> None:
+    with pytest.raises(RuntimeError, match="in the block"), without_initialisation():
+        raise RuntimeError("in the block")
+    weight = torch.full((64, 64), 7.0)
+    nn.init.normal_(weight)
+    assert (weight != 7).any()
+    torch.manual_seed(0)
+    first = nn.Linear(4, 4).weight.clone()
+    torch.manual_seed(0)
+    with without_initialisation():
+        nn.Linear(4, 4)
+    assert torch.equal(nn.Linear(4, 4).weight, first)  # and the generator has not moved
+
+
+def test_a_model_larger_than_this_test_may_use_takes_no_memory() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with without_initialisation():
+        model = nn.Linear(2**14, 2**15, bias=False)  # 2 GiB
+    assert model.weight.numel() * 4 == 2 * 2**30
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB
+    assert grown < 2**19
+
+
+def test_random_numbers_that_a_model_reads_while_it_is_built_are_drawn() -> None:
+    with without_initialisation():
+        small = torch.empty(1000).uniform_(2, 3)
+        large = torch.zeros(MAPPED_BYTES // 4).normal_()
+    assert small.min() >= 2
+    assert (large == 0).all()
+
+
+def test_an_initialisation_that_draws_until_values_are_in_range_ends() -> None:
+    with without_initialisation():
+        table = torch.empty(7000, 3)
+        assert nn.init.trunc_normal_(table) is table

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from brim.forecasting.ghost import Ghost
 from brim.forecasting.ledger import Ledger
+from brim.forecasting.shape_tensor import ShapeTensor
 from brim.forecasting.tracer import Tracer
 
 ROWS, WIDTH = 300, 64
@@ -96,7 +96,7 @@ def test_large_arrays_are_not_made_up() -> None:
         answered(lambda x: x.numpy())
 
 
-def test_values_stand_beside_ghosts_on_a_device_that_is_not_here() -> None:
+def test_values_stand_beside_shape_tensors_on_a_device_that_is_not_here() -> None:
     tracer = Tracer(Ledger(), device_type="vulkan")  # any device that torch knows and this machine has not
     with tracer:
         lengths = torch.arange(4, device="vulkan") + 1
@@ -104,7 +104,7 @@ def test_values_stand_beside_ghosts_on_a_device_that_is_not_here() -> None:
         picked = torch.empty(4, 6, device="vulkan").masked_select(mask)
         lengths.mul_(2)
         total = mask.sum()
-        assert isinstance(total, Ghost)
+        assert isinstance(total, ShapeTensor)
         assert total.value is not None
         assert (lengths.tolist(), total.value.item(), tuple(picked.shape)) == ([2, 4, 6, 8], 10, (10,))
         assert picked.device.type == "vulkan"
