@@ -79,7 +79,7 @@ def test_resume_needs_something_to_go_on_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_results_are_named_before_anything_is_opened(tmp_path: Path, rank: int) -> None:
     write(tmp_path, [], rank=rank)
-    check_contents(tmp_path, resume=False)  # a start that came to nothing is not in the way
+    check_contents(tmp_path, resume=False)  # a start that left nothing is not in the way
     write(tmp_path, lines("a"), rank=rank)
     with pytest.raises(RequestError, match="results of an evaluation; continue it with --resume"):
         check_contents(tmp_path, resume=False)

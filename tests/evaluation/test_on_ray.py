@@ -308,7 +308,7 @@ def remote(tmp_path: Path) -> Iterator[RemoteWorker]:
 
 
 def test_a_worker_sends_every_batch_as_it_is_done_and_each_batch_size_once(remote: RemoteWorker) -> None:
-    ids, costs = remote.dealing()
+    ids, costs = remote.sample_costs()
     assert len(ids) == len(costs) == 12
     shares = [list(remote.evaluate([0, 1, 2])), list(remote.evaluate([5, 4]))]
     sizes = [[len(event.lines) for event in share] for share in shares]

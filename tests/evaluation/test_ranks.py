@@ -111,7 +111,7 @@ def resumed(folder: Path, settings: dict[str, Any]) -> Any:
 
 
 def killed(folder: Path, settings: dict[str, Any]) -> Any:
-    """Rank 1 dies without a word, and no launcher stops rank 0."""
+    """Rank 1 dies without a message, and no launcher stops rank 0."""
     os.environ["DOOMED"] = "1"
     return evaluate(EvalRequest(**settings), output=folder / "killed")
 
@@ -285,8 +285,8 @@ def test_a_rank_that_dies_without_a_launcher_is_named_and_nobody_waits_for_it(
     folder, found = pair
     assert "killed" not in found[1], "rank 1 is dead"
     error = found[0]["killed"]
-    assert re.match(r"rank 1: its process \d+ has ended without a word \(see its own output\)", error["error"])
-    assert error["error"].endswith(f"What is finished is kept: go on with resume=True, output='{folder / 'killed'}'")
+    assert re.match(r"rank 1: its process \d+ has ended without a message \(see its own output\)", error["error"])
+    assert error["error"].endswith(f"What is finished is kept: continue with resume=True, output='{folder / 'killed'}'")
     assert error["exit_code"] == 4
     assert error["seconds"] < 10
     assert len((folder / "killed" / "samples.rank-1.jsonl").read_text(encoding="utf-8").splitlines()) == 8
@@ -299,7 +299,9 @@ def test_torchrun_stops_the_others_and_they_say_which_rank_died_and_where_its_lo
     assert ended.returncode != 0
     told = re.findall(r"^brim: (.*)$", ended.stderr, flags=re.MULTILINE)
     assert len(told) == 1, ended.stderr
-    found = re.match(r"rank 1: its process \d+ has ended without a word \(its log: (.*)\); rank 0 was stopped", told[0])
+    found = re.match(
+        r"rank 1: its process \d+ has ended without a message \(its log: (.*)\); rank 0 was stopped", told[0]
+    )
     assert found is not None, told
     assert Path(found[1]).name == "stderr.log"
     assert Path(found[1]).exists()

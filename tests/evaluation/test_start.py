@@ -52,8 +52,8 @@ class Fake:
         del limit_bytes
         self.asked.append(list(items))
         points = tuple((size, round(self.constant + self.each * size)) for size in (2, 8, 64))
-        dearest = max(setup.costs[item] for item in items)
-        return FirstForecast(bytes=ForecastBytes(item_cost=dearest, points=points), seconds=self.seconds)
+        costliest = max(setup.costs[item] for item in items)
+        return FirstForecast(bytes=ForecastBytes(item_cost=costliest, points=points), seconds=self.seconds)
 
 
 def untraceable(*_: Any) -> FirstForecast:
@@ -166,25 +166,25 @@ class TestWhereTheRunStarts:
         each = 300 * MIB  # three of a gibibyte
         starting = starting_of(asking(), Fake(each=each) if forecast else nothing)
         sizer = starting.start(list(range(96))).sizer
-        dearest = max(starting.setup.costs)
-        assert sizer.size == 2 * dearest
-        ran(sizer, 2 * dearest, 0.1, 2 * each, dearest)
-        assert sizer.size // dearest == 3
+        costliest = max(starting.setup.costs)
+        assert sizer.size == 2 * costliest
+        ran(sizer, 2 * costliest, 0.1, 2 * each, costliest)
+        assert sizer.size // costliest == 3
 
     def test_bytes_of_a_similar_run_are_better_than_a_forecast_unless_its_samples_were_much_cheaper(
         self, asking: Callable[..., EvalRequest]
     ) -> None:
-        dearest = 40 + TOKENS
-        for cost, asked in ((dearest, 0), (2 * dearest, 0), (dearest // 2, 1)):
+        costliest = 40 + TOKENS
+        for cost, asked in ((costliest, 0), (2 * costliest, 0), (costliest // 2, 1)):
             fake = Fake(each=100 * MIB)
             trials = (Probe(batch_size=8, cost=8 * cost, verdict="fits", peak_allocated_bytes=80 * MIB),)
-            prior = Prior(likely_size=100 * dearest, trials=trials)
+            prior = Prior(likely_size=100 * costliest, trials=trials)
             start = starting_of(asking(), fake, prior).start(list(range(96)))
             assert len(fake.asked) == asked
             assert start.by_forecast is bool(asked)
             assert start.sizer.phase == "comparing"
             if asked:
-                assert start.sizer.size // dearest == 7  # three quarters of a gibibyte
+                assert start.sizer.size // costliest == 7  # three quarters of a gibibyte
 
     def test_on_the_cpu_nothing_changes(self, asking: Callable[..., EvalRequest], tmp_path: Path) -> None:
         setup = open_setup(asking(max_new_tokens=256))
@@ -313,7 +313,7 @@ class TestTracing:
         assert "forecast" in result.plan.reason
         assert predictions(result) == predictions(plain)
 
-    def test_a_dearest_sample_that_cannot_be_used_is_passed_over(self, endless_model: Path, tmp_path: Path) -> None:
+    def test_the_costliest_sample_that_cannot_be_used_is_passed_over(self, endless_model: Path, tmp_path: Path) -> None:
         rows = [{"question": "w1 " * length, "answer": "1"} for length in (400, 20, 10)]  # 320 positions
         setup = open_on(endless_model, write_lines(tmp_path / "data.jsonl", rows), max_new_tokens=12)
         start = pretended(setup, range(3), 2**30)

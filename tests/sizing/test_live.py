@@ -91,12 +91,12 @@ def test_a_rate_that_drifts_by_itself_is_not_taken_for_the_merit_of_a_larger_siz
 def test_much_cheaper_items_are_a_reason_to_look_again() -> None:
     sizer = LiveSizer(first=2)
 
-    def seconds(cap: int, dearest: int) -> float:
-        return (0.01 if dearest > 100 else 1.0) + 0.01 * cap  # for short items the constant part matters
+    def seconds(cap: int, costliest: int) -> float:
+        return (0.01 if costliest > 100 else 1.0) + 0.01 * cap  # for short items the constant part matters
 
-    def run(dearest: int) -> int:
+    def run(costliest: int) -> int:
         for _ in range(80):
-            ran(sizer, sizer.size, seconds(sizer.size, dearest), costliest=dearest)
+            ran(sizer, sizer.size, seconds(sizer.size, costliest), costliest=costliest)
         return sizer.size
 
     long = run(1000)
@@ -117,8 +117,8 @@ def test_a_known_cap_is_where_it_starts_and_may_still_grow_when_items_get_cheape
 
 def test_a_given_size_is_never_compared_with_others() -> None:
     sizer = LiveSizer(first=64, ceiling=64, grows=False)
-    for dearest in (500, 100, 10):
-        ran(sizer, 64, 1.0, costliest=dearest)
+    for costliest in (500, 100, 10):
+        ran(sizer, 64, 1.0, costliest=costliest)
     assert sizer.size == 64
     assert sizer.settled
 

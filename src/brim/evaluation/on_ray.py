@@ -1,7 +1,7 @@
 """`--on ray`: the same evaluation by the workers of a Ray cluster, each with a GPU, or a part of one, of its own.
 
-The driver, this process, deals shares of the samples by their cost, which the first worker to have its model works
-out; it writes each finished batch's lines into the journal as they come back. So the run's folder needs no shared
+The driver, this process, shards the samples by their cost, which the first worker that has its model computes. It
+writes each finished batch's lines into the journal as they come back. So the run's folder needs no shared
 storage, and with a worker only the batch it was at is lost: what is left of its share goes to the others and to a new
 worker in its place. Model and data must lie at the same path on every machine.
 """
@@ -43,8 +43,8 @@ MOST_LOSSES = 3  # in a row, with no line in between: then it is not the machine
 SHARE_BATCHES = 8  # the fewest in a share: one of them is not full
 USUAL_BATCH = 32  # where the size is yet to be found
 PLACE_SECONDS = 300.0  # how long Ray may take to start a worker while there is no other
-WAIT_SECONDS = 5.0  # for an event, before it is looked whether Ray starts workers at all
-END_SECONDS = 60.0  # for the last words of a worker
+WAIT_SECONDS = 5.0  # for an event, before checking whether Ray starts workers at all
+END_SECONDS = 60.0  # for the last messages of a worker
 
 
 def evaluate_on_ray(
@@ -119,7 +119,7 @@ class _Worker:
 
 
 class _WorkerPool:
-    """The workers: starts them, hands out shares, takes back what a lost one left, and replaces it."""
+    """The workers: starts them, assigns shards, reassigns what a lost one left, and replaces it."""
 
     def __init__(
         self, cluster: RayCluster, request: EvalRequest, resources: WorkerResources, listener: EvalListener
@@ -144,7 +144,7 @@ class _WorkerPool:
 
     def gather(self) -> tuple[SetupFacts, list[str], list[int]]:
         """Wait for the first worker to have its model: what is evaluated, and every sample's id and cost."""
-        ids, costs = self.ask("dealing")
+        ids, costs = self.ask("sample_costs")
         assert self._facts is not None
         self._costs = costs
         return self._facts, ids, costs
@@ -228,7 +228,7 @@ class _WorkerPool:
             self._cluster.end_actor(worker.actor)
 
     def _ask_all(self, question: str, workers: Sequence[_Worker]) -> list[Any]:
-        """What those who can answer do answer, at the end, when nobody is replaced any more."""
+        """The answers of the workers that still answer, at the end, when none is replaced any more."""
         calls = [self._cluster.call(worker.actor, question) for worker in workers if worker.state == "open"]
         answers = [self._cluster.next_result([call], seconds=END_SECONDS) for call in calls]
         return [answer.value for answer in answers if answer is not None and answer.error is None]
@@ -240,7 +240,7 @@ class _WorkerPool:
         self._workers.append(_Worker(number=len(self._workers), actor=actor, call=call))
 
     def _next_event(self) -> WorkerEvent | None:
-        """Wait until something happens somewhere, and see to it; gives a worker's event, if that is what it was."""
+        """Wait for the next message of any worker and handle it; returns the event, if it was one."""
         calling = [worker for worker in self._workers if worker.call is not None]
         answer = self._cluster.next_result([worker.call for worker in calling], seconds=WAIT_SECONDS)
         self._give_up_placing()
@@ -349,7 +349,7 @@ class WorkerResources:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerEvent:
-    """What a worker sends home while it works on a share."""
+    """What a worker sends to the driver while it works on a shard."""
 
     lines: Lines = dataclasses.field(default_factory=list)
     figures: ExecutionFigures | None = None  # of all its shares; but of the batch sizes only the new ones
@@ -358,7 +358,10 @@ class WorkerEvent:
 
 
 class RemoteWorker:
-    """Made where it is to run; `open` loads the model, `evaluate` does a share, as often as it is asked."""
+    """Made where it is to run; `open` loads the model, `evaluate` runs one shard, and may be called again.
+
+    It knows nothing of Ray: its methods are called from another process, and take and return plain data.
+    """
 
     def __init__(
         self, request: EvalRequest, resources: WorkerResources, folder: str, variables: Mapping[str, str]
@@ -388,13 +391,13 @@ class RemoteWorker:
         self._worker.__enter__()
         return setup.facts()
 
-    def dealing(self) -> tuple[list[str], list[int]]:
+    def sample_costs(self) -> tuple[list[str], list[int]]:
         """Every sample's id and cost."""
         setup = self._worker.setup
         return [sample.id for sample in setup.data.samples], list(setup.costs)
 
     def evaluate(self, items: list[int]) -> Iterator[WorkerEvent]:
-        """Do a share; an event for every batch as it is done, the outcome last."""
+        """Run a shard; an event for every batch as it is done, the outcome last."""
         with contextlib.closing(self._worker.run(items)) as finished:
             for lines in finished:
                 yield from self._notes()
@@ -427,7 +430,7 @@ class RemoteWorker:
 
 
 class _Relay(EvalListener):
-    """Keeps what a worker notes, until it is sent."""
+    """Collects a worker's notes until they are sent."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []

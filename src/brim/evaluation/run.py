@@ -1,7 +1,7 @@
 """One evaluation: every sample once, journalled as it comes, summed up at the end.
 
-The flow is that of the design: request → setup → worker (sizing, executor) → journal → summary. Ranks deal the
-samples among themselves by cost and each keeps a journal of its own; rank 0 merges.
+The flow: request → setup → worker (sizing, executor) → journal → summary. The samples are sharded over the ranks by
+cost, and each rank keeps a journal of its own; rank 0 merges them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WorkerOpener = Callable[[EvalRequest, EvalListener, Path], Worker]  # the last: 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalResult:
-    """What an evaluation came to.
+    """The result of an evaluation.
 
     `summary` has the fields of docs/interface.md; `samples` one line per sample in the data's order.
     """
@@ -80,11 +80,11 @@ def evaluate(request: EvalRequest, *, output: Path | None = None, listener: Eval
                 return evaluate_together(agreement, request, folder, watcher, open_worker)
         except RankError as error:
             if error.exit_code == RankError.exit_code and (folder / "samples.jsonl").exists():
-                error.args = (f"{error}\nWhat is finished is kept: go on with {resume_with(folder)}",)
+                error.args = (f"{error}\nWhat is finished is kept: continue with {resume_with(folder)}",)
             raise
         except KeyboardInterrupt:
             if agreement.world.rank == 0 and (folder / "samples.jsonl").exists():
-                watcher.note(f"what is finished is kept: go on with {resume_with(folder)}")
+                watcher.note(f"what is finished is kept: continue with {resume_with(folder)}")
             raise
 
 
@@ -96,7 +96,7 @@ def open_worker(request: EvalRequest, listener: EvalListener, monitor: Path) -> 
 def evaluate_together(
     agreement: Agreement, request: EvalRequest, folder: Path, listener: EvalListener, opener: WorkerOpener
 ) -> EvalResult:
-    """One evaluation of all ranks, which may be one of several in their lives; `opener` may keep what they share."""
+    """One evaluation by all ranks; `opener` may keep what several evaluations share, such as the model."""
     started_at = datetime.datetime.now(datetime.UTC)
     rank = agreement.world.rank
     with agreement.step(str) as opening:  # the same model and data on all, or the same error; nothing is written yet
@@ -129,7 +129,7 @@ def evaluate_together(
 
 
 def run_setup(request: EvalRequest, setup: EvaluationSetup, folder: Path, listener: EvalListener) -> dict[str, Any]:
-    """Evaluate what is loaded already, in this process alone, and give the summary; for comparisons."""
+    """Evaluate a loaded setup in this process alone, and return the summary; for comparisons."""
     lines: Lines = []
     with Worker(request, setup, listener, monitor=folder / "monitor.csv") as worker:
         items = range(len(setup.costs))
@@ -141,7 +141,7 @@ def run_setup(request: EvalRequest, setup: EvaluationSetup, folder: Path, listen
 
 @contextlib.contextmanager
 def _fail_fast_by_name(agreement: Agreement, request: EvalRequest) -> Iterator[None]:
-    """Tell the other ranks that an error ends the run because that was asked for; alone it is raised as it is."""
+    """Report to the other ranks that an error ends the run because of `fail_fast`; alone it is raised unchanged."""
     try:
         yield
     except Exception as error:
@@ -151,7 +151,7 @@ def _fail_fast_by_name(agreement: Agreement, request: EvalRequest) -> Iterator[N
 
 
 def _share_of_work(agreement: Agreement, worker: Worker, journals: Journals) -> list[int]:
-    """This rank's samples: rank 0 says which are left, and all deal them in the same way."""
+    """This rank's samples: rank 0 knows which are left, and every rank computes the same shards."""
     request, costs, world = worker.request, worker.setup.costs, agreement.world
     with agreement.step(list[int]) as step:
         if world.rank == 0:
@@ -230,7 +230,7 @@ def compare_batch_sizes(
     setup = open_setup(dataclasses.replace(request, limit=limit))
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for size in [sizes[0], *sizes]:  # the first one twice: it warms up what every later one finds warm
+        for size in [sizes[0], *sizes]:  # the first one twice: it warms up the device for the others
             fixed = dataclasses.replace(request, batch_size=size, fixed=True, resume=False, fail_on_oom=False)
             place = Path(folder) / f"{len(rows)}-{size}"
             rows.append({"batch_size": size, **run_setup(fixed, setup, place, listener or EvalListener())})

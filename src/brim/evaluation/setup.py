@@ -1,4 +1,4 @@
-"""What is evaluated: a model on its device, a data set, the task between them and the metrics."""
+"""What is evaluated: a model on its device, a data set, the task between them and the metrics; and plugin files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class EvaluationSetup:
         return self.model.device
 
     def fingerprint(self) -> str:
-        """What a run must share with another to go on with its answers; neither batch size nor metrics belong to it."""
+        """What a run must share with another to resume it; neither batch size nor metrics belong to it."""
         parts = {"model": self.identity(), "data": self.data.facts, "settings": self.task.identity()}
         return combined_fingerprint(parts)
 
@@ -88,7 +88,7 @@ class EvaluationSetup:
 def open_setup(
     request: EvalRequest, *, data: SampleSet | None = None, load: Callable[[LoadRequest], LoadedModel] = load_model
 ) -> EvaluationSetup:
-    """Read the data, load the model, set the task up. The cheap mistakes are found first.
+    """Read the data, load the model, set the task up. Mistakes that are quick to find are found first.
 
     Whoever opens several alike gives the data, once it is read, and a `load` that keeps the model.
     """
@@ -121,7 +121,7 @@ def open_setup(
 
 
 def evaluation_savings(request: EvalRequest, *, mode: Mode) -> tuple[str, ...]:
-    """What would take less memory, by the flags of `brim eval` that the model goes along with."""
+    """What would take less memory, by the settings of `brim eval` that the model supports."""
     knobs = model_knobs(request.model, trust_remote_code=request.trust_remote_code)
     own = [knob for knob in knobs if knob.name != "tokens"]  # the data says how long a prompt is
     dtype = str(request.knobs.get("dtype", request.dtype))

@@ -1,7 +1,7 @@
-"""What one process does of an evaluation: it runs samples on its device and hands their lines out, batch by batch.
+"""What one process does of an evaluation: it runs samples on its device and yields their lines, batch by batch.
 
 It knows neither the run's folder nor the other processes: a rank writes the lines into its journal, a worker of a
-cluster sends them home.
+cluster sends them to the driver.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["EvalListener", "Lines", "Offload", "Worker"]
 
 
 class EvalListener:
-    """Told of the run as it goes; does nothing by itself."""
+    """Is called as the run proceeds; each method does nothing by default."""
 
     def opened(self, facts: SetupFacts) -> None:
         """Model and data are there."""
@@ -49,7 +49,7 @@ class EvalListener:
 
 
 class Offload:
-    """Moves the weights once, when asked for and when there is somewhere to move them from."""
+    """Moves the weights to host memory once, where that was asked for: the last resort where a sample does not fit."""
 
     def __init__(self, request: EvalRequest, setup: EvaluationSetup, note: Callable[[str], None]) -> None:
         self._wanted = request.offload == "cpu"
@@ -73,7 +73,7 @@ class Offload:
         self._setup.task.release()
         module = self._setup.model.module.to("cpu")
         cpu_offload(module, execution_device=device)
-        self._note("a sample does not fit even alone: the weights go to host memory from here on, which is slower")
+        self._note("a sample does not fit even alone: the weights are in host memory from here on, which is slower")
         return True
 
 

@@ -37,7 +37,7 @@ class _Batch:
 
 
 class DataWorkload(Workload):
-    """Runs a task on batches of the data's dearest sample; `request` is what the setup was opened from."""
+    """Runs a task on batches of the data's costliest sample; `request` is what the setup was opened from."""
 
     def __init__(self, setup: EvaluationSetup, request: EvalRequest | None = None) -> None:
         self.setup = setup
@@ -46,18 +46,18 @@ class DataWorkload(Workload):
         self.task: Task = setup.task
         if isinstance(self.task, GenerateTask):
             self.task.never_end()
-        self._dearest = max(range(len(setup.costs)), key=setup.costs.__getitem__)
+        self._costliest = max(range(len(setup.costs)), key=setup.costs.__getitem__)
         self._prepared: Any = None
-        dearest = setup.data.samples[self._dearest].id
-        cost = f"{setup.costs[self._dearest]:,} {self.task.unit}"
-        repeated = f"batches repeat the dearest of {plural(len(setup.costs), 'sample')} ({dearest}, cost {cost})"
+        costliest = setup.data.samples[self._costliest].id
+        cost = f"{setup.costs[self._costliest]:,} {self.task.unit}"
+        repeated = f"batches repeat the costliest of {plural(len(setup.costs), 'sample')} ({costliest}, cost {cost})"
         self.notes = (*setup.model.notes, repeated)
         if request is not None:
             self.savings = evaluation_savings(request, mode=self.mode)
 
     def make_batch(self, size: int) -> _Batch:
-        """The dearest sample, so many times."""
-        return _Batch(items=[self._dearest] * size, prepared=[self._prepare()] * size)
+        """The costliest sample, so many times."""
+        return _Batch(items=[self._costliest] * size, prepared=[self._prepare()] * size)
 
     def batch_length(self, batch: _Batch) -> int:
         """How many samples."""
@@ -69,7 +69,7 @@ class DataWorkload(Workload):
 
     def traced_as(self) -> Workload:
         """The model on the same batches, without the task around it."""
-        plain = workload_to_trace(self.setup, self._dearest, self._prepare())
+        plain = workload_to_trace(self.setup, self._costliest, self._prepare())
         return self if plain is None else plain
 
     def modules(self) -> Sequence[nn.Module]:
@@ -86,18 +86,18 @@ class DataWorkload(Workload):
         return len(self.setup.costs)
 
     def identity(self) -> Mapping[str, Any]:
-        """Model, task, and what the dearest sample weighs."""
-        cost = self.setup.costs[self._dearest]
+        """Model, task, and the cost of the costliest sample; the keys are those of stored plans."""
+        cost = self.setup.costs[self._costliest]
         task = dict(self.task.identity())
         return {**self.setup.identity(), **task, "mode": self.mode, "dearest": cost, "count": len(self.setup.costs)}
 
     def _prepare(self) -> Any:
         if self._prepared is None:
             try:
-                self._prepared = self.task.prepare(self._dearest)
+                self._prepared = self.task.prepare(self._costliest)
             except ValueError as error:
-                sample = self.setup.data.samples[self._dearest].id
-                raise RequestError(f"the data's dearest sample {sample!r} cannot be used: {error}") from error
+                sample = self.setup.data.samples[self._costliest].id
+                raise RequestError(f"the data's costliest sample {sample!r} cannot be used: {error}") from error
         return self._prepared
 
 

@@ -7,7 +7,7 @@ freed blocks merge with free neighbours; a segment that the limit refuses makes 
 unsplit free blocks and try once more. With `expandable_segments` each pool is one segment that grows by pages.
 
 Of equally large free blocks the one at the lowest address is taken, so it matters where the driver puts segments
-(`_AddressSpace`). With that rule the requests recorded in 53 runs on an H200 (driver 580) come to the reserved bytes of
+(`_AddressSpace`). With that rule the requests recorded in 53 runs on an H200 (driver 580) give the reserved bytes of
 the card in 47 of them to the byte, in the others (CUDA graphs) within 5.3 %.
 
 A CUDA graph's allocations come from a private pool of their own, with the same rules. One device, one stream.
@@ -56,7 +56,7 @@ class AllocatorSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What the allocator came to over a list of requests."""
+    """What the allocator did over a list of requests."""
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -251,7 +251,7 @@ class _ExpandableAllocator(CachingAllocator):
     def _open(self, private_pool: int) -> tuple[_Pool, _Pool]:
         pools = super()._open(private_pool)
         for pool in pools:
-            everything = _CachedBlock(0, ADDRESS_SPACE)  # addresses are told apart within a pool only
+            everything = _CachedBlock(0, ADDRESS_SPACE)  # addresses differ within a pool only
             everything.mapped = False
             pool.unmapped.append(everything)
         return pools
@@ -380,7 +380,7 @@ def replay(
 
 
 def round_request(request: int) -> int:
-    """The bytes that a request is rounded up to before a block is looked for."""
+    """The bytes that a request is rounded up to before a block is searched for."""
     return max(-(-request // GRAIN) * GRAIN, GRAIN)
 
 

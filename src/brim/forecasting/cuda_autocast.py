@@ -91,7 +91,7 @@ def _overload(name: str) -> Any:
 
 
 def _kernel(overload: Any, policy: Policy) -> Callable[..., Any]:
-    if policy == "untouched":  # autocast goes on inside: cross_entropy is left alone, the log_softmax in it is not
+    if policy == "untouched":  # autocast stays on inside: cross_entropy is left alone, the log_softmax in it is not
         through: Callable[..., Any] = torch.library.fallthrough_kernel
         return through
     convert = _CONVERSIONS[policy]

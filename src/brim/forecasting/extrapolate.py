@@ -201,7 +201,7 @@ class _Requests:
 
 
 def _curve(sizes: Sequence[int], values: Sequence[int]) -> tuple[float, float, float, int]:
-    """Constant, slope, curvature, and the least it may come to."""
+    """Constant, slope, curvature, and the smallest value allowed."""
     if len(values) == 1 or values[0] == values[-1] or values[0] == FREE:
         return 0.0, 0.0, 0.0, max(values)
     slope = (values[-1] - values[-2]) / (sizes[-1] - sizes[-2])

@@ -327,7 +327,7 @@ def _checked_margin(margin: float | None) -> float:
 
 
 def _expandable_segments() -> bool:
-    """What this process's environment tells torch's allocator."""
+    """What this process's environment sets for torch's allocator."""
     names: Iterable[str] = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     text = next((os.environ[name] for name in names if name in os.environ), "")
     return "expandable_segments:true" in text.lower().replace(" ", "")

@@ -1,6 +1,6 @@
 """The ledger of a trace: which blocks of memory are held, since when, and what for.
 
-Knows nothing of operations or of what CUDA would do; it is told what is taken, notices what is let go of, and turns
+Knows nothing of operations or of what CUDA would do; it is given what is taken, notices what is released, and turns
 both into events at the end.
 """
 

@@ -170,7 +170,7 @@ def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequ
         result = _ask_fakes(func, args, kwargs, tensors)
         if result is NotImplemented:
             raise UntraceableError(
-                f"{func} has no shape rule: torch cannot tell its results without running it; register one with "
+                f"{func} has no shape rule: torch does not know its results without running it; register one with "
                 "torch.library.register_fake"
             ) from None
         result, metas = result

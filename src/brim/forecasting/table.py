@@ -143,14 +143,14 @@ def batch_size_table(
     cards_gb: Sequence[int] = CARD_GB,
     models: Sequence[ModelClass] = MODELS,
     modes: Sequence[Mode] = MODES,
-    told: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> BatchTable:
     """The whole table; two or three traces for each model and mode, however many cards there are."""
     started = time.perf_counter()
     entries = []
     for mode in modes:
         for model in models:
-            told(f"{model.stands_for_it}, {mode}")
+            progress(f"{model.stands_for_it}, {mode}")
             sizes = _sizes(make_workload, model, mode, [card_of(card) for card in cards_gb])
             entries += [
                 BatchTableEntry(

@@ -50,7 +50,7 @@ make_wrapper_subclass: Any = torch.Tensor._make_wrapper_subclass
 def use_count(tensor: torch.Tensor) -> int:
     """How often C++ holds a tensor; 0 where this torch does not say."""
     count: Any = getattr(tensor, "_use_count", None)
-    return count() if count is not None else 0
+    return int(count()) if count is not None else 0
 
 
 def storage_address(storage: torch.UntypedStorage) -> int:

@@ -3,8 +3,12 @@
     trace = trace_workload(workload, 8, target=Target(name="h200", compute_capability=(9, 0), total_bytes=…))
     trace.peak_allocated(), trace.live_at_peak(), trace.events
 
-The step that runs is the workload's own, on its own modules and optimizers: their tensors are only looked at, and what
-a step puts into them is taken out again. Nothing outside the trace changes, and no device is touched.
+The step that runs is the workload's own, on its own modules and optimizers: their tensors are only read, and what a
+step puts into them is removed again. Nothing outside the trace changes, and no device is touched.
+
+Where a step cannot be traced (an operation without a shape rule, or a step that leaves torch for numpy or a library of
+its own), it is run for real on the CPU at the two smallest sizes, and each block is extrapolated in a line to the size
+asked for (`approximate_trace`). That is a guess, and marked as one: kernels and autocast are those of the CPU.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ TRANSFORMED_SIDE = 28  # pixels; smaller images are not transformed
 def convolution_workspaces(call: ConvCall, *, trains: bool = False) -> tuple[int, ...]:
     """The bytes of each request, all held while the convolution runs; the last is 0 where it needs no workspace.
 
-    `trains`: whether a backward follows. Where the choice cannot be told, a forward that is followed by one is given
+    `trains`: whether a backward follows. Where the choice is not known, a forward that is followed by one is given
     the smaller workspace and any other the larger: both lead to more reserved memory.
     """
     copied = (_weight_bytes(call, padded=False),) if call.copies_weight and call.direction != "wgrad" else ()

@@ -361,7 +361,7 @@ def resolve_limit(memory: DeviceMemory, *, asked_bytes: int | None, margin: floa
 class ModelMemory:
     """As the device's own memory, but the model's weights and buffers count in every reading and against the limit.
 
-    On a GPU the allocator counts them anyway; on the CPU the meter has to be told that they are there.
+    On a GPU the allocator counts them anyway; on the CPU the meter must be given them.
     """
 
     def __init__(self, memory: DeviceMemory, module: Any) -> None:

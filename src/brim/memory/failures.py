@@ -1,4 +1,4 @@
-"""Tells errors apart: out of memory, perhaps out of memory, a size limit, fatal, or something else.
+"""Classifies errors: out of memory, perhaps out of memory, a size limit, fatal, or something else.
 
 The only file that reads the text of an exception. It says what an error is, not what to do about it:
 splitting, retrying and giving up belong to the search and the executor.
@@ -33,7 +33,7 @@ class FailureKind(enum.Enum):
     OUT_OF_MEMORY = "out_of_memory"  # a smaller size helps
     AMBIGUOUS = "ambiguous"  # memory or a bug: one smaller attempt, then the original error
     SIZE_LIMIT = "size_limit"  # a smaller size helps, but no amount of memory would
-    FATAL = "fatal"  # this process cannot go on
+    FATAL = "fatal"  # this process cannot continue
     OTHER = "other"  # not about memory: raise it
 
 
@@ -45,7 +45,7 @@ class Failure:
     reason: str  # one short line for people
     device_lost: bool = False  # the device itself is gone: a fresh process would not get it back either
     communicator_dead: bool = False  # the collective library failed: its process group must be made again
-    requested_bytes: int | None = None  # the allocation that failed, when the message tells
+    requested_bytes: int | None = None  # the allocation that failed, when the message says
     own_limit: bool = False  # this process's own limit refused it: other processes had no part in it
 
 

@@ -1,4 +1,7 @@
-"""What the host still has to give, memory that a process can take, and what this one holds; how busy its cores are.
+"""The host: memory that a process can take, what this one holds, how many cores it may use, and how busy they are.
+
+A container with four cores' worth of time on a machine of 64 may run on all 64, and is stopped for most of every tenth
+of a second when it does; `own_cores` counts what control groups, torchrun's ranks and sweeps leave.
 
 Unlike `psutil.virtual_memory().available`, the memory also respects the limit of the container or batch job the
 process runs in (Linux control groups, both versions). It knows nothing of devices.
@@ -58,7 +61,7 @@ def _own_group(own_groups: Path, controller: str) -> PurePosixPath:
     return PurePosixPath()
 
 
-CORES_VARIABLE = "BRIM_CORES"  # what a sweep tells the experiments that share a device; anybody may set it
+CORES_VARIABLE = "BRIM_CORES"  # a sweep sets it for experiments that share a device; anybody may
 RANKS_VARIABLE = "LOCAL_WORLD_SIZE"  # torchrun: processes on this machine
 
 
@@ -66,13 +69,13 @@ def own_cores(
     environment: Mapping[str, str] | None = None, cgroup_root: Path = ROOT, own_groups: Path = OWN_GROUPS
 ) -> int:
     """Cores for this process, one at least: those it may run on and has time on, shared with the other ranks here."""
-    surroundings = os.environ if environment is None else environment
-    told = read_number(surroundings.get(CORES_VARIABLE, ""))
-    if told:
-        return told
+    variables = os.environ if environment is None else environment
+    asked = read_number(variables.get(CORES_VARIABLE, ""))
+    if asked:
+        return asked
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     allowed = min(cores, _allowed_cores(cgroup_root, own_groups))
-    return max(int(allowed / (read_number(surroundings.get(RANKS_VARIABLE, "")) or 1)), 1)
+    return max(int(allowed / (read_number(variables.get(RANKS_VARIABLE, "")) or 1)), 1)
 
 
 def _allowed_cores(root: Path, own_groups: Path) -> float:
@@ -112,7 +115,7 @@ def process_resident_bytes() -> int:
 
 
 class MemoryMeter:
-    """As `available_host_bytes`, but for many readings: the groups that set a limit are looked for once."""
+    """As `available_host_bytes`, but for many readings: the groups that set a limit are found once."""
 
     def __init__(self, cgroup_root: Path = ROOT, process_cgroups: Path = OWN_GROUPS) -> None:
         groups = _own_groups(cgroup_root, process_cgroups)

@@ -45,7 +45,7 @@ class DeviceMemoryUse:
     """The memory of one card at one moment, over all processes."""
 
     total_bytes: int
-    used_bytes: int  # by processes; the driver's own reserve is left out where the driver tells it apart
+    used_bytes: int  # by processes; the driver's own reserve is left out where the driver reports it
     used_by_this_process_bytes: int | None  # with its CUDA context; None: the driver does not say (containers)
     used_by_others_bytes: int
 
@@ -135,7 +135,7 @@ def open_card(device_uuid: str | None = None, index: int = 0) -> OpenCard | None
 def device_memory(
     device_uuid: str | None = None, index: int = 0, *, own_bytes: int | None = None
 ) -> DeviceMemoryUse | None:
-    """The memory in use on a card, or None where it cannot be told.
+    """The memory in use on a card, or None where it is not known.
 
     `device_uuid` is `str(torch.cuda.get_device_properties(i).uuid)`, with or without its "GPU-"; an unknown one
     gives None rather than another card. `index` counts the driver's cards and is used only without a uuid.

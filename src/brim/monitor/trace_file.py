@@ -18,7 +18,7 @@ __all__ = ["COLUMNS", "MonitorSample", "TraceFile", "TraceText", "read_rows"]
 
 FLUSH_SECONDS = 5.0  # rows wait at most this long in memory; a killed process loses those
 
-_NO_REASON = "none"  # an empty cell would say that the driver does not tell
+_NO_REASON = "none"  # an empty cell would mean that the driver does not report it
 _WHOLE_NUMBERS = ("_bytes", "_mhz", "_c")  # ends of the columns that hold them
 
 
@@ -26,7 +26,7 @@ _WHOLE_NUMBERS = ("_bytes", "_mhz", "_c")  # ends of the columns that hold them
 class MonitorSample:
     """One row; the fields are the columns."""
 
-    time_seconds: float  # since the start of the run; a resumed run goes on from its last row
+    time_seconds: float  # since the start of the run; a resumed run continues from its last row
     gpu_utilisation: float | None
     gpu_memory_used_bytes: int | None
     gpu_memory_process_bytes: int | None
@@ -82,7 +82,7 @@ class TraceFile:
             action(self.path)
         except Exception as error:
             reason = getattr(error, "strerror", None) or error
-            self.error = f"cannot write {self.path}: {reason}; the trace ends here, the run goes on"
+            self.error = f"cannot write {self.path}: {reason}; the trace ends here, the run continues"
 
     def _take_up(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -99,7 +99,7 @@ def forecast(settings: ForecastSettings, *, note: Callable[[str], None] | None =
 
 def language_model_table(told: Callable[[str], None] | None = None) -> BatchTable:
     """Batch sizes by card memory and size of language model, computed."""
-    return batch_size_table(_language_model) if told is None else batch_size_table(_language_model, told=told)
+    return batch_size_table(_language_model) if told is None else batch_size_table(_language_model, progress=told)
 
 
 def _workload(settings: ForecastSettings, evaluation: EvalRequest | None) -> Workload:

@@ -109,7 +109,7 @@ def mark_saturation(entries: Sequence[dict[str, Any]], knobs: Sequence[str]) -> 
         if marked:
             first = min(marked)
             lines.append(
-                f"{knob} is a cap: from {first} on the pictures of this data come to no more tokens or crops "
+                f"{knob} is a cap: from {first} on the pictures of this data have no more tokens or crops "
                 f"({knob}={', '.join(str(value) for value in sorted(set(marked)))} changed nothing)"
             )
     return lines

@@ -1,4 +1,4 @@
-"""What each thing that makes an evaluation fast brings: it is switched off alone, on a short sample.
+"""How much each optimisation of an evaluation brings: it is switched off alone, on a short sample.
 
 Every row is a run of the same samples as the first one, which has everything on; the sizes are those that the first one
 settled at, except where the size itself is the question.
@@ -19,13 +19,14 @@ from brim.evaluation.worker import EvalListener
 from brim.memory.devices import memory_of
 from brim.models.load import KeptModel
 from brim.ranks.world import current_world
+from brim.settings.caller import named
 from brim.settings.eval_settings import EvalRequest
 from brim.settings.profile_settings import ProfileRequest
 
 __all__ = ["SpeedRow", "explain_point", "explain_speed"]
 
 SAMPLES = 256
-USUAL_BATCH = 32  # what people write down when they have not looked
+USUAL_BATCH = 32  # what people choose without measuring
 USUAL_NEW_TOKENS = 32
 
 
@@ -96,7 +97,7 @@ def explain_point(request: ProfileRequest, *, listener: EvalListener | None = No
 def explain_speed(request: EvalRequest, *, listener: EvalListener | None = None) -> list[SpeedRow]:
     """One row for everything on, then one for each thing switched off; the model is loaded once."""
     if current_world().size > 1:
-        raise RequestError("--explain-speed: it is measured on one device; start it without torchrun")
+        raise RequestError(f"{named('explain_speed')}: it is measured on one device; start it without torchrun")
     listener = listener or EvalListener()
     request = dataclasses.replace(request, limit=request.limit or SAMPLES, resume=False, use_cache=False)
     load = KeptModel()

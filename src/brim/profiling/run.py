@@ -46,7 +46,7 @@ _HOW_NOT_WHAT = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProfileResult:
-    """What a profile came to; on every rank but 0 the document is empty."""
+    """The result of a profile; on every rank but 0 the document is empty."""
 
     folder: Path
     document: dict[str, Any]
@@ -78,12 +78,12 @@ def profile(
                 planning.value = plan_points(request)
             points = [dict(point) for point in planning.values[0]]
             run = _ProfileRun(request, points, folder, listener, rank=agreement.world.rank)
-            with agreement.step(list[int]) as looking:
-                looking.value = run.finished_before()
+            with agreement.step(list[int]) as earlier:
+                earlier.value = run.finished_before()
         try:
-            run.go(set(looking.values[0]))
+            run.go(set(earlier.values[0]))
         except KeyboardInterrupt:
-            listener.note(f"what is finished is kept: go on with {resume_with(folder)}")
+            listener.note(f"what is finished is kept: continue with {resume_with(folder)}")
             raise
     return ProfileResult(folder=folder, document=run.document if agreement.world.rank == 0 else {})
 
@@ -118,8 +118,8 @@ class _ProfileRun:
         self._data: SampleSet | None = None
 
     def finished_before(self) -> list[int]:
-        """The points that need no work: rank 0 looks, and all ranks go by its word."""
-        self._data = self._opener.data()  # wrong data is told before anything is written
+        """The points that need no work: rank 0 reads the folder, and all ranks use its answer."""
+        self._data = self._opener.data()  # mistakes in the data are reported before anything is written
         if self.rank > 0:
             return []
         done = []
@@ -156,7 +156,7 @@ class _ProfileRun:
         started_at = datetime.datetime.now(datetime.UTC)
         folder = self._place_of(point)
         request = self._request_for(point, folder)
-        told = folder.relative_to(self.folder).as_posix()
+        place = folder.relative_to(self.folder).as_posix()
         try:
             with Agreement(patient=True, purpose="a profile") as agreement, stop_signal_as_error(agreement):
                 self._opener.aim(point)
@@ -164,21 +164,21 @@ class _ProfileRun:
             singles = self._opener.time_singles(self.request.latency_samples) if self.rank == 0 else []
         except LostError as error:
             if error.exit_code == LostError.exit_code:
-                error.args = (f"{error}\nWhat is finished is kept: go on with {resume_with(self.folder)}",)
+                error.args = (f"{error}\nWhat is finished is kept: continue with {resume_with(self.folder)}",)
                 raise
-            return failed_entry(point, str(error), folder=told, exit_code=error.exit_code, started_at=started_at)
+            return failed_entry(point, str(error), folder=place, exit_code=error.exit_code, started_at=started_at)
         except Exception as error:
             code = error.exit_code if isinstance(error, BrimError) else 1
             line = str(error) if isinstance(error, BrimError) else f"{type(error).__name__}: {error}"
             self._opener.forget()
-            return failed_entry(point, line, folder=told, exit_code=code, started_at=started_at)
+            return failed_entry(point, line, folder=place, exit_code=code, started_at=started_at)
         self._opener.learn(point, result)
         if self.rank > 0:
             return {**point, "state": "done"}
         return done_entry(
             point,
             result,
-            folder=told,
+            folder=place,
             ceiling=request.batch_size,
             times=self._opener.times(),
             single_times=singles,
@@ -201,7 +201,7 @@ class _ProfileRun:
     def _write(self) -> None:
         entries = [self._entries[place] for place in sorted(self._entries)]
         notes = mark_saturation([entry for entry in entries if entry["state"] == "done"], list(self.request.axes))
-        before = read_json(self.folder / "profile.json") or {}  # of the run that this one goes on with, or of its own
+        before = read_json(self.folder / "profile.json") or {}  # of the run that this one resumes, or its own
         started_at = datetime.datetime.fromisoformat(before.get("started_at") or self._started_at.isoformat())
         environment = self._opener.environment or before.get("environment", {})
         self.document = ProfileDocuments(self.folder, self.request, environment, started_at).write(entries, notes)
@@ -233,7 +233,7 @@ class _ProfileRun:
 
 
 class _Opener:
-    """Opens the worker of every point over one data set and one model, with what the points before have taught."""
+    """Opens the worker of every point over one data set and one model, with what earlier points have shown."""
 
     def __init__(self, request: ProfileRequest) -> None:
         self._request = request
@@ -294,7 +294,7 @@ def _crops_of(point: Mapping[str, Any]) -> Any:
 
 
 class ProfileListener(EvalListener):
-    """Told of every point, and of the evaluation inside it; does nothing by itself."""
+    """Is called for every point, and for the evaluation inside it; each method does nothing by default."""
 
     def planned(self, points: int, done: int) -> None:
         """So many points, of which so many were finished by an earlier run."""

@@ -1,4 +1,4 @@
-"""Ranks that agree: everyone says what came out, and everyone goes on, or everyone stops with the same error.
+"""Ranks that agree: every rank reports its result, and all continue, or all stop with the same error.
 
 Votes travel on a gloo group of their own, so that they never meet a collective of the training step half-way.
 They are JSON text, not pickles: what a peer sends is data and never code. Knows nothing of what is voted on.
@@ -41,9 +41,9 @@ __all__ = ["Agreement", "Step", "Vote", "check_same_work", "shared_folder", "sto
 
 T = TypeVar("T")
 
-WAIT_SECONDS = 0.05  # between two looks at who has come
-LOOK_SECONDS = 1.0  # between two looks at who is gone, while waiting
-CHECK_SECONDS = 3.0  # the same while at work, where looking takes time: some messages for each rank
+WAIT_SECONDS = 0.05  # between two checks which ranks have arrived
+ENDED_CHECK_SECONDS = 1.0  # between two checks which ranks have ended, while waiting
+CHECK_SECONDS = 3.0  # the same while at work: a check costs some messages for each rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Step(Generic[T]):
 
 
 class Agreement:
-    """A place where all ranks meet, or learn that they cannot.
+    """Where all ranks exchange results, or learn that one of them cannot.
 
         with Agreement() as agreement:
             with agreement.step(int) as step:
@@ -96,7 +96,7 @@ class Agreement:
     Every rank must enter it, and make the same calls in the same order. Alone (one rank) nothing is started
     and errors pass through unchanged. A rank that does not come within `timeout_seconds` of another's call
     is given up: choose more than the ranks may differ in how long they take. A `patient` one waits without end for
-    ranks that are alive, and for none that is gone; `check` between the calls tells early of a rank in trouble.
+    ranks that are alive, and for none that is gone; `check` between the calls raises early where a rank has failed.
     A wait of more than half a minute is a warning that names the missing ranks; `purpose` says there what the ranks
     are doing.
     """
@@ -146,10 +146,10 @@ class Agreement:
             return [vote.value]
         assert self._group is not None, "gather() outside the `with` block"
         if vote.error is not None and vote.error is self._seen_trouble:
-            vote = Vote()  # another rank's error, which that rank has to tell itself
+            vote = Vote()  # another rank's error, which that rank reports itself
         message, error = _encode(vote)
         if error is not None and self._presence is not None:
-            self._presence.tell_failure(**message["error"])
+            self._presence.report_failure(**message["error"])
         try:
             votes = [json.loads(text) for text in self._exchange(json.dumps(message).encode())]
         except RankError as lost:
@@ -166,8 +166,8 @@ class Agreement:
     def check(self) -> None:
         """Raise a `RankError` if another rank has failed or is gone; cheap enough for every batch.
 
-        Only a patient agreement knows. Whoever is told so should still come to the next `gather`, where all ranks
-        learn the same.
+        Only a patient agreement knows. A rank that catches this should still call the next `gather`, where all ranks
+        receive the same error.
         """
         if self._presence is None or time.monotonic() - self._checked_at < CHECK_SECONDS:
             return
@@ -233,24 +233,24 @@ class Agreement:
         return [bytes(row[:size].tolist()) for row, size in zip(rows, sizes, strict=True)]
 
     def _announce(self) -> None:
-        """Leave word in the shared store that this rank has come to this round, for those who miss another."""
+        """Record in the shared store that this rank has arrived at this round, for ranks that wait for another."""
         if self._store is not None:
             with contextlib.suppress(RuntimeError):
                 self._store.set(self._key(self.world.rank), str(self._round))
 
     def _await_all(self) -> None:
-        """In a patient agreement: until every rank has come to this round, or one of them is gone."""
-        looked_at = 0.0
-        while self._presence is not None and (self._missing() or looked_at == 0.0):
-            if time.monotonic() - looked_at >= LOOK_SECONDS:
-                looked_at = time.monotonic()
+        """In a patient agreement: wait until every rank has arrived at this round, or one of them has ended."""
+        checked_at = 0.0
+        while self._presence is not None and (self._missing() or checked_at == 0.0):
+            if time.monotonic() - checked_at >= ENDED_CHECK_SECONDS:
+                checked_at = time.monotonic()
                 if (gone := self._presence.gone()) is not None:
                     self._lost = str(gone.error())
                     raise gone.error()
             time.sleep(WAIT_SECONDS)
 
     def _missing(self) -> list[int]:
-        """The ranks that have not come to this round, as far as the store knows."""
+        """The ranks that have not arrived at this round, as far as the store knows."""
         missing: list[int] = []
         store = self._store
         with contextlib.suppress(RuntimeError):  # the store may have died with the rank that held it

@@ -1,7 +1,7 @@
 """Gradients, buffers and weights of all ranks made one: flat sums in buckets, several of them under way at a time.
 
 Unlike `DistributedDataParallel`, which sums during the last backward, nothing here runs inside a forward or a backward:
-a rank that runs out of memory half-way has left no collective open. Call these when all ranks have agreed to go on.
+a rank that runs out of memory half-way has left no collective open. Call these when all ranks have agreed to continue.
 Knows nothing of windows, losses or optimizers.
 """
 
@@ -41,7 +41,7 @@ class RankGroup:
             _join(device)
 
     def prepare(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Make the buckets now, while an out-of-memory error can still be told to all."""
+        """Make the buckets now, while an out-of-memory error can still be reported to all."""
         if self.world.size == 1:
             return
         for dtype, counts in _by_dtype(parameters).items():
@@ -186,7 +186,7 @@ def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def shard_model(model: nn.Module, device: torch.device) -> None:
-    """Deal the parameters of every repeated block, and of what is left, over the ranks, in place."""
+    """Shard the parameters of every repeated block, and of what is left, over the ranks, in place."""
     try:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -221,7 +221,7 @@ def whole_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[di
 def load_whole_states(
     model: nn.Module, optimizer: torch.optim.Optimizer, weights: Mapping[str, Any], state: Mapping[str, Any]
 ) -> None:
-    """Deal whole states over the shards; every rank has them and calls it."""
+    """Load whole states into the shards; every rank has them and calls it."""
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
         set_model_state_dict,

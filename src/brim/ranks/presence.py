@@ -27,7 +27,7 @@ from brim.ranks.world import World
 __all__ = ["Facts", "Presence", "Trouble", "WaitWatcher", "await_arrival", "ended_ranks", "process_names", "rank_names"]
 
 NOTICE_SECONDS = 30.0  # a wait shorter than this is not worth a line
-LOOK_SECONDS = 0.5  # between two looks at whether this rank is waiting
+CHECK_SECONDS = 0.5  # between two checks whether this rank is waiting
 
 Describe = Callable[[float], str | None]  # the seconds waited to the line; None: another rank says it
 
@@ -60,7 +60,7 @@ class WaitWatcher:
 
     def _watch(self) -> None:
         warned: tuple[float, Describe] | None = None
-        while not self._closed.wait(LOOK_SECONDS):
+        while not self._closed.wait(CHECK_SECONDS):
             wait = self._wait
             if wait is None or wait is warned or time.monotonic() - wait[0] < NOTICE_SECONDS:
                 continue
@@ -81,7 +81,7 @@ def rank_names(ranks: list[int], where: dict[int, str]) -> str:
 
 Facts = dict[str, Any]  # where a rank runs: machine, host, process, and its log if torchrun keeps one
 
-ARRIVAL_SECONDS = 0.05  # between two looks at who has arrived
+ARRIVAL_SECONDS = 0.05  # between two checks which ranks have arrived
 BEAT_SECONDS = 5.0
 SILENT_SECONDS = 120.0  # without a sign of life; a library that loads may keep every thread waiting for a while
 
@@ -128,11 +128,11 @@ def await_arrival(store: Any, world: World, watcher: WaitWatcher, timeout_second
             f"connected yet; brim gives up after {timeout_seconds:g} s in all, see the output of what is missing"
         )
 
-    started = looked = time.monotonic()
+    started = checked = time.monotonic()
     with watcher.waiting(describe):
         while not store.check(keys):
-            if time.monotonic() - looked >= 1.0:
-                looked = time.monotonic()
+            if time.monotonic() - checked >= 1.0:
+                checked = time.monotonic()
                 if ended := ended_ranks(facts := arrived()):
                     raise RankError(
                         f"rank {world.rank}: {rank_names(ended, process_names(facts))} ended before all "
@@ -171,18 +171,18 @@ class Presence:
         self._seen: dict[int, tuple[int, float]] = {}  # the last beat, and when it was first seen
 
     def start(self) -> None:
-        """Say who this is, and go on saying so."""
+        """Publish where this rank runs, and start its signs of life."""
         self._store.set(self._key("facts", self._world.rank), json.dumps(_own_facts()))
         self._thread.start()
 
     def stop(self) -> None:
-        """No more signs of life: this rank leaves in order."""
+        """No more signs of life: this rank leaves as planned."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(BEAT_SECONDS)
 
-    def tell_failure(self, message: str, exit_code: int) -> None:
-        """Let the others know at once that this rank has failed."""
+    def report_failure(self, message: str, exit_code: int) -> None:
+        """Publish at once that this rank has failed."""
         with contextlib.suppress(RuntimeError):
             text = json.dumps({"message": message, "exit_code": exit_code})
             self._store.set(self._key("failure", self._world.rank), text)
@@ -204,15 +204,19 @@ class Presence:
             return Trouble(rank=0, message=f"the ranks' common store is gone ({first_line(error)})")
 
     def _failure(self, rank: int) -> Trouble | None:
-        told = self._read("failure", rank)
-        return None if told is None else Trouble(rank=rank, message=told["message"], exit_code=int(told["exit_code"]))
+        report = self._read("failure", rank)
+        return (
+            None
+            if report is None
+            else Trouble(rank=rank, message=report["message"], exit_code=int(report["exit_code"]))
+        )
 
     def _gone(self, rank: int) -> Trouble | None:
         facts = self._facts.get(rank) or self._read("facts", rank)
         if facts is not None:
             self._facts[rank] = facts
         if facts is not None and facts["machine"] == _machine() and not _process_lives(facts["process"]):
-            ended = f"its process {facts['process']} has ended without a word"
+            ended = f"its process {facts['process']} has ended without a message"
             return Trouble(rank=rank, message=ended + self._log_of(rank))
         beat = int(self._read("beat", rank) or 0)
         last, since = self._seen.get(rank, (-1, 0.0))
@@ -264,7 +268,7 @@ def _process_lives(process: int) -> bool:
     except psutil.NoSuchProcess:
         return False
     except psutil.Error:
-        return True  # it is there, but not for us to look at
+        return True  # it is there, but belongs to another user
 
 
 def _torchrun_log() -> str | None:

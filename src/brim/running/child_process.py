@@ -29,7 +29,7 @@ from brim.memory.failures import FailureKind, classify_exit
 
 __all__ = ["ChildLostError", "ChildProcess", "Ending", "child_command", "wait_for_messages"]
 
-LOOK_SECONDS = 1.0  # between two looks whether a silent process is there: its own children may hold its output open
+LOOK_SECONDS = 1.0  # between two checks whether a silent process is there: its children may hold its output open
 DYING_SECONDS = 10.0  # from the end of a process's output to its own end
 LAST_WORDS_BYTES = 4096
 LAST_WORDS_LETTERS = 200
@@ -111,7 +111,7 @@ class ChildProcess:
         return self._process.stdout.fileno()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """One request. A process that is gone does not take it: how it ended tells why."""
+        """One request. A process that has ended does not receive it; its exit says why."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -132,7 +132,7 @@ class ChildProcess:
         self.send(message)
         deadline = time.monotonic() + seconds
         while True:
-            gone = self.silent or not self.running  # looked at before the last words are read
+            gone = self.silent or not self.running  # checked before the last lines are read
             answers = self.messages()
             if answers:
                 return _or_raise(answers[0])

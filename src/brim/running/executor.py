@@ -206,8 +206,8 @@ class Executor:
     """Runs work in batches until every item is done.
 
     Items are given out as soon as they end, so that a journal is never behind. With `memory`, a failed batch's memory
-    is given back before the next try, and, if `metered`, every batch's peak is measured. An item that runs out of memory
-    alone is set aside and tried again after the others, and once more after a pause; then comes the last resort.
+    is given back before the next try, and, if `metered`, every batch's peak is measured. An item that runs out of
+    memory alone is set aside and tried again after the others, and once more after a pause; then comes the last resort.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class Executor:
             yield finished
 
     def _take_off(self, queue: WorkQueue, batch: list[int]) -> _Flight | None:
-        """Start a batch; None if it failed, which is dealt with here."""
+        """Start a batch; None if it failed, which is handled here."""
         flight: _Flight | None = None
         failure, error = None, ""
         started = time.perf_counter()

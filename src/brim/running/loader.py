@@ -89,7 +89,7 @@ def _try_items(prepare: Callable[[int], Any], items: Order, cores: int) -> _Tria
     largest = 0
     started = time.perf_counter()
     for item in trial:
-        with contextlib.suppress(MemoryError):  # it will come again, in `take`, where it can be dealt with
+        with contextlib.suppress(MemoryError):  # it will happen again in `take`, where it can be handled
             largest = max(largest, tensor_bytes(_prepared(prepare, item)))
     seconds = (time.perf_counter() - started) / len(trial)
     if seconds < CHEAP_SECONDS or seconds * len(items) < 2.0:  # the processes take as long to start

@@ -1,6 +1,6 @@
 """`brim.map`: any function over any items, in batches that fit, every item once.
 
-Torch is not needed: without a device, out-of-memory errors are still told apart by what the function raises.
+Torch is not needed: without a device, out-of-memory errors are still recognised by what the function raises.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def map(
 
         embeddings = brim.map(lambda texts: model.encode(texts), texts, cost=len, device="cuda")
 
-    `function` takes a list and returns as many results. `cost` says what an item weighs (tokens, pixels): batches are
+    `function` takes a list and returns as many results. `cost` gives the cost of an item (tokens, pixels): batches are
     then capped in padded cost, not in number. `batch_size=N` is a ceiling in items. With `journal`, results (JSON
     values) are appended to that file as they come and `resume=True` continues where a killed run stopped; `key` names
     what the function does, so that a journal is not resumed by another one. Items are known to a journal by their
@@ -183,7 +183,7 @@ def _digest(items: Sequence[Any], key: str | None) -> str:
             if key is None:
                 raise RequestError(
                     f"journal=: an item holds a value whose content cannot be read ({error}), so other items could not "
-                    "be told from these; give key=, a text that changes when the items do"
+                    "be distinguished from these; give key=, a text that changes when the items do"
                 ) from error
             texts.append(type(item).__name__)
     return fingerprint({"items": texts})

@@ -1,8 +1,8 @@
 """Ray: the cluster at `RAY_ADDRESS` or one of this process's own on loopback, what is started on it, and how that ends.
 
 The only file that imports ray. Callers say what runs and what an answer means; that a worker was lost, with its node,
-its process or its device, is told from an error of the work itself here. Ray's own messages are cut to a line each,
-and stay off standard output.
+its process or its device, is distinguished from an error of the work itself here. Ray's own messages are cut to a
+line each, and stay off standard output.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def connected_ray(workers: int | None = None) -> Iterator[RayCluster]:
             context = ray.init(address=address, **quiet, **(own if address == "local" else {}))
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise RequestError(f"cannot reach Ray at RAY_ADDRESS={address}: {first_line(error)}") from error
-        failed = True  # where Ray's logs may tell why
+        failed = True  # where Ray's logs may explain it
         try:
             yield RayCluster(ray)
             failed = False

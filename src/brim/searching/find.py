@@ -26,7 +26,7 @@ __all__ = ["SearchListener", "find_plan", "find_with"]
 
 
 class SearchListener:
-    """Told what a search does, as it does it; the command line draws its table from this."""
+    """Is called as a search proceeds; the command line prints its table from this."""
 
     def started(self, context: ProbeContext) -> None:
         """The search knows its device and limit."""

@@ -144,7 +144,7 @@ class DeviceProber(Prober):
             if failure.kind is FailureKind.FATAL:
                 raise LostError(
                     f"batch size {size}: {failure.reason}; the device cannot be used again by this process. "
-                    "Search with --isolate, which probes in a child process and goes on"
+                    "Search with --isolate, which probes in a child process and continues"
                 ) from error
         # The except block has ended, so the traceback no longer pins the failed step's tensors.
         self._clean_up(thorough=result is None)

@@ -60,7 +60,7 @@ class ByteModel:
         self.prior, self.base_bytes, self.most_off = prior, base_bytes, most_off
 
     def observe(self, size: int, peak_bytes: int) -> None:
-        """Take in one measured or traced point; a second look at a size keeps the larger figure."""
+        """Take in one measured or traced point; a second measurement of a size keeps the larger figure."""
         self._points[size] = max(peak_bytes, self._points.get(size, 0))
 
     @property

@@ -117,7 +117,7 @@ class Steady(RateComparison):
         self._doubts, self._seconds = data.get("doubts", MOST_DOUBTS), data.get("seconds", 0.0)
 
     def timed(self, seconds: float) -> None:
-        """It tells a run's first seconds from those after."""
+        """Count the seconds: larger sizes are tried more often in a run's first ones."""
         self._seconds += seconds
 
     def _convinced(self, before: float, rate: float) -> bool:

@@ -142,12 +142,12 @@ class Evidence:
 
 
 class Sizer(abc.ABC):
-    """Chooses sizes by what it is told of earlier ones."""
+    """Chooses sizes by what is recorded of earlier ones."""
 
     @property
     @abc.abstractmethod
     def settled(self) -> bool:
-        """Whether the size is found; live work goes on at it, and may reopen the question."""
+        """Whether the size is found; live work continues at it, and may reopen the question."""
 
     @abc.abstractmethod
     def next_size(self) -> int:
