@@ -245,7 +245,7 @@ def test_two_ranks_give_one_record_equal_to_that_of_a_process_alone(
     assert {path.name for path in (folder / "whole").glob("monitor*")} == {"monitor.csv", "monitor.rank-1.csv"}
 
 
-def test_a_rank_whose_model_does_not_load_stops_all_with_its_own_words_and_code(
+def test_a_rank_whose_model_does_not_load_stops_all_with_its_own_message_and_code(
     pair: tuple[Path, list[dict[str, Any]]],
 ) -> None:
     folder, found = pair
@@ -279,7 +279,7 @@ def test_a_rank_that_fails_half_way_stops_all_and_what_is_finished_is_kept(
     assert len(kept) == 8, "the two batches before the one that failed"
 
 
-def test_a_rank_that_dies_without_a_launcher_is_named_and_nobody_waits_for_it(
+def test_a_rank_that_dies_without_a_launcher_is_named_and_none_waits_for_it(
     pair: tuple[Path, list[dict[str, Any]]],
 ) -> None:
     folder, found = pair

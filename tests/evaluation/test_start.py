@@ -331,7 +331,7 @@ class TestTracing:
         assert result.notes == (line,)
         assert result.summary["num_failed"] == 0
 
-    def test_a_model_that_cannot_be_traced_is_told_in_one_line(self, asking: Callable[..., EvalRequest]) -> None:
+    def test_a_model_that_cannot_be_traced_is_reported_in_one_line(self, asking: Callable[..., EvalRequest]) -> None:
         setup = open_setup(asking())
 
         def through_numpy(*_: Any) -> None:

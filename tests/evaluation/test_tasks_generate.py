@@ -91,7 +91,7 @@ def test_an_answer_ends_before_a_stop_string(language_model: Path, questions: Pa
             assert (after["tokens"], after["truncated"]) == (before["tokens"], before["truncated"])
 
 
-def test_prompts_go_through_the_chat_template_unless_told_otherwise(
+def test_prompts_go_through_the_chat_template_unless_switched_off(
     chat_model: Path, questions: Path, tmp_path: Path
 ) -> None:
     prompts = asked(questions)

@@ -55,7 +55,7 @@ def test_a_number_to_log_and_a_check_for_nan_are_no_guess(function: Callable[...
         (lambda x: tuple(x.argmax(1).unique().shape), (ROWS,), "distinct"),
     ],
 )
-def test_what_may_change_the_memory_is_said(function: Callable[..., Any], seen: Any, said: str) -> None:
+def test_what_may_change_the_memory_is_reported(function: Callable[..., Any], seen: Any, said: str) -> None:
     answer, guesses = answered(function)
     assert answer == seen
     assert any(said in guess for guess in guesses)

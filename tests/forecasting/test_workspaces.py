@@ -129,7 +129,7 @@ def test_depthwise_gradients_with_channels_last_are_summed_in_parts_or_transform
     assert workspace(in_full) == pytest.approx(96_947_263, rel=0.01)
 
 
-def test_what_cannot_be_told_is_taken_so_that_more_is_reserved() -> None:
+def test_what_is_not_known_is_taken_so_that_more_is_reserved() -> None:
     # float32 over video: with or without a copy of the output, as was recorded for one layer and another.
     asked = call((8, 64, 16, 56, 56), (144, 64, 1, 3, 3), dtype="float32")
     assert workspace(asked, trains=True) == pytest.approx(103_092_240, abs=512)

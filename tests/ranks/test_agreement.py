@@ -281,7 +281,7 @@ def test_a_dead_rank_is_named_long_before_the_timeout(pair: list[dict[str, Any]]
     assert found["seconds"] < 10
 
 
-def test_a_rank_that_waits_long_says_once_for_whom_and_how_long_at_most(pair: list[dict[str, Any]]) -> None:
+def test_a_rank_that_waits_long_warns_once_for_whom_and_how_long_at_most(pair: list[dict[str, Any]]) -> None:
     first, second = (found["warnings"] for found in pair)
     assert second == [], "rank 0 says it for all"
     start, limited, patient = first

@@ -71,7 +71,7 @@ def test_a_living_rank_is_no_trouble(store: Store, other: Presence) -> None:
     assert rank.failure() is None
 
 
-def test_a_failed_rank_is_told_with_its_own_words_and_exit_code(store: Store, other: Presence) -> None:
+def test_a_failed_rank_is_reported_with_its_own_message_and_exit_code(store: Store, other: Presence) -> None:
     other.report_failure("no such file", 2)
     trouble = join(store, 0).failure()
     assert trouble is not None

@@ -213,7 +213,7 @@ def test_it_ends_after_the_costliest_and_the_cheapest() -> None:
 
 
 @pytest.mark.parametrize("fits", [0, 5])
-def test_it_goes_on_when_the_cheapest_fits(fits: int) -> None:
+def test_it_continues_when_the_cheapest_fits(fits: int) -> None:
     done, _, _ = run(fits, stop_if_hopeless=True)
     assert sorted(one.item for one in done) == list(range(50))
     assert sorted(one.item for one in done if one.failure is None) == list(range(fits + 1))

@@ -48,7 +48,7 @@ def test_without_an_interrupt_nothing_is_raised_and_the_handler_is_put_back() ->
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_somebody_elses_handler_is_left_alone() -> None:
+def test_another_handler_is_left_alone() -> None:
     def own(*_: object) -> None:
         pass
 

@@ -245,7 +245,7 @@ def test_the_warning_about_threads_and_forks_is_not_passed_on(monkeypatch: pytes
         assert loader.take([1])[0]["name"] == "item 1"
 
 
-def test_a_chosen_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chosen_number_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_module, "suggest_workers", lambda *_: 0)
     with Loader(doubled, ORDER, LoaderSettings()) as loader:
         assert loader.workers == 0

@@ -92,7 +92,7 @@ def test_the_first_answer_is_given_a_streams_value_by_value_and_none_in_time_is_
         (RayError(cause=KeyError("labels")), False, "'labels'"),
     ],
 )
-def test_a_lost_worker_is_told_from_an_error_of_the_work(error: Exception, lost: bool, words: str) -> None:
+def test_a_lost_worker_is_distinguished_from_an_error_of_the_work(error: Exception, lost: bool, words: str) -> None:
     answer = RayCluster(FakeRay(call=error)).next_result(["call"])
     assert answer is not None
     assert (isinstance(answer.error, WorkerLostError), str(answer.error)) == (lost, words)

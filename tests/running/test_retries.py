@@ -43,7 +43,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seen
 
 
-def test_a_neighbour_that_holds_the_memory_for_a_moment_costs_no_item(pauses: list[float]) -> None:
+def test_another_process_that_holds_the_memory_for_a_moment_costs_no_item(pauses: list[float]) -> None:
     calls = 0
 
     def function(batch: list[int]) -> list[int]:
@@ -137,7 +137,7 @@ def test_all_pauses_of_an_executor_together_are_bounded() -> None:
     assert executor.figures.failed == 60
 
 
-def test_where_only_the_own_limit_stands_in_the_way_nobody_is_waited_for(pauses: list[float]) -> None:
+def test_where_only_the_own_limit_is_the_reason_there_is_no_pause(pauses: list[float]) -> None:
     torch = pytest.importorskip("torch")
 
     def function(batch: list[int]) -> list[int]:
@@ -149,7 +149,7 @@ def test_where_only_the_own_limit_stands_in_the_way_nobody_is_waited_for(pauses:
     assert not pauses
 
 
-def test_a_run_that_looks_hopeless_continues_once_the_memory_is_given_back() -> None:
+def test_a_run_that_seems_hopeless_continues_once_the_memory_is_given_back() -> None:
     neighbour = Neighbour()
     notes: list[str] = []
     executor = Executor(

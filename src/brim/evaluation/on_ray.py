@@ -219,7 +219,7 @@ class _WorkerPool:
         """Every living worker's trace: monitor.csv for the first, monitor.rank-N.csv for the others."""
         for place, text in enumerate(self._ask_all("trace", self._workers)):
             name = "monitor.csv" if place == 0 else f"monitor.rank-{place}.csv"
-            with contextlib.suppress(OSError):  # a trace is not worth a run
+            with contextlib.suppress(OSError):  # a run does not fail because of its trace
                 (folder / name).write_text(text, encoding="utf-8")
 
     def end(self) -> None:

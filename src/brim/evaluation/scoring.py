@@ -61,7 +61,7 @@ class Scorer:
         return {metric.name: _score(metric, prediction, references, facts) for metric in self.metrics}
 
     def item_of(self, entry: Mapping[str, Any]) -> int | None:
-        """Which sample a line is of; None for a stranger."""
+        """Which sample a line is of; None if it is of no sample of this data."""
         return self._place.get(str(entry.get("id")))
 
     def ordered(self, entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ _NOT_THE_MODELS = ("max_new_tokens", "dtype")  # knobs that no model is loaded w
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SetupFacts:
-    """What is evaluated, in plain values: for those who watch, for the record, and for other processes."""
+    """What is evaluated, in plain values: for listeners, for the record, and for other processes."""
 
     task: str
     unit: Unit
@@ -67,7 +67,7 @@ class EvaluationSetup:
         return combined_fingerprint(parts)
 
     def facts(self) -> SetupFacts:
-        """What the record and whoever watches want to know."""
+        """The facts for the record and for listeners."""
         return SetupFacts(
             task=self.task.name,
             unit=self.task.unit,

@@ -1,7 +1,7 @@
-"""How long a batch took, and how much of it went into seeing, reading and writing.
+"""Time on the device: how long it was idle between batches, how long a batch took, and each of its stages.
 
-On CUDA the marks are events in the stream, so that nothing waits for them. They are put by hooks on the model, which is
-why it does not matter who generates: the first forward of a batch reads its prompts, what comes after it writes.
+The stages are vision, prefill and decode. On CUDA the marks are events in the stream, so that nothing waits for them.
+Hooks on the model set them, whoever generates: the first forward of a batch is its prefill, what follows is decode.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class IdleClock:
         self._begun = self._timeline.mark()
 
     def end(self) -> Callable[[], float]:
-        """Everything of the batch has been handed to the device; gives what waits for it and says how long it took."""
+        """The whole batch has been queued; returns a function that waits for it and returns its seconds."""
         begun, ended = self._begun, self._timeline.mark()
         self._marks.append((begun, ended))
         return lambda: self._timeline.seconds(begun, ended)

@@ -55,7 +55,8 @@ def use_count(tensor: torch.Tensor) -> int:
 
 def storage_address(storage: torch.UntypedStorage) -> int:
     """What is the same for two tensors on the same memory, also on the meta device."""
-    return storage._cdata
+    address: int = storage._cdata
+    return address
 
 
 def composite(func: Any, *args: Any, **kwargs: Any) -> Any:

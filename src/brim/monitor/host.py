@@ -38,7 +38,7 @@ def binding_groups(root: Path, own_groups: Path, *, controller: str, mount: str)
 
 
 def read_text(path: Path) -> str:
-    """What a file says; nothing where there is none."""
+    """The text of a file; empty where there is none."""
     try:
         return path.read_text()
     except OSError:

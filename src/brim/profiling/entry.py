@@ -95,7 +95,7 @@ def failed_entry(
 
 
 def mark_saturation(entries: Sequence[dict[str, Any]], knobs: Sequence[str]) -> list[str]:
-    """Mark the points where a larger value of a knob no longer changes what the model sees; says so in lines."""
+    """Mark the points where a larger value of a knob no longer changes what the model sees; returns notes on them."""
     lines: list[str] = []
     for knob in knobs:
         if knob == "dtype" or knob in hf_knobs.NOT_OF_PICTURES:

@@ -21,7 +21,7 @@ from brim.evaluation.timing import StageClock
 from brim.evaluation.worker import EvalListener, Worker
 from brim.memory.devices import memory_of
 from brim.models.load import KeptModel
-from brim.profiling.documents import ProfileDocuments
+from brim.profiling.documents import write_documents
 from brim.profiling.entry import done_entry, failed_entry, mark_saturation, time_single_samples
 from brim.profiling.points import Point, matches, plan_points, point_folder, point_label
 from brim.ranks.agreement import Agreement, shared_folder, stop_signal_as_error
@@ -204,7 +204,7 @@ class _ProfileRun:
         before = read_json(self.folder / "profile.json") or {}  # of the run that this one resumes, or its own
         started_at = datetime.datetime.fromisoformat(before.get("started_at") or self._started_at.isoformat())
         environment = self._opener.environment or before.get("environment", {})
-        self.document = ProfileDocuments(self.folder, self.request, environment, started_at).write(entries, notes)
+        self.document = write_documents(self.folder, self.request, environment, started_at, entries, notes)
 
     def _earlier(self, point: Point) -> dict[str, Any] | None:
         """What an earlier run left of a point; without --resume there is nothing."""

@@ -109,7 +109,7 @@ class Agreement:
         self.purpose = purpose
         self.world: World = World(0, 1, 0)
         self._group: Any = None
-        self._store: Any = None  # where ranks leave word that they have come
+        self._store: Any = None  # where ranks record that they have arrived
         self._name = ""
         self._round = 0
         self._watcher = WaitWatcher()
@@ -261,7 +261,7 @@ class Agreement:
         return missing
 
     def _describe_wait(self, seconds: float) -> str | None:
-        """Whom this rank waits for; None if a lower one waits too, which says it for all."""
+        """Whom this rank waits for; None if a lower one waits too, which warns for all."""
         missing = self._missing()
         if min(set(range(self.world.size)) - set(missing), default=self.world.rank) != self.world.rank:
             return None
@@ -330,7 +330,7 @@ def _meeting_place(world: World, timeout_seconds: float, watcher: WaitWatcher) -
         try:
             facts = await_arrival(store, world, watcher, timeout_seconds)
         except BaseException:
-            _kept_store.clear()  # whoever tries again starts afresh
+            _kept_store.clear()  # a second attempt starts anew
             raise
 
     def describe(seconds: float) -> str | None:

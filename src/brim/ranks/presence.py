@@ -26,10 +26,10 @@ from brim.ranks.world import World
 
 __all__ = ["Facts", "Presence", "Trouble", "WaitWatcher", "await_arrival", "ended_ranks", "process_names", "rank_names"]
 
-NOTICE_SECONDS = 30.0  # a wait shorter than this is not worth a line
+NOTICE_SECONDS = 30.0  # a shorter wait is not reported
 CHECK_SECONDS = 0.5  # between two checks whether this rank is waiting
 
-Describe = Callable[[float], str | None]  # the seconds waited to the line; None: another rank says it
+Describe = Callable[[float], str | None]  # the seconds waited to the line; None: another rank warns
 
 _log = logging.getLogger("brim.ranks")
 
@@ -97,7 +97,7 @@ class Trouble:
     def error(self, also: str = "") -> RankError:
         """The trouble as the error that every other rank raises.
 
-        Rank 0 says it for all; where the trouble is rank 0's, which cannot, the error has a cause: everyone says it.
+        Rank 0 reports it for all; where rank 0 itself is lost, the error has a cause, and every rank reports it.
         """
         error = RankError(f"rank {self.rank}: {self.message}{also}", exit_code=self.exit_code)
         if self.rank == 0:
@@ -106,7 +106,7 @@ class Trouble:
 
 
 def await_arrival(store: Any, world: World, watcher: WaitWatcher, timeout_seconds: float) -> dict[int, Facts]:
-    """Wait until every rank has arrived at this store, and give what each says of itself; `RankError` if one does not.
+    """Wait until every rank has arrived at this store, and return where each runs; `RankError` if one does not.
 
     The lowest rank that has arrived warns about the missing ones for all.
     """
@@ -188,7 +188,7 @@ class Presence:
             self._store.set(self._key("failure", self._world.rank), text)
 
     def failure(self) -> Trouble | None:
-        """The first other rank that said that it failed."""
+        """The first other rank that reported a failure."""
         return self._first(self._failure)
 
     def gone(self) -> Trouble | None:
@@ -241,7 +241,7 @@ class Presence:
             try:
                 self._store.set(self._key("beat", self._world.rank), str(count))
             except RuntimeError:
-                return  # nobody is left to read it
+                return  # the store has ended, and its readers with it
             if self._stop.wait(BEAT_SECONDS):
                 return
 

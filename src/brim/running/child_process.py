@@ -62,7 +62,7 @@ def child_command(function: str) -> tuple[str, ...]:
 
 
 class ChildProcess:
-    """A process that was started here. `log` takes what it prints; without one only its last words are kept."""
+    """A process that was started here. `log` takes what it prints; without one only its last lines are kept."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class ChildProcess:
             self._process.send_signal(signal.SIGINT)
 
     def end(self, because: str = "ended") -> Ending:
-        """End it with its own children, if it is there, release what is held for it, and say how it ended."""
+        """End it with its own children, if it is there, release what is held for it, and return how it ended."""
         if self._ending is None:
             if self.running:
                 self._ended_because = because
@@ -177,16 +177,16 @@ class ChildProcess:
     def _classify(self, code: int) -> Ending:
         if self._ended_because is not None:
             return Ending(code=code, kind="timeout", reason=self._ended_because)
-        failure, words = classify_exit(code), self._last_words()
+        failure, lines = classify_exit(code), self._last_lines()
         reason = "the process ended by itself" if failure is None else failure.reason
         memory = failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY
         return Ending(
             code=code,
             kind="out_of_memory" if memory else "killed",
-            reason=f"{reason}; it last wrote: {words}" if words else reason,
+            reason=f"{reason}; it last wrote: {lines}" if lines else reason,
         )
 
-    def _last_words(self) -> str:
+    def _last_lines(self) -> str:
         """The last line it printed. Read in place: the file's position is the child's."""
         file = self._errors.fileno()
         size = os.fstat(file).st_size

@@ -135,7 +135,7 @@ class Pending(abc.ABC):
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Flight:
+class _RunningBatch:
     """A batch that was started and not yet recorded."""
 
     batch: list[int]
@@ -230,8 +230,8 @@ class Executor:
         self._meter_on = memory is not None and metered
         self._retries = Retries()
         self._by_others = True  # whether other processes may have caused the last failure
-        self._lonely_failures = 0  # items that did not fit alone, while nothing has fitted
-        self._landed_at = 0.0
+        self._failures_alone = 0  # items that did not fit alone, while nothing has fitted
+        self._finished_at = 0.0
         self._suspects: list[_Suspect] = []
 
     def run(self, items: Iterable[int]) -> Generator[list[Finished], None, None]:
@@ -241,31 +241,31 @@ class Executor:
         """
         queue = WorkQueue(self._costs, items, by_count=self._policy.by_count)
         with InterruptWatch() as interrupts:
-            yield from self._empty(queue, interrupts)
+            yield from self._run_all(queue, interrupts)
             while self._retries:
                 yield from self._try_again(queue, interrupts)
-                yield from self._empty(queue, interrupts)
+                yield from self._run_all(queue, interrupts)
         if queue:
             self._note("not even the cheapest sample fits alone: the others are not tried")
 
-    def _empty(self, queue: WorkQueue, interrupts: InterruptWatch) -> Iterator[list[Finished]]:
-        """Batch by batch, one of them under way while the next is started."""
-        flight: _Flight | None = None
-        while (queue or flight is not None) and not self._hopeless():
+    def _run_all(self, queue: WorkQueue, interrupts: InterruptWatch) -> Iterator[list[Finished]]:
+        """Batch by batch; one may still run on the device while the next is started."""
+        running: _RunningBatch | None = None
+        while (queue or running is not None) and not self._is_hopeless():
             interrupts.check()
             if self.sizer.disturbed and self.sizer.return_after_others(self._left_by_others()):
                 self._note("other processes have given memory back: batches are as large as before again")
-            following = self._take_off(queue, queue.take(self.sizer.next_size())) if queue else None
-            yield from self._hand_out()
-            if flight is not None:
-                self._land(queue, flight)
-                yield from self._hand_out()
-            flight = following
+            following = self._start(queue, queue.take(self.sizer.next_size())) if queue else None
+            yield from self._yield_finished()
+            if running is not None:
+                self._finish(queue, running)
+                yield from self._yield_finished()
+            running = following
             overlaps = self._policy.overlap and self.sizer.overlaps
-            if flight is not None and not (overlaps and isinstance(flight.results, Pending)):
-                self._land(queue, flight)
-                flight = None
-                yield from self._hand_out()
+            if running is not None and not (overlaps and isinstance(running.results, Pending)):
+                self._finish(queue, running)
+                running = None
+                yield from self._yield_finished()
 
     def _try_again(self, queue: WorkQueue, interrupts: InterruptWatch) -> Iterator[list[Finished]]:
         """The items that were set aside, one by one: now that all others are done, and once more after a pause."""
@@ -277,36 +277,36 @@ class Executor:
                 (self._work.pause or wait)(seconds)
             for item in self._retries.items:
                 interrupts.check()
-                if item in self._retries and (flight := self._take_off(queue, [item])) is not None:
-                    self._land(queue, flight)
-                yield from self._hand_out()
+                if item in self._retries and (running := self._start(queue, [item])) is not None:
+                    self._finish(queue, running)
+                yield from self._yield_finished()
 
-    def _hand_out(self) -> Iterator[list[Finished]]:
+    def _yield_finished(self) -> Iterator[list[Finished]]:
         finished, self._finished = self._finished, []
         if finished:
             yield finished
 
-    def _take_off(self, queue: WorkQueue, batch: list[int]) -> _Flight | None:
+    def _start(self, queue: WorkQueue, batch: list[int]) -> _RunningBatch | None:
         """Start a batch; None if it failed, which is handled here."""
-        flight: _Flight | None = None
+        running: _RunningBatch | None = None
         failure, error = None, ""
         started = time.perf_counter()
         try:
             with self._metered() as reading:
                 results = self._work.launch(batch)
             cost = self._weight(batch)
-            flight = _Flight(batch=batch, cost=cost, results=results, started=started, reading=reading)
+            running = _RunningBatch(batch=batch, cost=cost, results=results, started=started, reading=reading)
         except Exception as problem:
             failure, error = self._classified(problem, batch)
-        if flight is None:
+        if running is None:
             assert failure is not None
             self._clean_up(failure, started)  # the except block has ended: nothing pins the batch's tensors any more
             self._after_failure(queue, batch, failure, error)
-        return flight
+        return running
 
-    def _land(self, queue: WorkQueue, flight: _Flight) -> None:
+    def _finish(self, queue: WorkQueue, running: _RunningBatch) -> None:
         """Wait for a batch, count it and record it."""
-        batch, results = flight.batch, flight.results
+        batch, results = running.batch, running.results
         failure, error = None, ""
         busy: float | None = None
         try:
@@ -317,19 +317,19 @@ class Executor:
         except Exception as problem:
             failure, error = self._classified(problem, batch)
         if failure is not None:
-            started = max(flight.started, self._landed_at)
-            del flight, results
+            started = max(running.started, self._finished_at)
+            del running, results
             self._clean_up(failure, started)
             self._after_failure(queue, batch, failure, error)
             return
         assert not isinstance(results, Pending)
         results = one_for_each(results, len(batch))
         now = time.perf_counter()
-        seconds, self._landed_at = now - max(flight.started, self._landed_at), now
+        seconds, self._finished_at = now - max(running.started, self._finished_at), now
         failed = sum(isinstance(result, ItemFailure) for result in results)
         self.figures.seconds += seconds
-        self._count(flight, seconds if busy is None else busy, failed=failed)
-        self._clear(batch)
+        self._count(running, seconds if busy is None else busy, failed=failed)
+        self._mark_ran(batch)
         self._finished += [_finished(item, result, len(batch)) for item, result in zip(batch, results, strict=True)]
 
     def _classified(self, error: Exception, batch: list[int]) -> tuple[Failure, str]:
@@ -379,17 +379,17 @@ class Executor:
             if first and self._work.set_aside is not None and self.figures.batches > 0:
                 self._work.set_aside([item])
         elif out_of_memory and self._work.last_resort is not None and self._work.last_resort():
-            self._lonely_failures = 0
+            self._failures_alone = 0
             queue.add([item, *self._retries.release()])
             return
         else:
-            self._give_up_on(item, failure, error)
+            self._record_failure(item, failure, error)
         if first:
-            self._lonely_failures += out_of_memory and self.figures.batches == 0
-            if self._policy.stop_if_hopeless and self._lonely_failures == HOPELESS_AFTER and queue:
+            self._failures_alone += out_of_memory and self.figures.batches == 0
+            if self._policy.stop_if_hopeless and self._failures_alone == HOPELESS_AFTER and queue:
                 queue.bring_cheapest()
 
-    def _clear(self, batch: list[int]) -> None:
+    def _mark_ran(self, batch: list[int]) -> None:
         """These items ran. Where all of a suspect's have, in smaller batches, its size was to blame: stay below it."""
         for item in batch:
             self._retries.ran(item)
@@ -407,11 +407,11 @@ class Executor:
         self._remember(smallest.batch, "size_limit", why)
         self._note(f"a batch of {len(smallest.batch)} failed, and all its samples ran in smaller ones: {why}")
 
-    def _hopeless(self) -> bool:
+    def _is_hopeless(self) -> bool:
         """Whether the costliest and then the cheapest did not fit: nothing will."""
-        return self._policy.stop_if_hopeless and self._lonely_failures > HOPELESS_AFTER and self.figures.batches == 0
+        return self._policy.stop_if_hopeless and self._failures_alone > HOPELESS_AFTER and self.figures.batches == 0
 
-    def _give_up_on(self, item: int, failure: Failure, error: str) -> None:
+    def _record_failure(self, item: int, failure: Failure, error: str) -> None:
         self._suspects = [suspect for suspect in self._suspects if item not in suspect.left]  # the item was to blame
         reason: FailureReason = "error"
         message, needed = error, None
@@ -427,8 +427,8 @@ class Executor:
         given_up = ItemFailure(reason=reason, message=message, needed_bytes=needed, attempts=attempts)
         self._finished.append(Finished(item=item, result=None, failure=given_up, batch_size=1))
 
-    def _count(self, flight: _Flight, seconds: float, *, failed: int) -> None:
-        figures, batch, reading = self.figures, flight.batch, flight.reading
+    def _count(self, running: _RunningBatch, seconds: float, *, failed: int) -> None:
+        figures, batch, reading = self.figures, running.batch, running.reading
         figures.items += len(batch)
         figures.failed += failed
         figures.batches += 1
@@ -436,7 +436,7 @@ class Executor:
         costs = [self._costs[item] for item in batch]
         figures.cost += sum(costs)
         figures.padded_cost += padded_cost(costs)
-        figures.largest_padded_cost = max(figures.largest_padded_cost, flight.cost)
+        figures.largest_padded_cost = max(figures.largest_padded_cost, running.cost)
         figures.batch_counts.append(len(batch))
         if failed == len(batch):
             return  # none of it reached the device: that was quick, and says nothing of the size
@@ -454,7 +454,7 @@ class Executor:
             peak = reading.peak_reserved_bytes
             figures.peak_allocated_bytes = max(figures.peak_allocated_bytes, reading.peak_allocated_bytes)
             figures.peak_reserved_bytes = max(figures.peak_reserved_bytes, reading.peak_reserved_bytes)
-        self.sizer.record(Trial(size=flight.cost, seconds=seconds, peak_bytes=peak, costliest_item=max(costs)))
+        self.sizer.record(Trial(size=running.cost, seconds=seconds, peak_bytes=peak, costliest_item=max(costs)))
 
     def _remember(
         self, batch: list[int], verdict: Verdict, detail: str, *, seconds: float | None = None, reading: Any = None

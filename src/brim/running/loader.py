@@ -62,19 +62,19 @@ class Order(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class NotPrepared:
-    """Why an item could not be prepared, in the words of its error."""
+    """Why an item could not be prepared, by the message of its error."""
 
     message: str
 
 
 def suggest_workers(prepare: Callable[[int], Any], items: Order, *, cores: int | None = None) -> int:
-    """Prepare a few items here and say how many processes would keep up: 0 where that takes next to no time."""
+    """Prepare a few items here: how many processes would keep up, 0 where that takes next to no time."""
     return _try_items(prepare, items, own_cores() if cores is None else cores).workers
 
 
 @dataclasses.dataclass(frozen=True)
 class _Trial:
-    """What a few items said: how many processes would keep up, and how large an item is."""
+    """What a few items showed: how many processes would keep up, and how large an item is."""
 
     workers: int
     item_bytes: int

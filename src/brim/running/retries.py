@@ -1,6 +1,6 @@
 """Items that ran out of memory alone: set aside, tried again after the others, and once more after a pause.
 
-A neighbour may have held the card for a moment, and then one failure says nothing about the item. All items wait
+Another process may have held the memory for a moment, and then one failure says nothing about the item. All items wait
 together: one pause, longer the more of them have failed in a row, and short in total, so that a data set of which a
 thousand samples truly do not fit is not held up. Runs nothing: the executor does.
 """

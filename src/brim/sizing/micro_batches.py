@@ -111,7 +111,7 @@ class MicroBatchSizer:
         return max(int(min(self.live.size, self.agreed, max(self._fitting(), 1))), 1)
 
     def wish(self, *, in_step: bool = False) -> int:
-        """What this rank would allow, whatever the others say.
+        """What this rank would allow, whatever the others allow.
 
         In step with others an out-of-memory error ends the run: then no further than a line through what has been
         seen, from nothing, allows.

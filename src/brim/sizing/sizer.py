@@ -1,4 +1,4 @@
-"""The seam between whoever runs batches and whoever decides their size: ask for a size, record what happened.
+"""The interface between what runs batches and what decides their size: ask for a size, record what happened.
 
     while not sizer.settled:
         sizer.record(run_batch(sizer.next_size()))
@@ -15,6 +15,7 @@ from typing import Self
 
 from brim.errors import RequestError
 from brim.records import Probe, Verdict
+from brim.settings.caller import given
 from brim.sizing.byte_model import ByteModel
 from brim.sizing.constants import OWN_BYTES_FRACTION, USABLE_LIMIT_FRACTION
 
@@ -34,7 +35,7 @@ class SizeGrid:
         if self.last < self.first:
             raise RequestError(
                 f"no batch size is allowed up to {self.last}: the smallest is {self.first} "
-                f"(--multiple-of {self.multiple_of}, and the model needs {self.smallest})"
+                f"({given('multiple_of', self.multiple_of)}, and the model needs {self.smallest})"
             )
 
     @property
