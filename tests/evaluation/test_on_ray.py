@@ -346,7 +346,7 @@ class ActorDiedError(Exception):
 
 
 class FakeRay:
-    """A cluster on which every worker opens at once and dies in its first share."""
+    """A cluster on which every worker opens at once and dies in its first shard."""
 
     def __init__(self, facts: Any) -> None:
         self.exceptions = self
@@ -365,7 +365,7 @@ class FakeRay:
         answers = {
             "place": "process 1 on here",
             "open": self.facts,
-            "dealing": (["a", "b"], [1, 1]),
+            "sample_costs": (["a", "b"], [1, 1]),
             "evaluate": ActorDiedError("The actor died.\n exit detail: killed. Some common causes include: none."),
         }
         methods = {name: type("Method", (), {"remote": _always(value)})() for name, value in answers.items()}
