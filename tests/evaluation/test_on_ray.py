@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (brim[ray])")
 
-# A metric that is asked once for every sample: the worker that finds the file ends in the middle of its share.
+# A metric that is asked once for every sample: the worker that finds the file ends in the middle of its shard.
 FATES = """
 import os, pathlib, signal, time
 from brim.metrics.base import Metric
@@ -135,7 +135,7 @@ def test_the_loss_of_a_worker_costs_no_sample_and_records_none_twice(session: Se
     assert session.result.metrics == session.alone.metrics
     lost = [note for note in session.resumed.notes if "was lost" in note]
     assert len(lost) == 1
-    assert "samples of its share go to the others, and a new worker is started" in lost[0]
+    assert "samples of its shard go to the others, and a new worker is started" in lost[0]
     assert record_of(session.folder)["summary"]["notes"] == list(session.result.notes)
     assert lost[0] in session.result.notes
 
@@ -310,22 +310,22 @@ def remote(tmp_path: Path) -> Iterator[RemoteWorker]:
 def test_a_worker_sends_every_batch_as_it_is_done_and_each_batch_size_once(remote: RemoteWorker) -> None:
     ids, costs = remote.sample_costs()
     assert len(ids) == len(costs) == 12
-    shares = [list(remote.evaluate([0, 1, 2])), list(remote.evaluate([5, 4]))]
-    sizes = [[len(event.lines) for event in share] for share in shares]
+    shards = [list(remote.evaluate([0, 1, 2])), list(remote.evaluate([5, 4]))]
+    sizes = [[len(event.lines) for event in shard] for shard in shards]
     assert sizes == [[2, 1, 0], [2, 0]]
-    counts = [count for share in shares for event in share if event.figures for count in event.figures.batch_counts]
+    counts = [count for shard in shards for event in shard if event.figures for count in event.figures.batch_counts]
     assert counts == [2, 1, 2]
-    outcome = shares[1][-1].outcome
+    outcome = shards[1][-1].outcome
     assert outcome is not None
-    assert outcome.figures.items == 5, "the figures are those of all its shares"
+    assert outcome.figures.items == 5, "the figures are those of all its shards"
     entries, summary = remote.summarise(
-        [line for share in shares for event in share for line in event.lines], [outcome]
+        [line for shard in shards for event in shard for line in event.lines], [outcome]
     )
     assert [entry["id"] for entry in entries] == ["w0", "w1", "w2", "w4", "w5"]
     assert summary["num_samples"] == 5
 
 
-def test_what_a_worker_raises_ends_its_share(remote: RemoteWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_raises_ends_its_shard(remote: RemoteWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(items: Any) -> Any:
         raise LostError("the device is gone")
 

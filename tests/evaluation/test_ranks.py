@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 SAMPLES = 40
 ENOUGH_SECONDS = 90.0  # ten times what it takes; a rank that waits for ever takes longer
 
-# A metric that is asked once for every sample: rank DOOMED is killed, or fails, in the middle of its share.
+# A metric that is asked once for every sample: rank DOOMED is killed, or fails, in the middle of its shard.
 DEEDS = """
 import os, signal, time
 from brim.metrics.base import Metric

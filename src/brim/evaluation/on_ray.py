@@ -2,7 +2,7 @@
 
 The driver, this process, shards the samples by their cost, which the first worker that has its model computes. It
 writes each finished batch's lines into the journal as they come back. So the run's folder needs no shared
-storage, and with a worker only the batch it was at is lost: what is left of its share goes to the others and to a new
+storage, and with a worker only the batch it was at is lost: what is left of its shard goes to the others and to a new
 worker in its place. Model and data must lie at the same path on every machine.
 """
 
@@ -40,7 +40,7 @@ from brim.storage.run_lock import locked_folder
 __all__ = ["RemoteWorker", "WorkerEvent", "WorkerResources", "evaluate_on_ray"]
 
 MOST_LOSSES = 3  # in a row, with no line in between: then it is not the machines that are at fault
-SHARE_BATCHES = 8  # the fewest in a share: one of them is not full
+SHARD_BATCHES = 8  # the fewest in a shard: one of them is not full
 USUAL_BATCH = 32  # where the size is yet to be found
 PLACE_SECONDS = 300.0  # how long Ray may take to start a worker while there is no other
 WAIT_SECONDS = 5.0  # for an event, before checking whether Ray starts workers at all
@@ -113,9 +113,9 @@ class _Worker:
     call: Any  # what it is asked to do; None: nothing
     state: str = "placing"  # placing, opening, open, lost
     where: str = "not yet placed"
-    share: list[int] = dataclasses.field(default_factory=list)
+    shard: list[int] = dataclasses.field(default_factory=list)
     figures: ExecutionFigures = dataclasses.field(default_factory=ExecutionFigures)
-    outcome: RankFigures | None = None  # of its last finished share
+    outcome: RankFigures | None = None  # of its last finished shard
 
 
 class _WorkerPool:
@@ -127,11 +127,11 @@ class _WorkerPool:
         self.resources = resources
         self._cluster = cluster
         self._listener = listener
-        self._smallest_share = SHARE_BATCHES * (request.batch_size or USUAL_BATCH)
+        self._smallest_shard = SHARD_BATCHES * (request.batch_size or USUAL_BATCH)
         self._arguments = (request, resources, str(Path.cwd()), forwarded_variables())
         self._workers: list[_Worker] = []
         self._facts: SetupFacts | None = None
-        self._shares: deque[list[int]] = deque()
+        self._shards: deque[list[int]] = deque()
         self._costs: Sequence[int] = ()
         self._done: set[int] = set()
         self._notes: list[str] = []
@@ -152,12 +152,12 @@ class _WorkerPool:
     def evaluate(self, items: Sequence[int], costs: Sequence[int]) -> Iterator[Lines]:
         """Have the items done; gives the lines of each batch, which count as done once `finished` is called."""
         self._began = self._ended = time.monotonic()
-        self._shares = deque(shards_in_rounds(items, costs, self.resources.workers, smallest=self._smallest_share))
-        while self._shares or any(worker.share for worker in self._workers):
+        self._shards = deque(shards_in_rounds(items, costs, self.resources.workers, smallest=self._smallest_shard))
+        while self._shards or any(worker.shard for worker in self._workers):
             for worker in self._workers:
-                if worker.state == "open" and worker.call is None and self._shares:
-                    worker.share = self._shares.popleft()
-                    worker.call = self._cluster.call(worker.actor, "evaluate", worker.share)
+                if worker.state == "open" and worker.call is None and self._shards:
+                    worker.shard = self._shards.popleft()
+                    worker.call = self._cluster.call(worker.actor, "evaluate", worker.shard)
             event = self._next_event()
             if event is not None and event.lines:
                 yield event.lines
@@ -277,15 +277,15 @@ class _WorkerPool:
         if event.note is not None:
             self._note(event.note)
         if event.outcome is not None:
-            worker.outcome, worker.share, worker.call = event.outcome, [], None
+            worker.outcome, worker.shard, worker.call = event.outcome, [], None
         return event
 
     def _failed(self, worker: _Worker, error: Exception) -> None:
         """A worker failed: an error of its own ends the run, one that is lost is replaced."""
         if not isinstance(error, WorkerLostError):
             raise error
-        left = [item for item in worker.share if item not in self._done]
-        worker.state, worker.share, worker.call = "lost", [], None
+        left = [item for item in worker.shard if item not in self._done]
+        worker.state, worker.shard, worker.call = "lost", [], None
         self._cluster.end_actor(worker.actor)
         self._losses += 1
         if self._losses >= MOST_LOSSES:
@@ -294,9 +294,9 @@ class _WorkerPool:
                 f"({worker.where}): {error}. What is finished is kept: start again with {named('resume')}"
             )
         others = sum(one.state == "open" for one in self._workers)
-        self._shares.extendleft(share for share in shard_by_cost(left, self._costs, others + 1) if share)
+        self._shards.extendleft(shard for shard in shard_by_cost(left, self._costs, others + 1) if shard)
         self._note(
-            f"worker {worker.number} ({worker.where}) was lost: {error}; {len(left)} samples of its share go to the "
+            f"worker {worker.number} ({worker.where}) was lost: {error}; {len(left)} samples of its shard go to the "
             "others, and a new worker is started"
         )
         self._start_worker()
@@ -352,9 +352,9 @@ class WorkerEvent:
     """What a worker sends to the driver while it works on a shard."""
 
     lines: Lines = dataclasses.field(default_factory=list)
-    figures: ExecutionFigures | None = None  # of all its shares; but of the batch sizes only the new ones
+    figures: ExecutionFigures | None = None  # of all its shards; but of the batch sizes only the new ones
     note: str | None = None
-    outcome: RankFigures | None = None  # the share is done
+    outcome: RankFigures | None = None  # the shard is done
 
 
 class RemoteWorker:

@@ -106,7 +106,7 @@ def evaluate_together(
     facts = worker.setup.facts()
     journals = Journals(folder, fingerprint=facts.fingerprint, rank=rank, ranks=agreement.world.size)
     listener.opened(facts)
-    items = _share_of_work(agreement, worker, journals)
+    items = _shard_of_work(agreement, worker, journals)
     with agreement.step(RankFigures) as working, _fail_fast_by_name(agreement, request):
         with journals, worker, contextlib.closing(worker.run(items)) as finished:
             for lines in finished:
@@ -150,7 +150,7 @@ def _fail_fast_by_name(agreement: Agreement, request: EvalRequest) -> Iterator[N
         raise failed_fast(error) from error
 
 
-def _share_of_work(agreement: Agreement, worker: Worker, journals: Journals) -> list[int]:
+def _shard_of_work(agreement: Agreement, worker: Worker, journals: Journals) -> list[int]:
     """This rank's samples: rank 0 knows which are left, and every rank computes the same shards."""
     request, costs, world = worker.request, worker.setup.costs, agreement.world
     with agreement.step(list[int]) as step:
@@ -162,14 +162,14 @@ def _share_of_work(agreement: Agreement, worker: Worker, journals: Journals) -> 
             step.value = [item for item in range(len(costs)) if item not in finished]
     left = step.values[0]
     done = len(costs) - len(left)
-    share = shard_by_cost(left, costs, world.size)[world.rank]
+    shard = shard_by_cost(left, costs, world.size)[world.rank]
     if world.size == 1:
-        worker.listener.started(len(share) + done, done)
+        worker.listener.started(len(shard) + done, done)
     else:
-        worker.listener.started(len(share), 0)
+        worker.listener.started(len(shard), 0)
         before_now = f" ({done:,} were done already)" if done else ""
-        worker.listener.note(f"{world.size} ranks; this one has {len(share):,} of {len(left):,} samples{before_now}")
-    return share
+        worker.listener.note(f"{world.size} ranks; this one has {len(shard):,} of {len(left):,} samples{before_now}")
+    return shard
 
 
 def write_record(
