@@ -135,11 +135,11 @@ class Generation:
     def brim(self, way: str, prompts: Sequence[list[int]], cost_cap: int | None = None) -> float:
         """Through the evaluation itself: loader, executor, journal, scoring."""
         from benchmarks.prompt_subject import prompt_subject
-        from brim.evaluation.listener import EvalListener
-        from brim.evaluation.run import run_subject
+        from brim.evaluation.run import run_setup
+        from brim.evaluation.worker import EvalListener
         from brim.settings.eval_settings import EvalRequest
 
-        subject = prompt_subject(self.model, prompts, self.new_tokens)
+        setup = prompt_subject(self.model, prompts, self.new_tokens)
         request = EvalRequest(model="benchmark", data="prompts", cost_cap=cost_cap, use_cache=False)
         notes: list[str] = []
 
@@ -150,7 +150,7 @@ class Generation:
         with tempfile.TemporaryDirectory() as folder:
             self._settle()
             started = time.perf_counter()
-            summary = run_subject(request, subject, Path(folder), Notes())
+            summary = run_setup(request, setup, Path(folder), Notes())
             seconds = time.perf_counter() - started
         told = f"batch {summary['batch_size_used']}, {summary['oom_events']} OOM"
         told += f", padding {summary['padding_fraction']:.0%}"

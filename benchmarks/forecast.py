@@ -82,7 +82,7 @@ def _compared_case(
     from benchmarks.forecast_cases import build, case_named
     from brim.forecasting.forecast import Forecaster, TracedWorkload
     from brim.forecasting.gpus import find_gpu
-    from brim.forecasting.skeleton import without_initialisation
+    from brim.forecasting.shape_tensor import without_initialisation
 
     case = case_named(name)
     assert case is not None
@@ -152,8 +152,7 @@ def _worker(job: Row) -> Row:
     import torch
 
     from benchmarks.forecast_cases import build, case_named
-    from brim.memory.devices import memory_of
-    from brim.memory.limit import DEFAULT_MARGIN
+    from brim.memory.devices import DEFAULT_MARGIN, memory_of
 
     case = case_named(job["case"])
     assert case is not None
@@ -172,7 +171,7 @@ def _forecast_row(case: Any, device: str) -> Row:
     """The forecast, made before anything is put on the card."""
     from benchmarks.forecast_cases import build
     from brim.forecasting.forecast import Forecaster, TracedWorkload, choose_gpu
-    from brim.forecasting.skeleton import without_initialisation
+    from brim.forecasting.shape_tensor import without_initialisation
 
     with without_initialisation():
         workload = build(case, "cpu")

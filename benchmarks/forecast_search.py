@@ -98,7 +98,7 @@ def forecast_of(build: Callable[[], Any], environment: dict[str, Any]) -> tuple[
     from brim.forecasting.forecast import Forecaster, TracedWorkload
     from brim.forecasting.gpus import find_gpu
     from brim.forecasting.overheads import version_pair
-    from brim.forecasting.skeleton import without_initialisation
+    from brim.forecasting.shape_tensor import without_initialisation
 
     with without_initialisation():
         workload = build()

@@ -23,9 +23,9 @@ from typing import Any
 
 from benchmarks.environment import environment
 from benchmarks.vision_language import save_model, write_questions
-from brim.evaluation.listener import EvalListener
-from brim.memory.nested import replaced
-from brim.running.figures import ExecutionFigures
+from brim.evaluation.worker import EvalListener
+from brim.memory.transfer import replaced
+from brim.running.results import ExecutionFigures
 
 STEP = 1.3  # between two sizes of the exhaustive side
 BEHIND = 0.93  # of the best rate so far: sizes beyond one that is slower are not tried
@@ -68,8 +68,7 @@ def parse() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
     from brim.models.load import KeptModel
-    from brim.profiling.listener import ProfileListener
-    from brim.profiling.run import profile
+    from brim.profiling.run import ProfileListener, profile
     from brim.settings.eval_settings import EvalRequest
     from brim.settings.profile_settings import ProfileRequest
 
@@ -178,33 +177,33 @@ def prepared(request: Any, load: Any) -> dict[Any, Any]:
     """A question about every picture as the model takes it, by the picture: all ask the same."""
     import torch
 
-    from brim.evaluation.subject import open_subject
+    from brim.evaluation.setup import open_setup
 
-    subject = open_subject(request, load=load)
-    first = {picture_of(subject, item): item for item in reversed(range(len(subject.costs)))}
+    setup = open_setup(request, load=load)
+    first = {picture_of(setup, item): item for item in reversed(range(len(setup.costs)))}
     with ThreadPoolExecutor() as pool:
-        ready = dict(zip(first, pool.map(subject.task.prepare, first.values()), strict=True))
-    if subject.device.type != "cuda":
+        ready = dict(zip(first, pool.map(setup.task.prepare, first.values()), strict=True))
+    if setup.device.type != "cuda":
         return ready
     return {picture: replaced(one, torch.Tensor, torch.Tensor.pin_memory) for picture, one in ready.items()}
 
 
-def picture_of(subject: Any, item: int) -> Any:
-    return subject.task.samples[item].images[0]
+def picture_of(setup: Any, item: int) -> Any:
+    return setup.task.samples[item].images[0]
 
 
 def rate_at(request: Any, size: int, load: Any, ready: Mapping[Any, Any]) -> float | None:
     """Samples per second at exactly this size, pictures prepared beforehand; None where it does not run whole."""
-    from brim.evaluation.run import run_subject
-    from brim.evaluation.subject import open_subject
+    from brim.evaluation.run import run_setup
+    from brim.evaluation.setup import open_setup
 
     fixed = dataclasses.replace(request, limit=BATCHES * size, batch_size=size, fixed=True, num_workers=0)
-    subject = open_subject(fixed, load=load)
-    subject.task.prepare = lambda item: ready[picture_of(subject, item)]  # type: ignore[method-assign]
+    setup = open_setup(fixed, load=load)
+    setup.task.prepare = lambda item: ready[picture_of(setup, item)]  # type: ignore[method-assign]
     times = BatchTimes()
     with tempfile.TemporaryDirectory() as folder:
-        run_subject(fixed, subject, Path(folder), times)
-    subject.task.release()
+        run_setup(fixed, setup, Path(folder), times)
+    setup.task.release()
     if any(items != size for items, _ in times.batches):
         return None
     return max(items / taken for items, taken in times.batches[1:])

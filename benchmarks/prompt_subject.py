@@ -35,7 +35,7 @@ def prompt_subject(model: Any, prompts: Sequence[list[int]], new_tokens: int) ->
     import torch
 
     from brim.data.base import Sample, SampleSet
-    from brim.evaluation.subject import Subject
+    from brim.evaluation.setup import EvaluationSetup
     from brim.metrics.registry import parse_metrics
     from brim.models.base import LoadedModel
     from brim.tasks.base import TaskSettings
@@ -54,7 +54,7 @@ def prompt_subject(model: Any, prompts: Sequence[list[int]], new_tokens: int) ->
     task = GenerateTask(loaded, data, TaskSettings(max_new_tokens=new_tokens))
     task.setup()
     costs = tuple(task.cost(item) for item in range(len(samples)))
-    return Subject(model=loaded, data=data, task=task, metrics=tuple(parse_metrics("exact_match")), costs=costs)
+    return EvaluationSetup(model=loaded, data=data, task=task, metrics=tuple(parse_metrics("exact_match")), costs=costs)
 
 
 def number_tokenizer() -> Any:

@@ -181,7 +181,7 @@ class _Head(nn.Module):
 
 def _compare_ranks(arguments: argparse.Namespace) -> None:
     """The same windows through brim's ranks and through DistributedDataParallel."""
-    from brim.ranks.agreement import Agreement, Outcome
+    from brim.ranks.agreement import Agreement, Vote
     from brim.ranks.gradients import RankGroup
     from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
     from brim.training.micro_batches import MicroBatches, WindowWork
@@ -231,7 +231,7 @@ def _compare_ranks(arguments: argparse.Namespace) -> None:
 
         def brim_step() -> None:
             done = runner.run(work)
-            agreement.gather(Outcome(value={"absent": stepper.absent()}))
+            agreement.gather(Vote(value={"absent": stepper.absent()}))
             stepper.make(done, samples)
 
         ways = {"ddp": ddp_step, "brim": brim_step}
@@ -241,7 +241,7 @@ def _compare_ranks(arguments: argparse.Namespace) -> None:
         taken: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(arguments.steps):  # in turn: a slow moment hits both
             for name, step in ways.items():
-                agreement.gather(Outcome())
+                agreement.gather(Vote())
                 _wait(device)
                 started = time.perf_counter()
                 step()

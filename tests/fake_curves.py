@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from brim.records import Probe, Verdict
 from brim.settings.search_settings import SearchSettings
 from brim.sizing.priors import ForecastCurve
-from brim.sizing.probing import Found, ProbeContext, SizeSearch
+from brim.sizing.probing import ProbeContext, SearchResult, SizeSearch
 
 BOUND = 4096  # the bound of the promise: below it the largest size is exact
 
@@ -77,7 +77,7 @@ def searched(
     settings: SearchSettings,
     probe: Callable[[int], Probe],
     forecast: ForecastCurve | None = None,
-) -> Found:
+) -> SearchResult:
     """Drive a search to its end; what `probe` raises is the workload's own."""
     search = SizeSearch(context, settings, forecast)
     while search.found is None:

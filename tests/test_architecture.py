@@ -43,7 +43,7 @@ ONE_FILE_EACH = (
 )  # fmt: skip
 WITHOUT_TORCH = (
     "settings/", "storage/", "running/", "metrics/", "data/", "records.py", "errors.py",
-    "sizing/", "forecasting/attention_rules.py",
+    "sizing/", "forecasting/workspaces.py",
     "forecasting/allocator.py", "forecasting/events.py", "forecasting/extrapolate.py", "forecasting/gpus.py",
     "forecasting/overheads.py", "__init__.py", "api.py", "calls.py", "cli/", "memory/failures.py", "reporting/",
 )  # fmt: skip
@@ -51,7 +51,7 @@ WITHOUT_TORCH = (
 # What a command may ask the library for when it runs: its one function, and what shows the answer.
 ENTRIES = (
     "brim.cli.", "brim.settings.", "brim.errors", "brim.reporting.", "brim.storage.files", "brim.storage.run_lock",
-    "brim.ranks.world", "brim.planning.", "brim.evaluation.api", "brim.evaluation.compare", "brim.profiling.api",
+    "brim.ranks.world", "brim.planning.", "brim.evaluation.run", "brim.profiling.run",
     "brim.profiling.explain_speed", "brim.training.api", "brim.training.compare", "brim.molecules.run",
     "brim.molecules.encoding", "brim.sweeps.prepare", "brim.sweeps.preview", "brim.sweeps.summary",
     "brim.models.build", "brim.forecasting.gpus", "brim.sizing.plans", "brim.demo.model",
@@ -183,7 +183,9 @@ def private_imports(names: Iterable[str]) -> list[str]:
 
 def test_what_one_file_takes_from_another_is_public() -> None:
     assert without_empty({file: private_imports(imports_of(file)) for file in source_files()}) == {}
-    assert private_imports(["brim.memory.limit._parse", "brim.__version__", "torch._C"]) == ["brim.memory.limit._parse"]
+    assert private_imports(["brim.memory.devices._parse", "brim.__version__", "torch._C"]) == [
+        "brim.memory.devices._parse"
+    ]
 
 
 def test_no_import_is_relative() -> None:
@@ -253,8 +255,8 @@ def test_a_command_only_parses_and_prints() -> None:
 
 
 def test_the_check_sees_a_command_that_does_the_work_itself() -> None:
-    working = ast.parse("def run():\n    from brim.memory import limit\n    while True:\n        pass\n")
-    assert beyond_its_entries(working) == ["While", "brim.memory", "brim.memory.limit"]
+    working = ast.parse("def run():\n    from brim.memory import devices\n    while True:\n        pass\n")
+    assert beyond_its_entries(working) == ["While", "brim.memory", "brim.memory.devices"]
 
 
 def test_functions_of_the_command_line_are_short() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brim.memory.devices import Reading
+from brim.memory.devices import MemoryReading
 from brim.records import Probe
 from brim.sizing.live import LiveSizer
 from brim.sizing.micro_batches import MicroBatchSizer
@@ -32,7 +32,7 @@ def micro_ran(
     cost: int,
     length: int,
     seconds: float | None,
-    reading: Reading | None = None,
+    reading: MemoryReading | None = None,
     left_bytes: int | None = None,
 ) -> None:
     """A micro-batch is done."""

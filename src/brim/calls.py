@@ -22,8 +22,8 @@ _Result = TypeVar("_Result")
 _RUNNERS = {  # the function that the command line calls as well
     "find": "brim.planning.find:find_recorded",
     "forecast": "brim.planning.forecast:forecast",
-    "eval": "brim.evaluation.api:evaluate_as",
-    "profile": "brim.profiling.api:profile_as",
+    "eval": "brim.evaluation.run:evaluate_as",
+    "profile": "brim.profiling.run:profile_as",
     "train": "brim.training.api:train_as",
     "sweep": "brim.sweeps.prepare:sweep",
     "ood": "brim.molecules.run:ood",

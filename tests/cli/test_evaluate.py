@@ -19,7 +19,7 @@ from rich.console import Console
 
 from brim.cli.evaluate_progress import EvalProgress, comparison_table, print_result
 from brim.evaluation.run import EvalResult
-from brim.running.figures import ExecutionFigures
+from brim.running.results import ExecutionFigures
 from tests import saved_models
 
 Brim = Callable[..., Any]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from brim.forecasting.table import MODELS, BatchTable, Entry
+from brim.forecasting.table import MODELS, BatchTable, BatchTableEntry
 
 NET = ("py:brim.models.small:convnet", "--knob", "size=16")
 Brim = Callable[..., Any]
@@ -220,7 +220,7 @@ def test_the_batch_table_shows_computed_sizes_beside_the_hand_made_ones(
     brim: Brim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = tuple(
-        Entry(card_gb=card, model=model.label, mode=mode, batch_size=size, by_hand_for_the_card="1-2",
+        BatchTableEntry(card_gb=card, model=model.label, mode=mode, batch_size=size, by_hand_for_the_card="1-2",
               by_hand_for_the_model=model.by_hand)
         for mode in ("generate", "train")
         for size, model in enumerate(MODELS)

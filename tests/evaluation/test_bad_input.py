@@ -177,7 +177,7 @@ def test_a_file_can_add_a_task_and_a_metric(tmp_path: Path) -> None:
         (PLUGIN.replace('name = "same_length"', 'name = "bleu"'), "bleu, which is one of brim's own"),
     ],
 )
-def test_what_is_wrong_with_a_plugin_is_said(tmp_path: Path, text: str, words: str) -> None:
+def test_what_is_wrong_with_a_plugin_is_reported(tmp_path: Path, text: str, words: str) -> None:
     data = write_words(tmp_path / "data.jsonl")
     with pytest.raises(RequestError, match=words) as caught:
         run(shout(tmp_path), data, tmp_path / "run", plugins=[plugin(tmp_path, text)])

@@ -71,7 +71,7 @@ def test_a_further_ranks_file_of_other_work_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "samples.rank-1.jsonl").exists()
 
 
-def test_resume_needs_something_to_go_on_from(tmp_path: Path) -> None:
+def test_resume_needs_something_to_resume(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"--resume: .* holds no samples.jsonl"):
         check_contents(tmp_path, resume=True)
 
@@ -79,7 +79,7 @@ def test_resume_needs_something_to_go_on_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_results_are_named_before_anything_is_opened(tmp_path: Path, rank: int) -> None:
     write(tmp_path, [], rank=rank)
-    check_contents(tmp_path, resume=False)  # a start that came to nothing is not in the way
+    check_contents(tmp_path, resume=False)  # a start that left nothing is not in the way
     write(tmp_path, lines("a"), rank=rank)
     with pytest.raises(RequestError, match="results of an evaluation; continue it with --resume"):
         check_contents(tmp_path, resume=False)
@@ -93,7 +93,7 @@ def test_a_file_of_the_users_own_is_not_offered_to_resume(tmp_path: Path) -> Non
     assert "--resume" not in str(refused.value)
 
 
-def test_a_line_that_is_damaged_while_the_run_goes_on_is_named(tmp_path: Path) -> None:
+def test_a_line_that_is_damaged_while_the_run_continues_is_named(tmp_path: Path) -> None:
     write(tmp_path, lines("a"), rank=0)
     with (tmp_path / "samples.jsonl").open("ab") as file:
         file.write(b'{"id": "\xff"}\n')

@@ -19,12 +19,11 @@ import pytest
 
 from brim.errors import LostError, RequestError
 from brim.evaluation import on_ray
-from brim.evaluation.listener import EvalListener
-from brim.evaluation.on_ray import evaluate_on_ray
-from brim.evaluation.remote_worker import RemoteWorker, WorkerResources
+from brim.evaluation.on_ray import RemoteWorker, WorkerResources, evaluate_on_ray
 from brim.evaluation.run import EvalResult
-from brim.running.figures import ExecutionFigures
+from brim.evaluation.worker import EvalListener
 from brim.running.ray_cluster import RayCluster, WorkerLostError
+from brim.running.results import ExecutionFigures
 from brim.settings.declare import read_settings
 from brim.settings.eval_settings import EvalRequest, EvaluateSettings
 from tests.evaluation.evaluation_runs import lines_of, record_of, run, shout, without_sizes, write_words
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (brim[ray])")
 
-# A metric that is asked once for every sample: the worker that finds the file ends in the middle of its share.
+# A metric that is asked once for every sample: the worker that finds the file ends in the middle of its shard.
 FATES = """
 import os, pathlib, signal, time
 from brim.metrics.base import Metric
@@ -136,7 +135,7 @@ def test_the_loss_of_a_worker_costs_no_sample_and_records_none_twice(session: Se
     assert session.result.metrics == session.alone.metrics
     lost = [note for note in session.resumed.notes if "was lost" in note]
     assert len(lost) == 1
-    assert "samples of its share go to the others, and a new worker is started" in lost[0]
+    assert "samples of its shard go to the others, and a new worker is started" in lost[0]
     assert record_of(session.folder)["summary"]["notes"] == list(session.result.notes)
     assert lost[0] in session.result.notes
 
@@ -309,24 +308,24 @@ def remote(tmp_path: Path) -> Iterator[RemoteWorker]:
 
 
 def test_a_worker_sends_every_batch_as_it_is_done_and_each_batch_size_once(remote: RemoteWorker) -> None:
-    ids, costs = remote.dealing()
+    ids, costs = remote.sample_costs()
     assert len(ids) == len(costs) == 12
-    shares = [list(remote.evaluate([0, 1, 2])), list(remote.evaluate([5, 4]))]
-    sizes = [[len(event.lines) for event in share] for share in shares]
+    shards = [list(remote.evaluate([0, 1, 2])), list(remote.evaluate([5, 4]))]
+    sizes = [[len(event.lines) for event in shard] for shard in shards]
     assert sizes == [[2, 1, 0], [2, 0]]
-    counts = [count for share in shares for event in share if event.figures for count in event.figures.batch_counts]
+    counts = [count for shard in shards for event in shard if event.figures for count in event.figures.batch_counts]
     assert counts == [2, 1, 2]
-    outcome = shares[1][-1].outcome
+    outcome = shards[1][-1].outcome
     assert outcome is not None
-    assert outcome.figures.items == 5, "the figures are those of all its shares"
+    assert outcome.figures.items == 5, "the figures are those of all its shards"
     entries, summary = remote.summarise(
-        [line for share in shares for event in share for line in event.lines], [outcome]
+        [line for shard in shards for event in shard for line in event.lines], [outcome]
     )
     assert [entry["id"] for entry in entries] == ["w0", "w1", "w2", "w4", "w5"]
     assert summary["num_samples"] == 5
 
 
-def test_what_a_worker_raises_ends_its_share(remote: RemoteWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_raises_ends_its_shard(remote: RemoteWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(items: Any) -> Any:
         raise LostError("the device is gone")
 
@@ -347,7 +346,7 @@ class ActorDiedError(Exception):
 
 
 class FakeRay:
-    """A cluster on which every worker opens at once and dies in its first share."""
+    """A cluster on which every worker opens at once and dies in its first shard."""
 
     def __init__(self, facts: Any) -> None:
         self.exceptions = self
@@ -366,7 +365,7 @@ class FakeRay:
         answers = {
             "place": "process 1 on here",
             "open": self.facts,
-            "dealing": (["a", "b"], [1, 1]),
+            "sample_costs": (["a", "b"], [1, 1]),
             "evaluate": ActorDiedError("The actor died.\n exit detail: killed. Some common causes include: none."),
         }
         methods = {name: type("Method", (), {"remote": _always(value)})() for name, value in answers.items()}
@@ -394,7 +393,7 @@ def pool_of_one(fake: FakeRay, listener: EvalListener) -> Any:
 
 
 def test_workers_that_die_one_after_the_other_end_the_run(remote: RemoteWorker) -> None:
-    facts = remote._worker.subject.facts()
+    facts = remote._worker.setup.facts()
     listener = Watcher()
     fake = FakeRay(facts)
     pool = pool_of_one(fake, listener)
@@ -406,7 +405,7 @@ def test_workers_that_die_one_after_the_other_end_the_run(remote: RemoteWorker) 
 
 
 def test_a_workers_own_error_is_the_runs_and_a_lost_device_is_a_lost_worker(remote: RemoteWorker) -> None:
-    listener, fake = Watcher(), FakeRay(remote._worker.subject.facts())
+    listener, fake = Watcher(), FakeRay(remote._worker.setup.facts())
     pool = pool_of_one(fake, listener)
     with pytest.raises(RequestError, match="no such file"):
         pool._failed(pool._workers[0], RequestError("--data: no such file"))
@@ -430,7 +429,7 @@ def test_flags_of_a_cluster_go_with_a_cluster(flags: dict[str, Any], words: str)
 
 
 def test_workers_that_see_other_files_are_refused(remote: RemoteWorker) -> None:
-    facts = remote._worker.subject.facts()
+    facts = remote._worker.setup.facts()
     fake = FakeRay(facts)
     pool = pool_of_one(fake, Watcher())
     pool.gather()

@@ -22,12 +22,11 @@ import pytest
 
 import brim
 from brim.errors import BrimError, RequestError
-from brim.evaluation.compare import compare_batch_sizes
-from brim.evaluation.run import evaluate
-from brim.evaluation.summary import RankFigures, merge_plans, plans_to_keep
+from brim.evaluation.run import compare_batch_sizes, evaluate
+from brim.evaluation.scoring import RankFigures, merge_plans, plans_to_keep
 from brim.monitor.sampler import MonitorSummary
 from brim.records import MemoryFigures, Plan
-from brim.running.figures import ExecutionFigures
+from brim.running.results import ExecutionFigures
 from brim.settings.eval_settings import EvalRequest
 from brim.storage.run_lock import locked_folder
 
@@ -40,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 SAMPLES = 40
 ENOUGH_SECONDS = 90.0  # ten times what it takes; a rank that waits for ever takes longer
 
-# A metric that is asked once for every sample: rank DOOMED is killed, or fails, in the middle of its share.
+# A metric that is asked once for every sample: rank DOOMED is killed, or fails, in the middle of its shard.
 DEEDS = """
 import os, signal, time
 from brim.metrics.base import Metric
@@ -113,7 +112,7 @@ def resumed(folder: Path, settings: dict[str, Any]) -> Any:
 
 
 def killed(folder: Path, settings: dict[str, Any]) -> Any:
-    """Rank 1 dies without a word, and no launcher stops rank 0."""
+    """Rank 1 dies without a message, and no launcher stops rank 0."""
     os.environ["DOOMED"] = "1"
     return evaluate(EvalRequest(**settings), output=folder / "killed")
 
@@ -248,7 +247,7 @@ def test_two_ranks_give_one_record_equal_to_that_of_a_process_alone(
     assert {path.name for path in (folder / "whole").glob("monitor*")} == {"monitor.csv", "monitor.rank-1.csv"}
 
 
-def test_a_rank_whose_model_does_not_load_stops_all_with_its_own_words_and_code(
+def test_a_rank_whose_model_does_not_load_stops_all_with_its_own_message_and_code(
     pair: tuple[Path, list[dict[str, Any]]],
 ) -> None:
     folder, found = pair
@@ -282,14 +281,14 @@ def test_a_rank_that_fails_half_way_stops_all_and_what_is_finished_is_kept(
     assert len(kept) == 8, "the two batches before the one that failed"
 
 
-def test_a_rank_that_dies_without_a_launcher_is_named_and_nobody_waits_for_it(
+def test_a_rank_that_dies_without_a_launcher_is_named_and_none_waits_for_it(
     pair: tuple[Path, list[dict[str, Any]]],
 ) -> None:
     folder, found = pair
     assert "killed" not in found[1], "rank 1 is dead"
     error = found[0]["killed"]
-    assert re.match(r"rank 1: its process \d+ has ended without a word \(see its own output\)", error["error"])
-    assert error["error"].endswith(f"What is finished is kept: go on with resume=True, output='{folder / 'killed'}'")
+    assert re.match(r"rank 1: its process \d+ has ended without a message \(see its own output\)", error["error"])
+    assert error["error"].endswith(f"What is finished is kept: continue with resume=True, output='{folder / 'killed'}'")
     assert error["exit_code"] == 4
     assert error["seconds"] < 10
     assert len((folder / "killed" / "samples.rank-1.jsonl").read_text(encoding="utf-8").splitlines()) == 8
@@ -302,7 +301,9 @@ def test_torchrun_stops_the_others_and_they_say_which_rank_died_and_where_its_lo
     assert ended.returncode != 0
     told = re.findall(r"^brim: (.*)$", ended.stderr, flags=re.MULTILINE)
     assert len(told) == 1, ended.stderr
-    found = re.match(r"rank 1: its process \d+ has ended without a word \(its log: (.*)\); rank 0 was stopped", told[0])
+    found = re.match(
+        r"rank 1: its process \d+ has ended without a message \(its log: (.*)\); rank 0 was stopped", told[0]
+    )
     assert found is not None, told
     assert Path(found[1]).name == "stderr.log"
     assert Path(found[1]).exists()

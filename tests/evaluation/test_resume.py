@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from brim.errors import LostError, RequestError
-from brim.evaluation.listener import EvalListener
 from brim.evaluation.run import EvalResult, evaluate
+from brim.evaluation.worker import EvalListener
 from brim.settings.eval_settings import EvalRequest
 from brim.tasks.function import FunctionTask
 from brim.tasks.generate import GenerateTask
@@ -70,7 +70,7 @@ def assert_same(resumed: EvalResult, plain: EvalResult) -> None:
 @pytest.mark.parametrize(
     "error", [Killed(), KeyboardInterrupt(), RuntimeError("CUDA error: an illegal memory access was encountered")]
 )
-def test_a_run_stopped_at_any_batch_goes_on_to_the_same_result(
+def test_a_run_stopped_at_any_batch_continues_to_the_same_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, error: BaseException
 ) -> None:
     data, model = write_words(tmp_path / "data.jsonl", 24), shout(tmp_path)
@@ -88,7 +88,7 @@ def test_a_run_stopped_at_any_batch_goes_on_to_the_same_result(
     assert_same(resumed, plain)
 
 
-def test_drawn_answers_go_on_as_if_nothing_had_happened(
+def test_drawn_answers_continue_as_if_nothing_had_happened(
     language_model: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"max_new_tokens": TOKENS, "temperature": 1.0, "seed": 5}

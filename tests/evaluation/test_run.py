@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from brim.errors import RequestError
-from brim.evaluation.compare import compare_batch_sizes
-from brim.evaluation.run import EvalResult
+from brim.evaluation.run import EvalResult, compare_batch_sizes
 from brim.settings.eval_settings import EvalRequest
 from brim.tasks.base import LaterAnswers
 from brim.tasks.function import FunctionTask
@@ -203,7 +202,7 @@ def test_knobs_reach_the_factory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["[]", "[None] * (len(samples) + 1)"])
-def test_a_function_that_drops_or_adds_answers_is_told_so(tmp_path: Path, given: str) -> None:
+def test_a_function_that_drops_or_adds_answers_is_reported(tmp_path: Path, given: str) -> None:
     (tmp_path / "odd.py").write_text(f"def odd():\n    return lambda samples: {given}\n")
     data = write_words(tmp_path / "data.jsonl")
     with pytest.raises(RequestError, match=r"returned \d results for a batch of 2; return one for each item"):

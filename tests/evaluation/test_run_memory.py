@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from brim.errors import DoesNotFitError
-from brim.evaluation.listener import EvalListener
-from brim.evaluation.model_memory import ModelMemory
 from brim.evaluation.run import EvalResult, evaluate
-from brim.memory.devices import memory_of
+from brim.evaluation.worker import EvalListener
+from brim.memory.devices import ModelMemory, memory_of
 from brim.settings.eval_settings import EvalRequest
 from tests.evaluation.evaluation_runs import lines_of, predictions, record_of, run, write_lines
 
@@ -96,7 +95,7 @@ def test_auto_stays_within_the_limit(
 
 
 def test_a_fixed_size_comes_back_after_the_batch_that_did_not_fit(language_model: Path, tmp_path: Path) -> None:
-    """The dearest come first and are split; the cheap ones run at exactly the size asked for."""
+    """The costliest come first and are split; the cheap ones run at exactly the size asked for."""
     records = [{"id": str(n), "question": "w1 " * (40 if n < 8 else 2), "answer": "1"} for n in range(32)]
     data = write_lines(tmp_path / "data.jsonl", records)
     options: dict[str, Any] = {"batch_size": 8, "max_new_tokens": TOKENS}

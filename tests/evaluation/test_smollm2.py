@@ -95,7 +95,7 @@ def test_the_same_predictions_at_batch_size_1_8_and_auto_and_by_transformers_its
     assert own_generate(model) == alone
 
 
-def test_a_killed_evaluation_goes_on_where_it_was(model: str, data: Path, tmp_path: Path) -> None:
+def test_a_killed_evaluation_continues_where_it_was(model: str, data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [
         sys.executable, "-m", "brim", "eval", "-m", model, "-d", str(data), "--max-tokens", str(NEW_TOKENS), "-b", "2",

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from brim.evaluation import start as module
-from brim.evaluation.listener import EvalListener
 from brim.evaluation.run import EvalResult, evaluate_together
+from brim.evaluation.setup import EvaluationSetup, open_setup
 from brim.evaluation.start import (
     FirstForecast,
     MakeForecast,
@@ -24,8 +24,7 @@ from brim.evaluation.start import (
     forecast_first_batch,
     is_worth_a_trace,
 )
-from brim.evaluation.subject import Subject, open_subject
-from brim.evaluation.worker import Worker
+from brim.evaluation.worker import EvalListener, Worker
 from brim.evaluation.workload import DataWorkload
 from brim.forecasting.forecast import Forecaster, TracedWorkload
 from brim.forecasting.gpus import find_gpu
@@ -49,12 +48,12 @@ class Fake:
         self.each, self.constant, self.seconds = each, constant, seconds
         self.asked: list[list[int]] = []
 
-    def __call__(self, subject: Subject, items: Sequence[int], limit_bytes: int) -> FirstForecast:
+    def __call__(self, setup: EvaluationSetup, items: Sequence[int], limit_bytes: int) -> FirstForecast:
         del limit_bytes
         self.asked.append(list(items))
         points = tuple((size, round(self.constant + self.each * size)) for size in (2, 8, 64))
-        dearest = max(subject.costs[item] for item in items)
-        return FirstForecast(bytes=ForecastBytes(item_cost=dearest, points=points), seconds=self.seconds)
+        costliest = max(setup.costs[item] for item in items)
+        return FirstForecast(bytes=ForecastBytes(item_cost=costliest, points=points), seconds=self.seconds)
 
 
 def untraceable(*_: Any) -> FirstForecast:
@@ -66,12 +65,12 @@ def nothing(*_: Any) -> None:
 
 
 def starting_of(request: EvalRequest, forecast: MakeForecast, prior: Prior | None = None) -> StartingPoint:
-    return Worker(request, open_subject(request), EvalListener(), forecast=forecast, prior=prior).starting
+    return Worker(request, open_setup(request), EvalListener(), forecast=forecast, prior=prior).starting
 
 
 def evaluate_from(forecast: MakeForecast, request: EvalRequest, folder: Path) -> EvalResult:
     def opener(request: EvalRequest, listener: EvalListener, monitor: Path) -> Worker:
-        return Worker(request, open_subject(request), listener, monitor=monitor, forecast=forecast)
+        return Worker(request, open_setup(request), listener, monitor=monitor, forecast=forecast)
 
     with Agreement(patient=True) as agreement:
         return evaluate_together(agreement, request, folder, EvalListener(), opener)
@@ -167,32 +166,32 @@ class TestWhereTheRunStarts:
         each = 300 * MIB  # three of a gibibyte
         starting = starting_of(asking(), Fake(each=each) if forecast else nothing)
         sizer = starting.start(list(range(96))).sizer
-        dearest = max(starting.subject.costs)
-        assert sizer.size == 2 * dearest
-        ran(sizer, 2 * dearest, 0.1, 2 * each, dearest)
-        assert sizer.size // dearest == 3
+        costliest = max(starting.setup.costs)
+        assert sizer.size == 2 * costliest
+        ran(sizer, 2 * costliest, 0.1, 2 * each, costliest)
+        assert sizer.size // costliest == 3
 
     def test_bytes_of_a_similar_run_are_better_than_a_forecast_unless_its_samples_were_much_cheaper(
         self, asking: Callable[..., EvalRequest]
     ) -> None:
-        dearest = 40 + TOKENS
-        for cost, asked in ((dearest, 0), (2 * dearest, 0), (dearest // 2, 1)):
+        costliest = 40 + TOKENS
+        for cost, asked in ((costliest, 0), (2 * costliest, 0), (costliest // 2, 1)):
             fake = Fake(each=100 * MIB)
             trials = (Probe(batch_size=8, cost=8 * cost, verdict="fits", peak_allocated_bytes=80 * MIB),)
-            prior = Prior(likely_size=100 * dearest, trials=trials)
+            prior = Prior(likely_size=100 * costliest, trials=trials)
             start = starting_of(asking(), fake, prior).start(list(range(96)))
             assert len(fake.asked) == asked
             assert start.by_forecast is bool(asked)
             assert start.sizer.phase == "comparing"
             if asked:
-                assert start.sizer.size // dearest == 7  # three quarters of a gibibyte
+                assert start.sizer.size // costliest == 7  # three quarters of a gibibyte
 
     def test_on_the_cpu_nothing_changes(self, asking: Callable[..., EvalRequest], tmp_path: Path) -> None:
-        subject = open_subject(asking(max_new_tokens=256))
-        subject = dataclasses.replace(subject, costs=(300,) * 200)
+        setup = open_setup(asking(max_new_tokens=256))
+        setup = dataclasses.replace(setup, costs=(300,) * 200)
         items = range(200)
-        assert is_worth_a_trace(subject, items)
-        assert forecast_first_batch(subject, items, 2**30) is None
+        assert is_worth_a_trace(setup, items)
+        assert forecast_first_batch(setup, items, 2**30) is None
 
 
 class TestAWrongForecast:
@@ -227,8 +226,8 @@ class TestAWrongForecast:
         assert predictions(result) == predictions(plain)
 
 
-def open_on(model: Path | str, data: Path, **settings: Any) -> Subject:
-    return open_subject(EvalRequest(model=str(model), data=str(data), device="cpu", **settings))
+def open_on(model: Path | str, data: Path, **settings: Any) -> EvaluationSetup:
+    return open_setup(EvalRequest(model=str(model), data=str(data), device="cpu", **settings))
 
 
 def choices(folder: Path) -> Path:
@@ -275,27 +274,27 @@ class TestTracing:
         }.get(kind, lambda: questions)()
         model = {"choice": "language_model", "seq2seq choice": "seq2seq_model"}.get(kind, kind)
         settings = {} if kind.endswith(("choice", "classifier")) else {"max_new_tokens": 12}
-        subject = open_on(request.getfixturevalue(model), data, **settings)
-        before = vars(subject.task).copy(), list(subject.task.notes), torch.get_rng_state()
-        items = range(len(subject.costs))
-        start = pretended(subject, items, 40 * 2**30)
+        setup = open_on(request.getfixturevalue(model), data, **settings)
+        before = vars(setup.task).copy(), list(setup.task.notes), torch.get_rng_state()
+        items = range(len(setup.costs))
+        start = pretended(setup, items, 40 * 2**30)
         assert start is not None
         assert start.note is None
         assert start.bytes is not None
-        assert start.bytes.item_cost == max(subject.costs)
+        assert start.bytes.item_cost == max(setup.costs)
         sizes, reserved = zip(*start.bytes.points, strict=True)
         assert sizes[:2] == (2, 8)
-        assert sum(parameter.nbytes for parameter in subject.model.module.parameters()) < reserved[0] <= reserved[-1]
-        assert (vars(subject.task), subject.task.notes) == before[:2]
+        assert sum(parameter.nbytes for parameter in setup.model.module.parameters()) < reserved[0] <= reserved[-1]
+        assert (vars(setup.task), setup.task.notes) == before[:2]
         assert torch.equal(torch.get_rng_state(), before[2])
         assert not torch.nn.modules.module._global_forward_pre_hooks
-        prepared = [subject.task.prepare(item) for item in items]
-        assert len(subject.task.launch(items, prepared).result()) == len(items)  # and it runs for real as before
+        prepared = [setup.task.prepare(item) for item in items]
+        assert len(setup.task.launch(items, prepared).result()) == len(items)  # and it runs for real as before
 
     def test_longer_prompts_and_more_samples_take_more(self, endless_model: Path, tmp_path: Path) -> None:
         rows = [{"question": "w1 " * length, "answer": "1"} for length in (10, 280)]
-        subject = open_on(endless_model, write_lines(tmp_path / "data.jsonl", rows), max_new_tokens=30)
-        wide = dataclasses.replace(subject, costs=(subject.costs[0], subject.costs[1]))
+        setup = open_on(endless_model, write_lines(tmp_path / "data.jsonl", rows), max_new_tokens=30)
+        wide = dataclasses.replace(setup, costs=(setup.costs[0], setup.costs[1]))
         short, long = (pretended(wide, [item] * 2**14, 2**40) for item in (0, 1))
         assert short is not None
         assert long is not None
@@ -314,14 +313,14 @@ class TestTracing:
         assert "forecast" in result.plan.reason
         assert predictions(result) == predictions(plain)
 
-    def test_a_dearest_sample_that_cannot_be_used_is_passed_over(self, endless_model: Path, tmp_path: Path) -> None:
+    def test_the_costliest_sample_that_cannot_be_used_is_passed_over(self, endless_model: Path, tmp_path: Path) -> None:
         rows = [{"question": "w1 " * length, "answer": "1"} for length in (400, 20, 10)]  # 320 positions
-        subject = open_on(endless_model, write_lines(tmp_path / "data.jsonl", rows), max_new_tokens=12)
-        start = pretended(subject, range(3), 2**30)
+        setup = open_on(endless_model, write_lines(tmp_path / "data.jsonl", rows), max_new_tokens=12)
+        start = pretended(setup, range(3), 2**30)
         assert start is not None
         assert start.bytes is not None
         assert start.bytes.item_cost == 32
-        assert pretended(subject, [0], 2**30) is None
+        assert pretended(setup, [0], 2**30) is None
 
     def test_a_trace_that_takes_too_long_is_given_up(
         self, asking: Callable[..., EvalRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -332,23 +331,23 @@ class TestTracing:
         assert result.notes == (line,)
         assert result.summary["num_failed"] == 0
 
-    def test_a_model_that_cannot_be_traced_is_told_in_one_line(self, asking: Callable[..., EvalRequest]) -> None:
-        subject = open_subject(asking())
+    def test_a_model_that_cannot_be_traced_is_reported_in_one_line(self, asking: Callable[..., EvalRequest]) -> None:
+        setup = open_setup(asking())
 
         def through_numpy(*_: Any) -> None:
             raise TypeError("not with these tensors\nat all")
 
-        subject.model.module.model.layers[0].register_forward_pre_hook(through_numpy)
-        start = pretended(subject, range(8), 2**30)
+        setup.model.module.model.layers[0].register_forward_pre_hook(through_numpy)
+        start = pretended(setup, range(8), 2**30)
         assert start is not None
         assert start.bytes is None
         assert start.note is not None
         assert start.note.endswith("cannot be traced: TypeError: not with these tensors")
 
     def test_a_function_has_nothing_to_trace(self, tmp_path: Path) -> None:
-        subject = open_on(shout(tmp_path), write_words(tmp_path / "words.jsonl"))
-        assert pretended(subject, range(20), 2**30) is None
-        assert not is_worth_a_trace(subject, range(20))
+        setup = open_on(shout(tmp_path), write_words(tmp_path / "words.jsonl"))
+        assert pretended(setup, range(20), 2**30) is None
+        assert not is_worth_a_trace(setup, range(20))
 
 
 class TestWhetherItPays:
@@ -366,16 +365,16 @@ class TestWhetherItPays:
     def test_generation_pays_for_every_small_batch_with_all_its_tokens(
         self, endless_model: Path, questions: Path, samples: int, new_tokens: int, pays: bool
     ) -> None:
-        subject = open_on(endless_model, questions, max_new_tokens=new_tokens)
-        subject = dataclasses.replace(subject, costs=(300,) * samples)
-        assert is_worth_a_trace(subject, range(samples)) is pays
+        setup = open_on(endless_model, questions, max_new_tokens=new_tokens)
+        setup = dataclasses.replace(setup, costs=(300,) * samples)
+        assert is_worth_a_trace(setup, range(samples)) is pays
 
     def test_a_forward_only_where_the_run_is_sure_to_be_long(self, language_model: Path, tmp_path: Path) -> None:
-        subject = open_on(language_model, choices(tmp_path))
+        setup = open_on(language_model, choices(tmp_path))
         with torch.device("meta"):
             large = torch.nn.Linear(80_000, 100_000)  # 8 B
-        many = dataclasses.replace(subject, costs=(500,) * 10_000)
-        heavy = dataclasses.replace(many, model=dataclasses.replace(subject.model, module=large))
+        many = dataclasses.replace(setup, costs=(500,) * 10_000)
+        heavy = dataclasses.replace(many, model=dataclasses.replace(setup.model, module=large))
         assert not is_worth_a_trace(many, range(10_000))
         assert is_worth_a_trace(heavy, range(10_000))
         assert not is_worth_a_trace(heavy, range(100))
@@ -387,7 +386,7 @@ def test_a_forecast_on_data_knows_the_keys_and_values_of_a_generation(endless_mo
     request = EvalRequest(
         model=str(endless_model), data=str(prompts), device="cpu", dtype="float32", max_new_tokens=TOKENS
     )
-    workload = DataWorkload(open_subject(request))
+    workload = DataWorkload(open_setup(request))
     forecaster = Forecaster(TracedWorkload(workload), find_gpu("a100-80gb"))
     forecast = forecaster.at(8)
     assert forecast.breakdown["kv_cache"] > 0

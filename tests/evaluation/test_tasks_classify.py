@@ -154,7 +154,7 @@ def test_a_torchvision_model_reads_its_weights_from_a_file(tmp_path: Path) -> No
     assert any("matched by their order" in note for note in result.notes)
 
 
-def test_random_weights_are_said_and_are_the_same_again(tmp_path: Path) -> None:
+def test_random_weights_are_reported_and_are_the_same_again(tmp_path: Path) -> None:
     data = write_pictures(tmp_path / "pictures", count=2)
     options: dict[str, Any] = {"weights": "none", "knobs": {"size": 32}}
     first = run("torchvision:squeezenet1_1", data, tmp_path / "first", **options)

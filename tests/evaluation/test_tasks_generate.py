@@ -91,7 +91,7 @@ def test_an_answer_ends_before_a_stop_string(language_model: Path, questions: Pa
             assert (after["tokens"], after["truncated"]) == (before["tokens"], before["truncated"])
 
 
-def test_prompts_go_through_the_chat_template_unless_told_otherwise(
+def test_prompts_go_through_the_chat_template_unless_switched_off(
     chat_model: Path, questions: Path, tmp_path: Path
 ) -> None:
     prompts = asked(questions)
@@ -269,7 +269,7 @@ def test_costs_count_the_tokens_of_the_pictures(reader: LoadedModel, picture_que
 def test_samples_without_a_picture_keep_those_of_the_others(
     reader: LoadedModel, picture_questions: Path, vision_language_model: Path, tmp_path: Path
 ) -> None:
-    """The dearest comes first: here the one without a picture, which has no pixels to lead the way."""
+    """The costliest comes first: here the one without a picture, which has no pixels to lead the way."""
     Image.new("RGB", (20, 10), (200, 30, 30)).save(tmp_path / "red.png")
     words = "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10"
     data = write_lines(

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from brim.forecasting.approximation import _metered, approximate_trace
-from brim.forecasting.trace import UntraceableError, trace_workload
+from brim.forecasting.trace import UntraceableError, _metered, approximate_trace, trace_workload
 from tests.forecasting.traced_workloads import convolutional, perceptron, rows, training
 
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from brim.forecasting.allocator import AllocatorSettings
 from brim.forecasting.extrapolate import SizeModel, _window
-from brim.forecasting.overheads import Environment, Timeline, make_timeline
+from brim.forecasting.overheads import AllocatorTimeline, Environment, make_timeline
 from tests.forecasting.synthetic_traces import MIB, Writer, training_trace
 
 AMPERE = Environment(compute_capability=(8, 0), torch_version=(2, 11))
 
 
-def timeline(size: int, **trace) -> Timeline:
+def timeline(size: int, **trace) -> AllocatorTimeline:
     return make_timeline(training_trace(size, **trace), AMPERE)
 
 
@@ -100,7 +100,7 @@ def test_the_largest_size_within_a_limit_is_the_last_that_stays_within() -> None
         assert sized.peaks(largest).reserved_bytes <= limit < sized.peaks(largest + 1).reserved_bytes
 
 
-def fragmenting(size: int) -> Timeline:
+def fragmenting(size: int) -> AllocatorTimeline:
     """Two steps, each with a block for a while and then a larger one: cached, the first is of no use to the second."""
     writer, starts = Writer(), []
     for _ in range(2):
@@ -154,7 +154,7 @@ def test_a_limit_between_a_power_of_two_and_the_bound_is_found() -> None:
     assert sized.largest_within(limit // 2, smallest=1, largest=77) < 40
 
 
-def _odd_trace(size: int) -> Timeline:
+def _odd_trace(size: int) -> AllocatorTimeline:
     """Takes one block more at size 2 than elsewhere."""
     writer = Writer()
     writer.take(5 * MIB, "weights", "")

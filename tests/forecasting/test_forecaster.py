@@ -157,7 +157,7 @@ def test_a_workload_of_a_single_item_is_traced_at_that_size() -> None:
     assert [size for size, _ in workload.traced] == [1]
 
 
-def test_nothing_fits_is_told_with_what_it_would_take_and_remedies() -> None:
+def test_nothing_fits_is_reported_with_what_it_would_take_and_remedies() -> None:
     hopeless = forecaster(TracedByHand(weight=GIB))
     assert hopeless.largest() == 0
     text = str(hopeless.does_not_fit())

@@ -109,7 +109,7 @@ def test_an_encoder_reads_the_prompt_of_a_seq2seq_model() -> None:
     assert trace.live_at_peak()["cache"] > 0
 
 
-def test_a_model_that_generate_serves_is_traced_by_forwards_and_that_is_said() -> None:
+def test_a_model_that_generate_serves_is_traced_by_forwards_and_that_is_reported() -> None:
     config = transformers.MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=16)
     trace = trace_workload(generation(transformers.MistralForCausalLM(config).eval()), ROWS)
     assert trace.approximate is not None

@@ -62,14 +62,14 @@ def test_every_card_is_found_by_its_key_and_by_the_drivers_name(card) -> None:
     ("spelling", "near"),
     [("a100-60gb", "a100-40gb"), ("h300", "h"), ("rtx-4099", "rtx-4090-24gb"), ("geforce 3085", "")],
 )
-def test_an_unknown_card_is_told_with_the_nearest_names(spelling: str, near: str) -> None:
+def test_an_unknown_card_is_reported_with_the_nearest_names(spelling: str, near: str) -> None:
     with pytest.raises(RequestError, match="knows no such card") as raised:
         find_gpu(spelling)
     assert near in str(raised.value)
     assert "--memory" in str(raised.value)
 
 
-def test_a_card_given_by_its_memory_takes_the_word_for_it() -> None:
+def test_a_card_given_by_its_memory_is_taken_as_given() -> None:
     assert gpu_of_memory("24GiB").memory_bytes == 24 * GIB
     assert gpu_of_memory(10 * GIB).memory_bytes == 10 * GIB
 

@@ -8,7 +8,7 @@ import pytest
 
 from brim.forecasting.allocator import FREE
 from brim.forecasting.overheads import PARTS, Environment, make_timeline, version_pair
-from brim.forecasting.reductions import describe_reduction
+from brim.forecasting.workspaces import describe_reduction
 from tests.forecasting.synthetic_traces import MIB, Writer, convolution, training_trace
 
 HOPPER = Environment(compute_capability=(9, 0), torch_version=(2, 11))

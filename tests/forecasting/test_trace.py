@@ -17,9 +17,10 @@ from torch import nn
 from torch.nn import functional
 
 from brim.errors import RequestError
-from brim.forecasting.approximation import _metered
 from brim.forecasting.events import Target, Trace
-from brim.forecasting.trace import UntraceableError, trace_workload
+from brim.forecasting.ledger import Ledger
+from brim.forecasting.trace import UntraceableError, _metered, trace_workload
+from brim.forecasting.tracer import Tracer
 from brim.workloads.base import Workload
 from brim.workloads.callables import CallableWorkload
 from brim.workloads.checkpointing import enable_gradient_checkpointing
@@ -216,7 +217,7 @@ def test_a_step_may_read_small_integers_and_masks() -> None:
     assert trace.approximate is None
 
 
-def test_a_mask_that_only_a_run_would_know_is_taken_as_full_and_said_to_be() -> None:
+def test_a_mask_that_only_a_run_would_know_is_taken_as_full_and_noted() -> None:
     trace = trace_workload(
         training(nn.Linear(64, 64), rows, lambda model, x: (y := model(x))[y > 0].mean()), 512
     )  # fmt: skip
@@ -346,3 +347,12 @@ def test_a_compiled_step_is_traced_as_it_is_written() -> None:
         compiled = torch.compile(model)
     plain = trace_workload(training(model, rows), 8)
     assert trace_workload(training(model, rows, lambda _, x: compiled(x).square().mean()), 8).events == plain.events
+
+
+def test_a_generator_of_the_device_is_left_out_where_an_overload_must_have_the_argument() -> None:
+    generator = torch.Generator().manual_seed(0)  # stands for one of the card, which no host kernel would take
+    with Tracer(Ledger(), device_type="mps"):
+        for random in (torch.ops.aten.randint.low_generator, torch.ops.aten.randint.low):
+            more = {"generator": generator} if random is torch.ops.aten.randint.low_generator else {}
+            made = random(0, 10, [8], device=torch.device("mps"), **more)
+            assert (made.shape, made.device.type) == ((8,), "mps")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from brim.evaluation.run import evaluate
+from brim.evaluation.setup import EvaluationSetup, open_setup
 from brim.evaluation.start import forecast_first_batch, is_worth_a_trace
-from brim.evaluation.subject import Subject, open_subject
 from brim.forecasting.forecast import gpu_of_device
 from brim.settings.eval_settings import EvalRequest
 from brim.sizing.constants import MAX_FORECAST_ERROR
@@ -97,16 +97,16 @@ def test_an_evaluation_starts_near_its_size_and_makes_no_failure(request_: EvalR
 
 
 def test_the_first_batch_takes_about_what_was_forecast(request_: EvalRequest, tmp_path: Path) -> None:
-    subject = open_subject(request_)
+    setup = open_setup(request_)
     items = range(SAMPLES)
-    assert is_worth_a_trace(subject, items)
+    assert is_worth_a_trace(setup, items)
     before = torch.cuda.memory_allocated()
-    start = forecast_first_batch(subject, items, LIMIT)
+    start = forecast_first_batch(setup, items, LIMIT)
     assert torch.cuda.memory_allocated() == before  # tracing takes no memory of the card
     assert start is not None
     assert start.note is None
     assert start.bytes is not None
-    del subject
+    del setup
     gc.collect()
     torch.cuda.empty_cache()
     plan = evaluate(request_, output=tmp_path / "run").plan
@@ -130,19 +130,19 @@ def test_a_forward_is_traced_where_the_model_is_and_runs_afterwards_as_before(
         rows = [{"text": words(100, n), "label": n % 2} for n in range(16)]
     model = language_model if task == "choice" else text_classifier
     data = write(tmp_path / f"{task}.jsonl", rows)
-    subject = open_subject(EvalRequest(model=str(model), data=data, device="cuda", dtype="float32", task=task))
-    answers = run(subject)
+    setup = open_setup(EvalRequest(model=str(model), data=data, device="cuda", dtype="float32", task=task))
+    answers = run(setup)
     before = torch.cuda.memory_allocated()
-    start = forecast_first_batch(subject, range(16), 2**30, gpu=gpu_of_device(subject.device))
+    start = forecast_first_batch(setup, range(16), 2**30, gpu=gpu_of_device(setup.device))
     assert torch.cuda.memory_allocated() == before
     assert start is not None
     assert start.note is None
     assert start.bytes is not None
-    assert start.bytes.points[0][1] > sum(tensor.nbytes for tensor in subject.model.module.parameters())
-    assert run(subject) == answers
+    assert start.bytes.points[0][1] > sum(tensor.nbytes for tensor in setup.model.module.parameters())
+    assert run(setup) == answers
 
 
-def run(subject: Subject) -> list[object]:
-    items = range(len(subject.costs))
-    pending = subject.task.launch(items, [subject.task.prepare(item) for item in items])
+def run(setup: EvaluationSetup) -> list[object]:
+    items = range(len(setup.costs))
+    pending = setup.task.launch(items, [setup.task.prepare(item) for item in items])
     return [answer.prediction for answer in pending.result()]

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from brim.forecasting.forecast import Forecaster, TracedWorkload, gpu_of_device
-from brim.memory.devices import CudaMemory
-from brim.memory.limit import DEFAULT_MARGIN
+from brim.memory.devices import DEFAULT_MARGIN, CudaMemory
 from brim.models.build import build_workload
 from brim.searching.find import find_plan
 from brim.settings.find_settings import WorkloadRequest

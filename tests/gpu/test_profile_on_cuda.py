@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from brim.evaluation.stage_clock import StageClock
+from brim.evaluation.timing import StageClock
 from brim.profiling.explain_speed import SWITCHES, explain_speed
 from brim.profiling.run import profile
 from brim.settings.eval_settings import EvalRequest

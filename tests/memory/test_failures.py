@@ -111,7 +111,7 @@ def raised(act: Callable[[], object]) -> BaseException:
 
 
 @each(OUT_OF_MEMORY)
-def test_out_of_memory_is_told_from_the_message(message: str) -> None:
+def test_out_of_memory_is_recognised_by_the_message(message: str) -> None:
     failure = classify(RuntimeError(message))
     assert failure.kind is FailureKind.OUT_OF_MEMORY
     assert not failure.communicator_dead
@@ -138,26 +138,26 @@ def test_ambiguous_messages_are_not_called_out_of_memory(message: str) -> None:
 
 
 @each(SIZE_LIMIT)
-def test_size_limits_are_told_from_memory(message: str) -> None:
+def test_size_limits_are_distinguished_from_memory(message: str) -> None:
     assert classify(RuntimeError(message)).kind is FailureKind.SIZE_LIMIT
 
 
 @each(FATAL)
-def test_fatal_errors_are_told_apart(message: str) -> None:
+def test_fatal_errors_are_distinguished(message: str) -> None:
     failure = classify(RuntimeError(message))
     assert failure.kind is FailureKind.FATAL
     assert not failure.device_lost
 
 
 @each(DEVICE_LOST)
-def test_a_lost_device_is_fatal_and_said_to_be_lost(message: str) -> None:
+def test_a_lost_device_is_fatal_and_reported_as_lost(message: str) -> None:
     failure = classify(RuntimeError(message))
     assert failure.kind is FailureKind.FATAL
     assert failure.device_lost
 
 
 @each(NOT_MEMORY)
-def test_errors_that_only_sound_like_memory_win_over_its_words(message: str) -> None:
+def test_errors_that_only_sound_like_memory_win_over_its_message(message: str) -> None:
     failure = classify(RuntimeError(message))
     assert failure.kind is FailureKind.OTHER
     assert failure.reason != "RuntimeError is not about memory"  # recognised, not merely unknown
@@ -461,7 +461,7 @@ def test_reasons_are_one_short_line() -> None:
         (255, FailureKind.OTHER),
     ],
 )
-def test_exit_codes_are_told_apart(returncode: int, kind: FailureKind) -> None:
+def test_exit_codes_are_distinguished(returncode: int, kind: FailureKind) -> None:
     failure = classify_exit(returncode)
     assert failure is not None
     assert failure.kind is kind
@@ -503,6 +503,6 @@ FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capaci
         ("CUDA out of memory. Tried to allocate 2.00 GiB.", False),
     ],
 )
-def test_a_limit_of_this_process_alone_is_told_from_a_device_that_is_full(message: str, own: bool) -> None:
+def test_a_limit_of_this_process_alone_is_distinguished_from_a_device_that_is_full(message: str, own: bool) -> None:
     failure = classify(torch.OutOfMemoryError(message))
     assert (failure.kind, failure.own_limit) == (FailureKind.OUT_OF_MEMORY, own)

@@ -297,7 +297,7 @@ def test_a_buffer_written_with_gradients_on_is_a_leaf_again() -> None:
     assert torch.equal(net.ema, torch.zeros(2, 2))
 
 
-def test_every_random_generator_goes_on_as_if_nothing_had_been_drawn() -> None:
+def test_every_random_generator_continues_as_if_nothing_had_been_drawn() -> None:
     own = types.SimpleNamespace(
         torch=torch.Generator().manual_seed(1), python=random.Random(2), numpy=np.random.default_rng(3)
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+from typing import NamedTuple
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.memory.transfer import end_to_end, moved, stacked
+from brim.memory.transfer import end_to_end, moved, replaced, stacked
 
 CPU = torch.device("cpu")
 
@@ -36,3 +39,23 @@ def test_uneven_parts_are_filled_up_with_zeros() -> None:
 def test_what_is_moved_gets_the_wanted_kind_of_number() -> None:
     assert moved(torch.ones(2), CPU, torch.bfloat16).dtype == torch.bfloat16
     assert moved(torch.ones(2, dtype=torch.int64), CPU).dtype == torch.int64
+
+
+class Sample(NamedTuple):
+    """As a data set of the user's own may give it."""
+
+    clip: int
+    label: str
+
+
+def test_what_holds_a_value_keeps_its_form() -> None:
+    value = {"a": [1, "x", (2, None)], "b": Sample(3, "y"), "c": collections.OrderedDict(d=4)}
+    found = replaced(value, int, lambda number: number * 10)
+    assert found == {"a": [10, "x", (20, None)], "b": Sample(30, "y"), "c": {"d": 40}}
+    assert isinstance(found["b"], Sample)
+    assert value["a"] == [1, "x", (2, None)]
+
+
+def test_what_is_of_the_kind_is_not_searched() -> None:
+    assert replaced([[1], 2], list, len) == 2
+    assert replaced("text", str, len) == 4

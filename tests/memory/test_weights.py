@@ -11,14 +11,14 @@ from torch import nn
 
 from brim.errors import DoesNotFitError
 from brim.memory import weights
-from brim.monitor.nvml import DeviceMemory, ProcessMemory
+from brim.monitor.nvml import DeviceMemoryUse, ProcessMemory
 
 GIB = 2**30
 
 
 def full_card(monkeypatch: pytest.MonkeyPatch, *processes: ProcessMemory) -> str:
     """What is said of a card of 80 GiB with 2 GiB free, on which these processes run."""
-    card = DeviceMemory(
+    card = DeviceMemoryUse(
         total_bytes=80 * GIB, used_bytes=78 * GIB, used_by_this_process_bytes=None, used_by_others_bytes=78 * GIB
     )
     monkeypatch.setattr(weights, "device_memory", lambda *asked: card)

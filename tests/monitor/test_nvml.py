@@ -16,7 +16,7 @@ NOT_AVAILABLE = 2**64 - 1
 
 
 def test_memory_is_split_between_this_process_and_others(fake: FakeNvml) -> None:
-    assert nvml.device_memory() == nvml.DeviceMemory(
+    assert nvml.device_memory() == nvml.DeviceMemoryUse(
         total_bytes=80 * GIB,
         used_bytes=30 * GIB,
         used_by_this_process_bytes=10 * GIB,
@@ -154,7 +154,7 @@ def test_where_its_own_share_is_unknown_the_share_of_others_is_too(fake: FakeNvm
     assert (figures.memory_process_bytes, figures.memory_others_bytes) == (None, None)
 
 
-def test_its_own_share_is_told_also_where_the_cards_memory_is_not(fake: FakeNvml) -> None:
+def test_its_own_share_is_reported_also_where_the_cards_memory_is_not(fake: FakeNvml) -> None:
     fake.errors["memory"] = fake.NVMLError_NotSupported
     figures = read_once()
     assert figures.memory_process_bytes == 10 * GIB
@@ -230,7 +230,7 @@ def _imported(nodes: Sequence[ast.AST]) -> set[str]:
     return names | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
 
 
-def test_every_process_on_a_card_is_listed_once_with_its_bytes_where_they_are_told(fake: FakeNvml) -> None:
+def test_every_process_on_a_card_is_listed_once_with_its_bytes_where_they_are_known(fake: FakeNvml) -> None:
     own, other = os.getpid(), os.getpid() + 1
     assert fake.processes is not None
     fake.processes.append(types.SimpleNamespace(pid=other + 1, usedGpuMemory=NOT_AVAILABLE))

@@ -61,7 +61,7 @@ def test_a_row_holds_the_figures_of_card_and_host(fake: FakeNvml, path: Path, ca
     assert row["process_rss_bytes"] > 2**20
 
 
-def test_the_share_of_busy_cores_is_told_from_the_second_row_on(path: Path) -> None:
+def test_the_share_of_busy_cores_is_distinguished_from_the_second_row_on(path: Path) -> None:
     with Sampler(path, interval_seconds=0.05) as sampler:
         wait_for_more(sampler)
     first, *later = (row["host_cpu"] for row in read_rows(path))
@@ -126,7 +126,7 @@ def test_a_field_that_failed_for_once_is_asked_for_again(fake: FakeNvml, path: P
     assert (powers[0], powers[-1]) == (None, 412.5)
 
 
-def test_a_card_lost_in_the_middle_empties_its_cells_and_the_rows_go_on(fake: FakeNvml, path: Path) -> None:
+def test_a_card_lost_in_the_middle_empties_its_cells_and_the_rows_continue(fake: FakeNvml, path: Path) -> None:
     with Sampler(path, index=0, interval_seconds=0.01) as sampler:
         wait_for_more(sampler)
         fake.lose_the_card()
@@ -159,7 +159,7 @@ def test_a_host_figure_that_cannot_be_read_is_an_empty_cell(
     assert summary.host_memory_peak_bytes is None
 
 
-def test_nvml_is_started_once_the_card_looked_up_once_and_all_shut_down(fake: FakeNvml, path: Path) -> None:
+def test_nvml_is_started_once_the_card_found_once_and_all_shut_down(fake: FakeNvml, path: Path) -> None:
     with Sampler(path, device_uuid=UUID, interval_seconds=0.01) as sampler:
         wait_for_more(sampler, 3)
         assert fake.open_sessions == 1
@@ -184,7 +184,7 @@ def test_means_weigh_a_sample_by_the_time_since_the_one_before(
     assert sampler.summary().gpu_utilisation_mean == pytest.approx((1 * 0.2 + 9 * 0.8) / 10)
 
 
-def test_the_summary_can_be_asked_while_the_run_goes_on(fake: FakeNvml) -> None:
+def test_the_summary_can_be_asked_while_the_run_continues(fake: FakeNvml) -> None:
     with Sampler(None, index=0, interval_seconds=ONCE) as sampler:
         wait_until(lambda: sampler.summary().samples == 1)
         assert sampler.summary().gpu_utilisation_mean == pytest.approx(0.37)
@@ -220,7 +220,7 @@ def test_every_throttle_reason_seen_is_summed_up_but_idleness(fake: FakeNvml, pa
     assert ",sw_power_cap|hw_thermal," in path.read_text()
 
 
-def test_no_throttling_is_told_apart_from_a_driver_that_does_not_say(fake: FakeNvml, tmp_path: Path) -> None:
+def test_no_throttling_is_distinguished_from_a_driver_that_does_not_say(fake: FakeNvml, tmp_path: Path) -> None:
     fake.throttle_mask = 0
     sample_once(tmp_path / "none.csv", index=0)
     fake.errors["event reasons"] = fake.NVMLError_NotSupported

@@ -19,14 +19,14 @@ def test_rows_wait_for_the_flush(path: Path) -> None:
     assert len(read_rows(path)) == sampler.summary().samples
 
 
-def test_rows_reach_the_disk_while_the_run_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_reach_the_disk_while_the_run_continues(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_file, "FLUSH_SECONDS", 0.02)
     with Sampler(path, interval_seconds=0.01) as sampler:
         wait_until(lambda: len(read_rows(path)) >= 3)
     assert len(read_rows(path)) == sampler.summary().samples  # each once
 
 
-def test_a_resumed_run_goes_on_from_its_last_row_under_one_header(path: Path) -> None:
+def test_a_resumed_run_continues_from_its_last_row_under_one_header(path: Path) -> None:
     path.write_text(f"{HEADER}\n99.5{',' * 12}\n100.25{',' * 12}\n")
     sample_once(path)
     times = [row["time_seconds"] for row in read_rows(path)]
@@ -67,7 +67,7 @@ def test_the_folder_is_made(tmp_path: Path) -> None:
     assert len(read_rows(tmp_path / "runs" / "7" / "monitor.csv")) == 2
 
 
-def test_a_folder_that_cannot_be_made_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported_and_the_run_continues(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     sampler = sample_once(tmp_path / "file" / "monitor.csv")
     assert "Not a directory" in str(sampler.write_error) or "File exists" in str(sampler.write_error)

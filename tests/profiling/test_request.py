@@ -38,7 +38,7 @@ def test_a_knob_has_its_range_a_list_or_the_list_of_values() -> None:
         (["a=4"], "2-3", "goes with one knob"),
     ],
 )
-def test_a_list_that_says_nothing_is_refused(flags: list[str], values: str | None, says: str) -> None:
+def test_an_empty_list_is_refused(flags: list[str], values: str | None, says: str) -> None:
     with pytest.raises(RequestError, match=says):
         asked(knob=flags, **({} if values is None else {"values": values}))
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from brim.errors import DoesNotFitError, RequestError
-from brim.profiling.listener import ProfileListener
-from brim.profiling.run import profile
+from brim.profiling.run import ProfileListener, profile
 from tests.profiling import profile_runs
 from tests.profiling.profile_runs import batches, request, run
 
@@ -61,7 +60,7 @@ def test_what_is_finished_is_not_done_again(tmp_path: Path) -> None:
     assert untouched.document["started_at"] == first.document["started_at"]
 
 
-def test_a_point_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_point_that_was_broken_off_continues_where_it_was(tmp_path: Path) -> None:
     class Stop(ProfileListener):
         batches = 0
 
@@ -98,7 +97,7 @@ def test_a_point_that_fails_stops_no_other_and_is_retried(tmp_path: Path, monkey
     assert [entry["state"] for entry in again.entries] == ["done", "done", "done"]
 
 
-def test_where_nothing_fits_at_any_point_that_is_said(tmp_path: Path) -> None:
+def test_where_nothing_fits_at_any_point_that_is_reported(tmp_path: Path) -> None:
     few = {"limit": 2}
     some = run(tmp_path, name="greedy", axes={"reach": ("6", "7")}, base=few)
     assert [(entry["state"], entry.get("exit_code")) for entry in some.entries] == [("done", None), ("failed", 3)]

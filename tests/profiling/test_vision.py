@@ -67,7 +67,7 @@ def test_more_crops_are_more_tokens_and_better_answers(profiled: ProfileResult) 
     assert not any(entry["saturated"] for entry in entries)
 
 
-def test_dear_values_get_smaller_batches_and_no_out_of_memory_error_is_needed_to_find_that(
+def test_costly_values_get_smaller_batches_and_no_out_of_memory_error_is_needed_to_find_that(
     profiled: ProfileResult,
 ) -> None:
     sizes = [entry["batch_size_used"] for entry in profiled.entries]
@@ -88,7 +88,7 @@ def test_latency_is_split_into_seeing_reading_and_writing(profiled: ProfileResul
         assert max(stages) < alone["total"]["p50"] * 1.5
 
 
-def test_a_larger_cap_than_the_pictures_have_crops_is_told(base: EvalRequest, tmp_path: Path) -> None:
+def test_a_larger_cap_than_the_pictures_have_crops_is_reported(base: EvalRequest, tmp_path: Path) -> None:
     request = ProfileRequest(
         base=dataclasses.replace(base, limit=4), axes={"max_crops": ("40", "48")}, latency_samples=0
     )

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from brim.errors import BrimError, RankError, RequestError
-from brim.ranks import waiting
-from brim.ranks.agreement import Agreement, Outcome
+from brim.ranks import presence
+from brim.ranks.agreement import Agreement, Vote
 
 
 def raise_(error: Exception) -> Any:
@@ -51,9 +51,9 @@ def votes(rank: int) -> dict[str, Any]:
         one = (lambda: raise_(ValueError("no such column"))) if rank == 1 else (lambda: 5)
         found["one_fails"] = caught(lambda: on_all(agreement, one))
         both = RequestError("fix it") if rank == 0 else OSError("disk")
-        found["both_fail"] = caught(lambda: agreement.gather(Outcome(error=both)))
-        found["not_json"] = caught(lambda: agreement.gather(Outcome(value=object() if rank == 1 else 1)))
-        found["afterwards"] = agreement.gather(Outcome(value=rank))
+        found["both_fail"] = caught(lambda: agreement.gather(Vote(error=both)))
+        found["not_json"] = caught(lambda: agreement.gather(Vote(value=object() if rank == 1 else 1)))
+        found["afterwards"] = agreement.gather(Vote(value=rank))
     found["left_initialised"] = dist.is_initialized()
     return found
 
@@ -114,21 +114,21 @@ def inside_users_group(rank: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     with Agreement(timeout_seconds=30) as agreement:
-        values = agreement.gather(Outcome(value=rank))
+        values = agreement.gather(Vote(value=rank))
     return {"values": values, "left_initialised": dist.is_initialized()}
 
 
 def death(rank: int) -> dict[str, Any]:
-    """Rank 1 dies without a word, inside the user's group."""
+    """Rank 1 dies without a message, inside the user's group."""
     found: dict[str, Any] = {}
     with Agreement(timeout_seconds=15) as agreement:
-        agreement.gather(Outcome())
+        agreement.gather(Vote())
         if rank == 1:
             os._exit(1)
         started = time.monotonic()
-        found["lost"] = caught(lambda: agreement.gather(Outcome(value=1)))
-        found["lost_again"] = caught(lambda: agreement.gather(Outcome(value=1)))
-        found["own_error"] = caught(lambda: agreement.gather(Outcome(error=RequestError("mine"))))
+        found["lost"] = caught(lambda: agreement.gather(Vote(value=1)))
+        found["lost_again"] = caught(lambda: agreement.gather(Vote(value=1)))
+        found["own_error"] = caught(lambda: agreement.gather(Vote(error=RequestError("mine"))))
         found["seconds"] = time.monotonic() - started
     return found
 
@@ -136,17 +136,17 @@ def death(rank: int) -> dict[str, Any]:
 def silence(rank: int) -> dict[str, Any]:
     """Rank 1 is alive but late: rank 0 gives it up, leaves, and takes the store with it."""
     with Agreement(timeout_seconds=2) as agreement:
-        agreement.gather(Outcome())
+        agreement.gather(Vote())
         if rank == 1:
             time.sleep(5)
         started = time.monotonic()
-        lost = caught(lambda: agreement.gather(Outcome(value=1)))
+        lost = caught(lambda: agreement.gather(Vote(value=1)))
         return {"lost": lost, "seconds": time.monotonic() - started}
 
 
 def late_start(rank: int) -> dict[str, Any]:
     """Rank 1 comes to the first agreement of all a while after rank 0."""
-    waiting.NOTICE_SECONDS, waiting.LOOK_SECONDS = 0.5, 0.1
+    presence.NOTICE_SECONDS, presence.CHECK_SECONDS = 0.5, 0.1
     rank_0_is_there = Path(f"{sys.argv[2]}.rank-0-is-there")
     if rank == 0:
         rank_0_is_there.touch()
@@ -160,15 +160,15 @@ def late_start(rank: int) -> dict[str, Any]:
 
 def late_vote(rank: int) -> dict[str, Any]:
     """Rank 1 hangs for a while, alive, where rank 0 waits for its vote: with a time limit, and without one."""
-    waiting.NOTICE_SECONDS, waiting.LOOK_SECONDS = 0.5, 0.1
+    presence.NOTICE_SECONDS, presence.CHECK_SECONDS = 0.5, 0.1
     for patient in (False, True):
         purpose = "a patient vote" if patient else "a limited vote"
         with Agreement(timeout_seconds=40, patient=patient, purpose=purpose) as agreement:
-            agreement.gather(Outcome())
+            agreement.gather(Vote())
             if rank == 1:
                 time.sleep(3)
-            agreement.gather(Outcome())
-    waiting.NOTICE_SECONDS = 30.0
+            agreement.gather(Vote())
+    presence.NOTICE_SECONDS = 30.0
     return {"process": os.getpid()}
 
 
@@ -281,7 +281,7 @@ def test_a_dead_rank_is_named_long_before_the_timeout(pair: list[dict[str, Any]]
     assert found["seconds"] < 10
 
 
-def test_a_rank_that_waits_long_says_once_for_whom_and_how_long_at_most(pair: list[dict[str, Any]]) -> None:
+def test_a_rank_that_waits_long_warns_once_for_whom_and_how_long_at_most(pair: list[dict[str, Any]]) -> None:
     first, second = (found["warnings"] for found in pair)
     assert second == [], "rank 0 says it for all"
     start, limited, patient = first
@@ -316,8 +316,8 @@ def test_a_rank_whose_peers_never_come_gives_up(monkeypatch: pytest.MonkeyPatch)
 def test_where_rank_0_never_comes_the_others_name_it_and_its_address(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(waiting, "NOTICE_SECONDS", 0.3)
-    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(presence, "NOTICE_SECONDS", 0.3)
+    monkeypatch.setattr(presence, "CHECK_SECONDS", 0.1)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -335,7 +335,7 @@ def test_alone_nothing_is_started_and_errors_keep_their_type(monkeypatch: pytest
     value = object()
     with Agreement() as agreement:
         assert agreement.world.size == 1
-        assert agreement.gather(Outcome(value=value)) == [value]
+        assert agreement.gather(Vote(value=value)) == [value]
         assert on_all(agreement, lambda: (1, 2)) == [(1, 2)]
         with pytest.raises(ZeroDivisionError):
             on_all(agreement, lambda: 1 // 0)

@@ -15,8 +15,7 @@ from brim.errors import RankError
 from brim.ranks import agreement as agreement_module
 from brim.ranks import presence
 from brim.ranks.agreement import Agreement
-from brim.ranks.presence import Presence
-from brim.ranks.waiting import WaitWatcher
+from brim.ranks.presence import Presence, WaitWatcher
 from brim.ranks.world import World
 
 
@@ -72,8 +71,8 @@ def test_a_living_rank_is_no_trouble(store: Store, other: Presence) -> None:
     assert rank.failure() is None
 
 
-def test_a_failed_rank_is_told_with_its_own_words_and_exit_code(store: Store, other: Presence) -> None:
-    other.tell_failure("no such file", 2)
+def test_a_failed_rank_is_reported_with_its_own_message_and_exit_code(store: Store, other: Presence) -> None:
+    other.report_failure("no such file", 2)
     trouble = join(store, 0).failure()
     assert trouble is not None
     error = trouble.error("; stopped")
@@ -87,7 +86,7 @@ def test_a_process_that_has_ended_on_this_machine_is_gone_at_once(store: Store, 
     left_by(store, 1, process=ended.pid, log="logs/1/stderr.log")
     trouble = join(store, 0).gone()
     assert trouble is not None
-    assert trouble.message == f"its process {ended.pid} has ended without a word (its log: logs/1/stderr.log)"
+    assert trouble.message == f"its process {ended.pid} has ended without a message (its log: logs/1/stderr.log)"
     assert trouble.error().exit_code == 4
 
 
@@ -138,7 +137,7 @@ def test_a_rank_at_work_learns_of_trouble_at_its_next_look(
     clock = 1000.0
     monkeypatch.setattr(agreement_module.time, "monotonic", lambda: clock)
     agreement.check()
-    other.tell_failure("no such file", 2)
+    other.report_failure("no such file", 2)
     agreement.check()  # it has looked just now
     clock += agreement_module.CHECK_SECONDS
     with pytest.raises(RankError, match="rank 1: no such file") as caught:

@@ -88,7 +88,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_it_answers_one_request_after_the_other_and_ends_when_it_is_told(start: Start) -> None:
+def test_it_answers_one_request_after_the_other_and_ends_when_asked(start: Start) -> None:
     child = start()
     for value in (1, "zwei ✓", {"three": [None, 3.5]}):
         assert child.ask({"do": "echo", "value": value}, seconds=SECONDS) == {"echo": value}
@@ -156,7 +156,7 @@ def test_a_kill_or_a_crash_says_what_it_was_and_what_was_last_written(
     assert (caught.value.ending.code, caught.value.ending.kind) == (-number, kind)
 
 
-def test_last_words_are_its_own_and_not_those_of_an_earlier_process(start: Start, tmp_path: Path) -> None:
+def test_last_lines_are_its_own_and_not_those_of_an_earlier_process(start: Start, tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("an earlier process\n")
     with pytest.raises(ChildLostError) as caught:

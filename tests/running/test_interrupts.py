@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from brim.running.executor import Executor
+from brim.running.executor import BatchWork, Executor
 from brim.running.interrupts import InterruptWatch
 from brim.sizing.live import LiveSizer
 
@@ -35,7 +35,7 @@ def test_a_run_ends_at_the_next_batch_after_an_interrupt_that_was_dropped() -> N
         done.extend(items)
         return items
 
-    executor = Executor(function, [1] * 10, sizer=LiveSizer(first=2, ceiling=2, grows=False))
+    executor = Executor(BatchWork(launch=function, costs=[1] * 10), sizer=LiveSizer(first=2, ceiling=2, grows=False))
     with pytest.raises(KeyboardInterrupt):
         list(executor.run(range(10)))
     assert len(done) == 2
@@ -48,7 +48,7 @@ def test_without_an_interrupt_nothing_is_raised_and_the_handler_is_put_back() ->
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_somebody_elses_handler_is_left_alone() -> None:
+def test_another_handler_is_left_alone() -> None:
     def own(*_: object) -> None:
         pass
 

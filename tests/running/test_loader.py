@@ -48,28 +48,28 @@ def test_items_come_in_the_order_asked_for_whatever_the_workers(workers: int) ->
     assert loader.wait_seconds > 0
 
 
-@pytest.mark.parametrize("room", ["for_device", "never", "always"])
+@pytest.mark.parametrize("pool", ["for_device", "never", "always"])
 def test_what_comes_in_the_ordinary_way_is_out_of_shared_memory_at_once(
-    monkeypatch: pytest.MonkeyPatch, room: str
+    monkeypatch: pytest.MonkeyPatch, pool: str
 ) -> None:
     """Its file descriptors are few."""
-    if room == "always":  # a container's
-        monkeypatch.setattr("brim.memory.shared_room.free_shared_bytes", lambda: 1 << 20)
-    with started(doubled, 2, room=room) as loader:
+    if pool == "always":  # a container's
+        monkeypatch.setattr("brim.memory.pinned_shared_pool.free_shared_bytes", lambda: 1 << 20)
+    with started(doubled, 2, pool=pool) as loader:
         (one,) = loader.take([1])
-        assert loader._room is None
+        assert loader._pool is None
         assert not one["pixels"].is_shared()
         assert not one["parts"][0].is_shared()
 
 
-def test_small_items_come_through_shared_room_and_every_loader_has_its_own() -> None:
-    with started(doubled, 1, room="always") as first, started(doubled, 1, room="always") as second:
+def test_small_items_come_through_the_pool_and_every_loader_has_its_own() -> None:
+    with started(doubled, 1, pool="always") as first, started(doubled, 1, pool="always") as second:
         one, other = first.take([4]), second.take([4])
         assert one[0]["pixels"].is_shared()
         assert len(first._packed) == len(second._packed) == 1
         one[0]["pixels"].zero_()
         assert other[0]["pixels"].tolist() == [8, 8]
-        assert not first.holds_room  # that is the locked one
+        assert not first.holds_pinned_pool  # that is the locked one
         first.done([4])
         assert not first._packed
 
@@ -245,7 +245,7 @@ def test_the_warning_about_threads_and_forks_is_not_passed_on(monkeypatch: pytes
         assert loader.take([1])[0]["name"] == "item 1"
 
 
-def test_a_chosen_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chosen_number_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_module, "suggest_workers", lambda *_: 0)
     with Loader(doubled, ORDER, LoaderSettings()) as loader:
         assert loader.workers == 0

@@ -53,7 +53,7 @@ def test_out_of_memory_splits_and_no_finished_batch_is_computed_again() -> None:
     assert result.batch_sizes.largest <= 7
 
 
-def test_an_item_that_does_not_fit_alone_is_recorded_and_the_rest_goes_on() -> None:
+def test_an_item_that_does_not_fit_alone_is_recorded_and_the_rest_continues() -> None:
     def function(batch: list[int]) -> list[int]:
         if 42 in batch:
             raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB")
@@ -121,7 +121,7 @@ def test_a_fatal_error_ends_the_run_and_the_journal_keeps_what_is_done(tmp_path:
     assert list(result) == [2 * item for item in range(100)]
 
 
-def test_a_function_that_drops_results_is_told_so() -> None:
+def test_a_function_that_drops_results_is_reported() -> None:
     with pytest.raises(brim.RequestError, match="returned 1 results for a batch of 2"):
         brim.map(lambda batch: batch[:1], range(4))
 
@@ -184,7 +184,7 @@ def test_an_argument_that_cannot_be_is_named_as_a_caller_writes_it(arguments: di
         brim.map(**{"function": doubled, "items": range(4), **arguments})
 
 
-def test_costs_cap_batches_in_padded_cost_and_the_padding_is_told() -> None:
+def test_costs_cap_batches_in_padded_cost_and_the_padding_is_reported() -> None:
     seen: list[list[int]] = []
 
     def function(batch: list[int]) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from brim.errors import LostError, RequestError
-from brim.running.ray_cluster import LISTENER, Answer, RayCluster, WorkerLostError, connected_ray
+from brim.running.ray_cluster import LISTENER, CallResult, RayCluster, WorkerLostError, connected_ray
 
 
 def test_of_what_rays_cluster_broadcasts_a_line_reaches_the_terminal(
@@ -73,13 +73,13 @@ class FakeRay:
 
 def test_the_first_answer_is_given_a_streams_value_by_value_and_none_in_time_is_none() -> None:
     cluster = RayCluster(FakeRay(first=1, second=2))
-    assert cluster.next_answer(["later", "first", "second"], seconds=1) == Answer(call="first", value=1)
+    assert cluster.next_result(["later", "first", "second"], seconds=1) == CallResult(call="first", value=1)
     stream = iter(["first", "second"])
-    assert [cluster.next_answer([stream], seconds=1) for _ in range(2)] == [
-        Answer(call=stream, value=1),
-        Answer(call=stream, value=2),
+    assert [cluster.next_result([stream], seconds=1) for _ in range(2)] == [
+        CallResult(call=stream, value=1),
+        CallResult(call=stream, value=2),
     ]
-    assert cluster.next_answer(["later", "never"], seconds=1) is None
+    assert cluster.next_result(["later", "never"], seconds=1) is None
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_the_first_answer_is_given_a_streams_value_by_value_and_none_in_time_is_
         (RayError(cause=KeyError("labels")), False, "'labels'"),
     ],
 )
-def test_a_lost_worker_is_told_from_an_error_of_the_work(error: Exception, lost: bool, words: str) -> None:
-    answer = RayCluster(FakeRay(call=error)).next_answer(["call"])
+def test_a_lost_worker_is_distinguished_from_an_error_of_the_work(error: Exception, lost: bool, words: str) -> None:
+    answer = RayCluster(FakeRay(call=error)).next_result(["call"])
     assert answer is not None
     assert (isinstance(answer.error, WorkerLostError), str(answer.error)) == (lost, words)
 
 
 def test_a_long_message_of_rays_is_cut() -> None:
-    answer = RayCluster(FakeRay(call=RayError("so much to say " * 100))).next_answer(["call"])
+    answer = RayCluster(FakeRay(call=RayError("so much to say " * 100))).next_result(["call"])
     assert answer is not None
     assert len(str(answer.error)) <= 240
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import brim
-from brim.running.executor import Executor
+from brim.running.executor import BatchWork, ExecutionPolicy, Executor
 from brim.running.retries import ALL_PAUSES_SECONDS, ATTEMPTS, LONGEST_PAUSE_SECONDS
 from brim.sizing.live import LiveSizer
 
@@ -43,7 +43,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seen
 
 
-def test_a_neighbour_that_holds_the_memory_for_a_moment_costs_no_item(pauses: list[float]) -> None:
+def test_another_process_that_holds_the_memory_for_a_moment_costs_no_item(pauses: list[float]) -> None:
     calls = 0
 
     def function(batch: list[int]) -> list[int]:
@@ -128,14 +128,16 @@ def test_many_items_that_never_fit_wait_together_and_not_for_long(pauses: list[f
 
 def test_all_pauses_of_an_executor_together_are_bounded() -> None:
     neighbour, pauses = Neighbour(), []
-    executor = Executor(neighbour.function, [1] * 60, sizer=LiveSizer(first=1), pause=pauses.append)
+    executor = Executor(
+        BatchWork(launch=neighbour.function, costs=[1] * 60, pause=pauses.append), sizer=LiveSizer(first=1)
+    )
     for start in range(0, 60, 10):  # as a worker of a cluster is given its shares
         list(executor.run(range(start, start + 10)))
     assert sum(pauses) == ALL_PAUSES_SECONDS
     assert executor.figures.failed == 60
 
 
-def test_where_only_the_own_limit_stands_in_the_way_nobody_is_waited_for(pauses: list[float]) -> None:
+def test_where_only_the_own_limit_is_the_reason_there_is_no_pause(pauses: list[float]) -> None:
     torch = pytest.importorskip("torch")
 
     def function(batch: list[int]) -> list[int]:
@@ -147,21 +149,22 @@ def test_where_only_the_own_limit_stands_in_the_way_nobody_is_waited_for(pauses:
     assert not pauses
 
 
-def test_a_run_that_looks_hopeless_continues_once_the_memory_is_given_back() -> None:
+def test_a_run_that_seems_hopeless_continues_once_the_memory_is_given_back() -> None:
     neighbour = Neighbour()
-    told: list[str] = []
+    notes: list[str] = []
     executor = Executor(
-        neighbour.function, list(range(1, 51)), sizer=LiveSizer(first=50), tell=told.append,
-        stop_if_hopeless=True, pause=neighbour.lets_go,
-    )  # fmt: skip
+        BatchWork(launch=neighbour.function, costs=list(range(1, 51)), note=notes.append, pause=neighbour.lets_go),
+        sizer=LiveSizer(first=50),
+        policy=ExecutionPolicy(stop_if_hopeless=True),
+    )
     done = [one for some in executor.run(range(50)) for one in some]
     assert sorted(one.item for one in done) == list(range(50))
     assert all(one.result == 2 * one.item for one in done)
-    assert any("4 samples do not fit alone" in line for line in told)
-    assert not any("not even the cheapest" in line for line in told)
+    assert any("4 samples do not fit alone" in line for line in notes)
+    assert not any("not even the cheapest" in line for line in notes)
 
 
-def test_the_last_resort_comes_after_all_tries_and_frees_everything_put_aside(pauses: list[float]) -> None:
+def test_the_last_resort_comes_after_all_tries_and_frees_everything_set_aside(pauses: list[float]) -> None:
     neighbour = Neighbour()
     resorts: list[int] = []
 
@@ -171,9 +174,10 @@ def test_the_last_resort_comes_after_all_tries_and_frees_everything_put_aside(pa
         return len(resorts) == 1
 
     executor = Executor(
-        neighbour.function, [1] * 20, sizer=LiveSizer(first=4), stop_if_hopeless=True,
-        last_resort=last_resort,
-    )  # fmt: skip
+        BatchWork(launch=neighbour.function, costs=[1] * 20, last_resort=last_resort),
+        sizer=LiveSizer(first=4),
+        policy=ExecutionPolicy(stop_if_hopeless=True),
+    )
     done = [one for some in executor.run(range(20)) for one in some]
     assert len(resorts) == len(pauses) == 1
     assert all(one.failure is None for one in done)

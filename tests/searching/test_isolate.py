@@ -43,7 +43,7 @@ def no_child_left(prober: IsolatedProber) -> Iterator[IsolatedProber]:
     assert not child.running
 
 
-def test_a_child_that_is_killed_is_out_of_memory_and_the_search_goes_on() -> None:
+def test_a_child_that_is_killed_is_out_of_memory_and_the_search_continues() -> None:
     prober = isolated("killed", size=20)
     plan = find_with(prober, SearchSettings(objective="largest", batch_size=21, max_size=21))
     assert plan.probes[0].verdict == "oom"
@@ -89,7 +89,7 @@ def test_a_factory_that_raises_is_a_wrong_request_and_leaves_no_child() -> None:
     assert prober._child is None
 
 
-def test_a_device_that_breaks_is_fatal_with_its_own_words() -> None:
+def test_a_device_that_breaks_is_fatal_with_its_own_message() -> None:
     with isolated("fatal", size=2) as prober:
         broken = prober.probe(3)
     assert broken.verdict == "fatal"

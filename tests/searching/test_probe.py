@@ -181,7 +181,7 @@ def test_an_ambiguous_error_at_the_smallest_size_is_not_called_memory() -> None:
         brim.find_batch_size(raising(error), rows, device="cpu", memory_limit="1MiB", max_batch_size=64)
 
 
-def test_a_size_limit_is_told_apart_from_memory() -> None:
+def test_a_size_limit_is_distinguished_from_memory() -> None:
     error = RuntimeError("Expected canUse32BitIndexMath(input) to be true, but got false.")
     with prober(raising(error, above=20)) as probing:
         assert probing.probe(20).verdict == "fits"
@@ -193,12 +193,12 @@ def test_a_probe_that_takes_too_long_does_not_fit() -> None:
     with prober(lambda batch: time.sleep(0.05), timeout=0.02) as probing:
         probe = probing.probe(1)
     assert (probe.verdict, probe.fits) == ("timeout", False)
-    assert "--probe-timeout 0.02" in probe.detail
+    assert "probe_timeout=0.02" in probe.detail
 
 
 def test_a_fatal_error_loses_the_device_and_points_to_isolation() -> None:
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
-    with pytest.raises(LostError, match="--isolate") as caught, prober(raising(error)) as probing:
+    with pytest.raises(LostError, match="isolate=") as caught, prober(raising(error)) as probing:
         probing.probe(3)
     assert caught.value.exit_code == 4
     assert caught.value.__cause__ is error

@@ -80,7 +80,7 @@ def test_bytes_that_no_stairs_explain_are_no_staircase() -> None:
     assert irregular.staircase(10**6, fits_below=50) is None
 
 
-def test_a_second_look_at_a_size_keeps_the_larger_figure() -> None:
+def test_a_second_measurement_of_a_size_keeps_the_larger_figure() -> None:
     model = model_of({4: 100})
     model.observe(4, 90)
     model.observe(4, 110)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from brim.sizing.comparison import Comparison, Drifting, Next, Steady
+from brim.sizing.comparison import Drifting, Next, RateComparison, Steady
 from brim.sizing.constants import EARLY_COMPARED_BATCHES
 
 
-def told(comparison: Comparison, *rates: float, seconds: float = 1.0) -> list[Next]:
+def told(comparison: RateComparison, *rates: float, seconds: float = 1.0) -> list[Next]:
     steps = []
     for rate in rates:
         comparison.timed(seconds)
@@ -23,7 +23,7 @@ def test_a_drifting_rate_is_compared_with_those_before_and_after() -> None:
     assert comparison.usual == 108
 
 
-def test_a_steady_rate_is_kept_at_the_first_good_look_and_is_the_next_one_to_beat() -> None:
+def test_a_steady_rate_is_kept_at_the_first_good_trial_and_is_the_next_one_to_beat() -> None:
     comparison = Steady()
     assert told(comparison, 100, 104, 106, 108) == ["larger", "keep", "larger", "keep"]
     assert comparison.before == 108
@@ -49,7 +49,7 @@ def test_in_the_first_seconds_a_larger_size_has_more_trials(seconds: float) -> N
     assert steps.index("this") == (EARLY_COMPARED_BATCHES if seconds < 0.1 else 2)
 
 
-def test_a_comparison_begun_with_a_rate_asks_for_no_look_at_this_size() -> None:
+def test_a_comparison_begun_with_a_rate_asks_for_no_trial_of_this_size() -> None:
     comparison = Steady()
     comparison.begin(100.0)
     assert told(comparison, 110) == ["keep"]

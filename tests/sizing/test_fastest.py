@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from brim.records import Probe
 from brim.sizing.byte_model import ByteModel
 from brim.sizing.fastest import FastestSizer
-from brim.sizing.grid import SizeGrid
-from brim.sizing.sizer import Evidence, Trial
+from brim.sizing.sizer import Evidence, SizeGrid, Trial
 from tests.fake_curves import Curve, FakeDevice
 
 LAST = 65_536

@@ -10,14 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.forecasting.forecast_curve import forecast_curve
+from brim.forecasting.forecast import forecast_curve
 from brim.records import Probe
 from brim.settings.search_settings import SearchSettings
 from brim.sizing.byte_model import ByteModel
 from brim.sizing.fastest import FastestSizer
-from brim.sizing.grid import SizeGrid
 from brim.sizing.priors import ForecastCurve
-from brim.sizing.sizer import Evidence, Trial
+from brim.sizing.sizer import Evidence, SizeGrid, Trial
 from brim.workloads.callables import CallableWorkload
 from tests.fake_curves import Curve, FakeDevice, context_of, searched
 
@@ -167,7 +166,7 @@ def test_a_step_that_cannot_be_traced_costs_a_note_and_no_error(monkeypatch: pyt
         raise ValueError("numpy was here\nand more")
 
     workload = CallableWorkload(step=lambda x: x, make_batch=lambda n: torch.ones(n, 4), device="cuda")
-    monkeypatch.setattr("brim.forecasting.forecast_curve.gpu_of_device", fail)
+    monkeypatch.setattr("brim.forecasting.forecast.gpu_of_device", fail)
     forecast, notes = forecast_curve(workload)
     assert forecast is None
     assert notes == ("searched without a forecast, since the step cannot be traced: numpy was here",)
@@ -177,7 +176,7 @@ def test_a_traced_workload_gives_bytes_that_grow(monkeypatch: pytest.MonkeyPatch
     from brim.forecasting.gpus import find_gpu
 
     workload = CallableWorkload(step=lambda x: (x * 2).sum(), make_batch=lambda n: torch.ones(n, 2**20), device="cpu")
-    monkeypatch.setattr("brim.forecasting.forecast_curve.gpu_of_device", lambda _: find_gpu("t4"))
+    monkeypatch.setattr("brim.forecasting.forecast.gpu_of_device", lambda _: find_gpu("t4"))
     monkeypatch.setattr(workload, "device", types.SimpleNamespace(type="cuda"))
     monkeypatch.setattr("brim.forecasting.forecast._trace", _trace_as_cpu)
     forecast, notes = forecast_curve(workload)

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from brim.errors import RequestError
 from brim.records import Probe
 from brim.sizing.byte_model import ByteModel
-from brim.sizing.grid import SizeGrid
 from brim.sizing.largest import LargestSizer
-from brim.sizing.sizer import Evidence, Trial
+from brim.sizing.sizer import Evidence, SizeGrid, Trial
 from tests.fake_curves import (
     BOUND,
     Curve,
@@ -194,7 +193,7 @@ def test_a_size_that_does_not_fit_for_any_reason_bounds_the_search(verdict: str)
 
 
 def test_a_grid_without_a_size_says_why() -> None:
-    with pytest.raises(RequestError, match=r"up to 8.*smallest is 16.*--multiple-of 16"):
+    with pytest.raises(RequestError, match=r"up to 8.*smallest is 16.*multiple_of=16"):
         SizeGrid(last=8, multiple_of=16)
 
 

@@ -33,7 +33,7 @@ def test_it_grows_while_that_pays_and_settles_at_the_knee() -> None:
     assert max(caps) == 512
 
 
-def test_doublings_that_bring_little_each_are_looked_at_together_where_that_is_asked_for() -> None:
+def test_doublings_that_bring_little_each_are_compared_together_where_that_is_asked_for() -> None:
     """A rate that rises by 2.5 % with each doubling, up to a ceiling of 256."""
     for looks_far, cap in ((False, 8), (True, 256)):
         sizer = LiveSizer(first=8, ceiling=256, compares_far=looks_far)
@@ -43,7 +43,7 @@ def test_doublings_that_bring_little_each_are_looked_at_together_where_that_is_a
         assert sizer.size == cap
 
 
-def test_a_look_far_leaves_room_in_memory_and_is_taken_back_where_it_brings_nothing() -> None:
+def test_a_far_trial_leaves_room_in_memory_and_is_taken_back_where_it_brings_nothing() -> None:
     sizer = LiveSizer(first=8, compares_far=True, limit_bytes=1000)
     caps = []
     for _ in range(40):
@@ -88,15 +88,15 @@ def test_a_rate_that_drifts_by_itself_is_not_taken_for_the_merit_of_a_larger_siz
     assert sizer.size <= 128  # a comparison of now with then would have doubled for ever
 
 
-def test_much_cheaper_items_are_a_reason_to_look_again() -> None:
+def test_much_cheaper_items_are_a_reason_to_search_again() -> None:
     sizer = LiveSizer(first=2)
 
-    def seconds(cap: int, dearest: int) -> float:
-        return (0.01 if dearest > 100 else 1.0) + 0.01 * cap  # for short items the constant part matters
+    def seconds(cap: int, costliest: int) -> float:
+        return (0.01 if costliest > 100 else 1.0) + 0.01 * cap  # for short items the constant part matters
 
-    def run(dearest: int) -> int:
+    def run(costliest: int) -> int:
         for _ in range(80):
-            ran(sizer, sizer.size, seconds(sizer.size, dearest), costliest=dearest)
+            ran(sizer, sizer.size, seconds(sizer.size, costliest), costliest=costliest)
         return sizer.size
 
     long = run(1000)
@@ -117,8 +117,8 @@ def test_a_known_cap_is_where_it_starts_and_may_still_grow_when_items_get_cheape
 
 def test_a_given_size_is_never_compared_with_others() -> None:
     sizer = LiveSizer(first=64, ceiling=64, grows=False)
-    for dearest in (500, 100, 10):
-        ran(sizer, 64, 1.0, costliest=dearest)
+    for costliest in (500, 100, 10):
+        ran(sizer, 64, 1.0, costliest=costliest)
     assert sizer.size == 64
     assert sizer.settled
 
@@ -324,7 +324,7 @@ def test_a_rate_seen_while_the_host_was_busy_refuses_nothing() -> None:
     assert (sizer.size, sizer.settled) == (32, True)
 
 
-def test_in_the_first_seconds_a_larger_size_is_looked_at_more_often_before_it_is_refused() -> None:
+def test_in_the_first_seconds_a_larger_size_is_tried_more_often_before_it_is_refused() -> None:
     """Pauses of the host fall on any batch: two in a row are no reason to stay small for the whole run."""
     quick = LiveSizer(first=4, ceiling=16, likely=True, steady=True)
     for seconds in (0.05, 0.25, 0.25, 0.08):

@@ -34,7 +34,7 @@ def test_what_is_resident_is_no_items_bytes() -> None:
     assert fitting((light,), 100, resident=400 * MIB) == 45  # three quarters of 600 MiB, 10 MiB each
 
 
-def test_dearer_items_are_expected_to_grow_as_the_known_ones_did() -> None:
+def test_costlier_items_are_expected_to_grow_as_the_known_ones_did() -> None:
     square = (trial(8, 100, MIB), trial(8, 200, 4 * MIB))
     assert fitting(square, 400) == round(0.75 * 1000 / 16 - 0.5)
     line = (trial(8, 100, MIB), trial(8, 200, 2 * MIB))
@@ -53,7 +53,7 @@ def test_no_more_items_than_failed_at_a_smaller_cost() -> None:
     then=st.floats(1.0, 3.0),
     resident=st.integers(0, 500),
 )
-def test_the_guess_stays_within_the_limit_wherever_growth_goes_on_as_it_was(
+def test_the_guess_stays_within_the_limit_wherever_growth_continues_as_it_was(
     growth: float, costs: list[int], then: float, resident: int
 ) -> None:
     def each(cost: float) -> float:
@@ -125,7 +125,7 @@ def test_no_first_batch_is_above_what_the_forecast_says_fits(
         assert size == 1 or constant + each * size <= limit
 
 
-def test_bytes_are_carried_over_to_items_about_as_dear_and_no_further() -> None:
+def test_bytes_are_carried_over_to_items_of_about_the_same_cost_and_no_further() -> None:
     prior = Prior(trials=(trial(8, 100, MIB), trial(8, 200, MIB)))
     assert [prior.knows_bytes_near(cost) for cost in (10, 200, 300, 301)] == [True, True, True, False]
     assert not Prior(trials=(trial(8, 100, MIB, verdict="oom"),)).knows_bytes_near(100)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from brim.errors import DoesNotFitError, LostError, RequestError
-from brim.memory.remedies import memory_remedies, memory_savings
+from brim.memory.failures import memory_remedies, memory_savings
 from brim.records import Probe
 from brim.settings.search_settings import SearchSettings
-from brim.sizing.probing import Found, notes_on
+from brim.sizing.probing import SearchResult, notes_on
 from tests.fake_curves import Curve, FakeDevice, context_of, searched
 
 MIB = 2**20
@@ -21,7 +21,7 @@ def thousand() -> FakeDevice:
     return FakeDevice(Curve(lambda n: MIB + n * MIB, 1_001 * MIB, MIB), step_seconds=lambda n: 1 + 0.0001 * n)
 
 
-def search(device: FakeDevice, *, context: dict[str, object] | None = None, **settings: object) -> Found:
+def search(device: FakeDevice, *, context: dict[str, object] | None = None, **settings: object) -> SearchResult:
     return searched(context_of(device.curve, **(context or {})), SearchSettings(**settings), device)
 
 
@@ -84,7 +84,7 @@ def test_a_fixed_size_that_fits_is_exactly_that() -> None:
     assert (device.asked, found.chosen.batch_size) == ([777], 777)
 
 
-def test_a_fixed_size_that_does_not_fit_is_split_and_that_is_said() -> None:
+def test_a_fixed_size_that_does_not_fit_is_split_and_that_is_reported() -> None:
     found = search(thousand(), batch_size=2_500, fixed=True)
     assert found.chosen.batch_size == 1_000
     assert "(2500) does not fit and is split into parts of 1000" in found.reason
@@ -106,11 +106,11 @@ def test_used_up_probes_give_the_best_verified_size_and_say_so(objective: str) -
     assert len(device.asked) == 2
     assert found.chosen.batch_size == max(device.asked)
     assert found.chosen.fits
-    assert "--max-probes 2 was used up" in found.reason
+    assert "max_probes=2 was used up" in found.reason
 
 
 def test_probes_used_up_before_anything_fits_is_an_error() -> None:
-    with pytest.raises(DoesNotFitError, match="--max-probes 1 is used up"):
+    with pytest.raises(DoesNotFitError, match="max_probes=1 is used up"):
         search(thousand(), batch_size=2_000, max_probes=1)
 
 
@@ -139,7 +139,7 @@ def test_a_ceiling_that_times_out_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize("objective", ["largest", "fastest"])
-def test_nothing_fits_tells_the_bytes_the_limit_and_the_remedies_in_order(objective: str) -> None:
+def test_nothing_fits_reports_the_bytes_the_limit_and_the_remedies_in_order(objective: str) -> None:
     device = FakeDevice(Curve(lambda n: 3 * MIB + n * MIB, 2 * MIB, 0))
     with pytest.raises(DoesNotFitError) as caught:
         search(device, objective=objective, context={"savings": ("half precision", "less of this")})
@@ -217,7 +217,7 @@ def test_an_error_above_a_size_is_raised_as_it_is() -> None:
 @pytest.mark.parametrize(("number", "asked"), [(2, {"batch_size": 65}), (4, {"batch_size": 66}), (2, {})])
 def test_a_step_that_takes_only_multiples_is_answered_with_the_flag(number: int, asked: dict[str, object]) -> None:
     device = Raising(lambda size: size % number != 0)
-    with pytest.raises(RequestError, match=f"--multiple-of {number} "):
+    with pytest.raises(RequestError, match=f"multiple_of={number} "):
         search(device, objective="largest", **asked)
     found = search(device, objective="largest", multiple_of=number, **asked)
     assert found.chosen.batch_size % number == 0

@@ -88,7 +88,7 @@ def test_processes_end_for_another_loader_only_if_they_hold_pinned_memory(
 ) -> None:
     loader = epoch_loader(workers=1)
     first = {one[1] for one in epoch_of(loader, 0)}
-    monkeypatch.setattr("brim.running.loader.Loader.holds_room", room)
+    monkeypatch.setattr("brim.running.loader.Loader.holds_pinned_pool", room)
     loader.end(another=False)
     loader.end(another=True)
     assert ({one[1] for one in epoch_of(loader, 1)} == first) is not room

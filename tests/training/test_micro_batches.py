@@ -236,7 +236,7 @@ def test_nobody_is_waited_for_longer_than_a_minute(monkeypatch: pytest.MonkeyPat
 
 
 def test_retries_of_the_allocator_while_others_hold_the_memory_do_not_make_the_size_smaller() -> None:
-    from brim.memory.devices import Reading
+    from brim.memory.devices import MemoryReading
 
     sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, known=40, largest=40, limit_bytes=1000))
     for _ in range(6):
@@ -248,7 +248,7 @@ def test_retries_of_the_allocator_while_others_hold_the_memory_do_not_make_the_s
     looking = MicroBatchSizer(MicroBatchRequest(ceiling=None, largest=1024, limit_bytes=1_000_000))
     looking.begin_window()
     for _ in range(4):
-        micro_ran(looking, 2, 2, 0.2, Reading(peak_reserved_bytes=10_000, alloc_retries=1), 10)
+        micro_ran(looking, 2, 2, 0.2, MemoryReading(peak_reserved_bytes=10_000, alloc_retries=1), 10)
     assert not looking.settled
 
 
@@ -335,12 +335,12 @@ def test_absent_gradients_and_states_count_while_the_size_is_found() -> None:
     """Bytes that do not exist yet are reserved: without that, the byte model would allow too much."""
     sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, largest=1024, limit_bytes=1_000_000))
     sizes.absent_bytes = 400_000
-    from brim.memory.devices import Reading
+    from brim.memory.devices import MemoryReading
 
     sizes.begin_window()
     for length, peak in ((2, 102_000), (2, 102_000), (4, 104_000), (4, 104_000)):
         micro_ran(
-            sizes, length, length, 0.2 * length**0.1, Reading(peak_allocated_bytes=peak, peak_reserved_bytes=peak)
+            sizes, length, length, 0.2 * length**0.1, MemoryReading(peak_allocated_bytes=peak, peak_reserved_bytes=peak)
         )
     assert sizes.live.evidence.bytes.points == [(2, 502_000), (4, 504_000)]
     assert sizes.live.evidence.bytes.largest_within(970_000) == 470
@@ -407,29 +407,29 @@ def test_the_size_used_is_that_of_the_windows_after_it_was_found() -> None:
 
 
 def test_a_micro_batch_that_ran_short_of_memory_does_not_count_as_fitting() -> None:
-    from brim.memory.devices import Reading
+    from brim.memory.devices import MemoryReading
 
     sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, largest=1024, limit_bytes=1_000_000))
     sizes.begin_window()
     for _ in range(2):
-        micro_ran(sizes, 2, 2, 0.2, Reading(peak_reserved_bytes=10_000))
+        micro_ran(sizes, 2, 2, 0.2, MemoryReading(peak_reserved_bytes=10_000))
     assert sizes.next_size() == 4
     for cap in (4, 3):  # the first time the allocator may be putting its cache in order
-        micro_ran(sizes, 4, 4, 0.2, Reading(peak_reserved_bytes=20_000, alloc_retries=1))
+        micro_ran(sizes, 4, 4, 0.2, MemoryReading(peak_reserved_bytes=20_000, alloc_retries=1))
         assert sizes.next_size() == cap
     assert sizes.settled
     assert [probe.verdict for probe in sizes.probes] == ["fits", "thrashes"]
 
 
 def test_a_first_micro_batch_that_makes_the_allocator_give_back_its_cache_is_not_held_against_its_size() -> None:
-    from brim.memory.devices import Reading
+    from brim.memory.devices import MemoryReading
 
     sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, largest=1024, limit_bytes=1_000_000))
     sizes.begin_window()
     for _ in range(2):
-        micro_ran(sizes, 2, 2, 0.2, Reading(peak_reserved_bytes=10_000))
-    micro_ran(sizes, 4, 4, 0.2, Reading(peak_reserved_bytes=999_000, alloc_retries=1))
-    micro_ran(sizes, 4, 4, 0.2, Reading(peak_reserved_bytes=20_000))
+        micro_ran(sizes, 2, 2, 0.2, MemoryReading(peak_reserved_bytes=10_000))
+    micro_ran(sizes, 4, 4, 0.2, MemoryReading(peak_reserved_bytes=999_000, alloc_retries=1))
+    micro_ran(sizes, 4, 4, 0.2, MemoryReading(peak_reserved_bytes=20_000))
     assert sizes.next_size() > 4
     assert [probe.verdict for probe in sizes.probes] == ["fits", "fits"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.replay_curves import video_curves
-from brim.memory.devices import Reading
+from brim.memory.devices import MemoryReading
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from tests.trials import micro_ran
 
@@ -51,7 +51,7 @@ def play(sizes: MicroBatchSizer, curve: Any, *, windows: int, noise: random.Rand
                     seconds *= noise.uniform(1.0, 1.15)
                     seconds += 0.2 if noise.random() < 0.25 else 0.0
                 clock += seconds
-            micro_ran(sizes, length, length, seconds, Reading(peak_reserved_bytes=curve.bytes_at(cached)))
+            micro_ran(sizes, length, length, seconds, MemoryReading(peak_reserved_bytes=curve.bytes_at(cached)))
             left, seen = left - length, seen + length
             if sizes.settled and not settled_after:
                 settled_after = seen

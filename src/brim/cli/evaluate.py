@@ -31,7 +31,7 @@ def evaluate(settings: EvaluateSettings) -> None:
 
 def _run(settings: EvaluateSettings) -> EvalResult:
     from brim.cli.evaluate_progress import EvalProgress
-    from brim.evaluation.api import evaluate_as
+    from brim.evaluation.run import evaluate_as
     from brim.ranks.world import current_world
     from brim.settings.eval_settings import failed_fast
 
@@ -49,7 +49,7 @@ def _run(settings: EvaluateSettings) -> EvalResult:
 
 def _compare(settings: EvaluateSettings) -> None:
     from brim.cli.evaluate_progress import comparison_table
-    from brim.evaluation.compare import compare_batch_sizes
+    from brim.evaluation.run import compare_batch_sizes
 
     rows = compare_batch_sizes(settings.request, settings.compare_batch)
     if settings.json_output:

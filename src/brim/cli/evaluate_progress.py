@@ -11,10 +11,10 @@ from rich.table import Table
 
 from brim.cli.live_bars import LiveBars
 from brim.errors import plural
-from brim.evaluation.listener import EvalListener
 from brim.evaluation.run import EvalResult
-from brim.evaluation.subject import SubjectFacts
-from brim.running.figures import ExecutionFigures
+from brim.evaluation.setup import SetupFacts
+from brim.evaluation.worker import EvalListener
+from brim.running.results import ExecutionFigures
 from brim.settings.sizes import format_bytes
 
 __all__ = ["EvalProgress", "comparison_table", "print_result"]
@@ -37,7 +37,7 @@ class EvalProgress(LiveBars, EvalListener):
         self._task: TaskID | None = None
         self._done_before = 0
 
-    def opened(self, facts: SubjectFacts) -> None:
+    def opened(self, facts: SetupFacts) -> None:
         """Say what is evaluated."""
         self._say(f"{facts.task}: {plural(facts.num_samples, 'sample')} of {facts.data} on {facts.device}")
         fields = ", ".join(f"{name} from {column}" for name, column in facts.fields.items() if name != column)

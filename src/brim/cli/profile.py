@@ -27,7 +27,7 @@ def profile(settings: ProfileSettings) -> None:
 def run_profile(settings: ProfileSettings) -> ProfileResult:
     """Profile with a progress display, write the report, print the table; some points failed: exit code 1."""
     from brim.cli.profile_progress import ProfileProgress, print_profile
-    from brim.profiling.api import profile_as
+    from brim.profiling.run import profile_as
     from brim.ranks.world import current_world
 
     rank = current_world().rank

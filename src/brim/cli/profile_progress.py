@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from brim.cli.evaluate_progress import EvalProgress
-from brim.evaluation.subject import SubjectFacts
-from brim.profiling.listener import ProfileListener
-from brim.profiling.run import ProfileResult
+from brim.evaluation.setup import SetupFacts
+from brim.profiling.run import ProfileListener, ProfileResult
 from brim.settings.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class ProfileProgress(EvalProgress, ProfileListener):
         self._label = ""
         self._told: set[str] = set()
 
-    def opened(self, facts: SubjectFacts) -> None:
+    def opened(self, facts: SetupFacts) -> None:
         """Say what is evaluated, once."""
         if not self._opened:
             super().opened(facts)

@@ -29,15 +29,14 @@ def check_contents(folder: Path, *, resume: bool) -> None:
     check_no_other_run(folder, "eval")
     found = _leftovers(folder)
     if resume and not found:
-        raise RequestError(f"{named('resume')}: {folder} holds no {NAME} to go on from; leave {named('resume')} out")
+        raise RequestError(f"{named('resume')}: {folder} holds no {NAME} to resume from; leave {named('resume')} out")
     if resume or not any(path.stat().st_size > 0 for path in found):
         return
     labels = (read_json(path) for path in folder.glob("journal*.json"))
     if any(isinstance(label, dict) and label.get("schema") == JOURNAL_SCHEMA for label in labels):
         raise RequestError(
             f"{given('output', folder)}: it holds the results of an evaluation; continue it with {named('resume')}, "
-            "or choose another "
-            "folder"
+            "or choose another folder"
         )
     raise RequestError(
         f"{given('output', folder)}: it holds a {NAME} that brim eval did not write; choose another folder"
@@ -101,16 +100,15 @@ class Journals:
             content = path.read_bytes()
         except FileNotFoundError as error:
             raise LostError(
-                f"rank 0 does not see {path}, which rank {rank} has written: -o must be a folder that all machines "
-                f"share. Copy the file there and start again with {named('resume')}"
+                f"rank 0 does not see {path}, which rank {rank} has written: {named('output')} must be a folder that "
+                f"all machines share. Copy the file there and start again with {named('resume')}"
             ) from error
         entries, damaged = read_lines(content, _problem)
         if damaged:
             one = damaged[0]
             raise LostError(
                 f"{path}, line {one.line} was damaged during the run ({one.reason}): start again with "
-                f"{named('resume')}, which "
-                "computes it again"
+                f"{named('resume')}, which computes it again"
             )
         return entries
 

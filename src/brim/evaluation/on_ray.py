@@ -1,8 +1,8 @@
 """`--on ray`: the same evaluation by the workers of a Ray cluster, each with a GPU, or a part of one, of its own.
 
-The driver, this process, deals shares of the samples by their cost, which the first worker to have its model works
-out; it writes each finished batch's lines into the journal as they come back. So the run's folder needs no shared
-storage, and with a worker only the batch it was at is lost: what is left of its share goes to the others and to a new
+The driver, this process, shards the samples by their cost, which the first worker that has its model computes. It
+writes each finished batch's lines into the journal as they come back. So the run's folder needs no shared
+storage, and with a worker only the batch it was at is lost: what is left of its shard goes to the others and to a new
 worker in its place. Model and data must lie at the same path on every machine.
 """
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import os
+import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,30 +20,31 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import LostError, RequestError
-from brim.evaluation.deal import deal, deal_in_rounds
 from brim.evaluation.journals import Journals, check_contents
-from brim.evaluation.listener import EvalListener
-from brim.evaluation.remote_worker import RemoteWorker, WorkerEvent, WorkerResources
 from brim.evaluation.run import EvalResult, write_record
-from brim.evaluation.subject import SubjectFacts
-from brim.evaluation.summary import RankFigures, plans_to_keep
-from brim.evaluation.worker import Lines
+from brim.evaluation.scoring import RankFigures, plans_to_keep, summarise
+from brim.evaluation.setup import SetupFacts, open_setup
+from brim.evaluation.shard_by_cost import shard_by_cost, shards_in_rounds
+from brim.evaluation.worker import EvalListener, Lines, Worker
+from brim.memory.devices import DEFAULT_MARGIN, memory_of
+from brim.models.placement import resolve_device
+from brim.monitor.trace_file import TraceText
 from brim.ranks.world import current_world
-from brim.running.figures import ExecutionFigures
 from brim.running.ray_cluster import RayCluster, WorkerLostError, connected_ray, forwarded_variables
+from brim.running.results import ExecutionFigures
 from brim.settings.caller import given, named, written
 from brim.settings.eval_settings import EvalRequest
 from brim.storage.fingerprint import differing_parts
 from brim.storage.run_lock import locked_folder
 
-__all__ = ["evaluate_on_ray"]
+__all__ = ["RemoteWorker", "WorkerEvent", "WorkerResources", "evaluate_on_ray"]
 
 MOST_LOSSES = 3  # in a row, with no line in between: then it is not the machines that are at fault
-SHARE_BATCHES = 8  # the fewest in a share: one of them is not full
+SHARD_BATCHES = 8  # the fewest in a shard: one of them is not full
 USUAL_BATCH = 32  # where the size is yet to be found
 PLACE_SECONDS = 300.0  # how long Ray may take to start a worker while there is no other
-WAIT_SECONDS = 5.0  # for an event, before it is looked whether Ray starts workers at all
-END_SECONDS = 60.0  # for the last words of a worker
+WAIT_SECONDS = 5.0  # for an event, before checking whether Ray starts workers at all
+END_SECONDS = 60.0  # for the last messages of a worker
 
 
 def evaluate_on_ray(
@@ -110,13 +113,13 @@ class _Worker:
     call: Any  # what it is asked to do; None: nothing
     state: str = "placing"  # placing, opening, open, lost
     where: str = "not yet placed"
-    share: list[int] = dataclasses.field(default_factory=list)
+    shard: list[int] = dataclasses.field(default_factory=list)
     figures: ExecutionFigures = dataclasses.field(default_factory=ExecutionFigures)
-    outcome: RankFigures | None = None  # of its last finished share
+    outcome: RankFigures | None = None  # of its last finished shard
 
 
 class _WorkerPool:
-    """The workers: starts them, hands out shares, takes back what a lost one left, and replaces it."""
+    """The workers: starts them, assigns shards, reassigns what a lost one left, and replaces it."""
 
     def __init__(
         self, cluster: RayCluster, request: EvalRequest, resources: WorkerResources, listener: EvalListener
@@ -124,11 +127,11 @@ class _WorkerPool:
         self.resources = resources
         self._cluster = cluster
         self._listener = listener
-        self._smallest_share = SHARE_BATCHES * (request.batch_size or USUAL_BATCH)
+        self._smallest_shard = SHARD_BATCHES * (request.batch_size or USUAL_BATCH)
         self._arguments = (request, resources, str(Path.cwd()), forwarded_variables())
         self._workers: list[_Worker] = []
-        self._facts: SubjectFacts | None = None
-        self._shares: deque[list[int]] = deque()
+        self._facts: SetupFacts | None = None
+        self._shards: deque[list[int]] = deque()
         self._costs: Sequence[int] = ()
         self._done: set[int] = set()
         self._notes: list[str] = []
@@ -139,9 +142,9 @@ class _WorkerPool:
         for _ in range(resources.workers):
             self._start_worker()
 
-    def gather(self) -> tuple[SubjectFacts, list[str], list[int]]:
+    def gather(self) -> tuple[SetupFacts, list[str], list[int]]:
         """Wait for the first worker to have its model: what is evaluated, and every sample's id and cost."""
-        ids, costs = self.ask("dealing")
+        ids, costs = self.ask("sample_costs")
         assert self._facts is not None
         self._costs = costs
         return self._facts, ids, costs
@@ -149,12 +152,12 @@ class _WorkerPool:
     def evaluate(self, items: Sequence[int], costs: Sequence[int]) -> Iterator[Lines]:
         """Have the items done; gives the lines of each batch, which count as done once `finished` is called."""
         self._began = self._ended = time.monotonic()
-        self._shares = deque(deal_in_rounds(items, costs, self.resources.workers, smallest=self._smallest_share))
-        while self._shares or any(worker.share for worker in self._workers):
+        self._shards = deque(shards_in_rounds(items, costs, self.resources.workers, smallest=self._smallest_shard))
+        while self._shards or any(worker.shard for worker in self._workers):
             for worker in self._workers:
-                if worker.state == "open" and worker.call is None and self._shares:
-                    worker.share = self._shares.popleft()
-                    worker.call = self._cluster.call(worker.actor, "evaluate", worker.share)
+                if worker.state == "open" and worker.call is None and self._shards:
+                    worker.shard = self._shards.popleft()
+                    worker.call = self._cluster.call(worker.actor, "evaluate", worker.shard)
             event = self._next_event()
             if event is not None and event.lines:
                 yield event.lines
@@ -201,7 +204,7 @@ class _WorkerPool:
             if worker is None:
                 self._next_event()
                 continue
-            answer = self._cluster.next_answer([self._cluster.call(worker.actor, question, *arguments)])
+            answer = self._cluster.next_result([self._cluster.call(worker.actor, question, *arguments)])
             assert answer is not None  # it is waited for without a limit
             if answer.error is None:
                 return answer.value
@@ -216,7 +219,7 @@ class _WorkerPool:
         """Every living worker's trace: monitor.csv for the first, monitor.rank-N.csv for the others."""
         for place, text in enumerate(self._ask_all("trace", self._workers)):
             name = "monitor.csv" if place == 0 else f"monitor.rank-{place}.csv"
-            with contextlib.suppress(OSError):  # a trace is not worth a run
+            with contextlib.suppress(OSError):  # a run does not fail because of its trace
                 (folder / name).write_text(text, encoding="utf-8")
 
     def end(self) -> None:
@@ -225,9 +228,9 @@ class _WorkerPool:
             self._cluster.end_actor(worker.actor)
 
     def _ask_all(self, question: str, workers: Sequence[_Worker]) -> list[Any]:
-        """What those who can answer do answer, at the end, when nobody is replaced any more."""
+        """The answers of the workers that still answer, at the end, when none is replaced any more."""
         calls = [self._cluster.call(worker.actor, question) for worker in workers if worker.state == "open"]
-        answers = [self._cluster.next_answer([call], seconds=END_SECONDS) for call in calls]
+        answers = [self._cluster.next_result([call], seconds=END_SECONDS) for call in calls]
         return [answer.value for answer in answers if answer is not None and answer.error is None]
 
     def _start_worker(self) -> None:
@@ -237,9 +240,9 @@ class _WorkerPool:
         self._workers.append(_Worker(number=len(self._workers), actor=actor, call=call))
 
     def _next_event(self) -> WorkerEvent | None:
-        """Wait until something happens somewhere, and see to it; gives a worker's event, if that is what it was."""
+        """Wait for the next message of any worker and handle it; returns the event, if it was one."""
         calling = [worker for worker in self._workers if worker.call is not None]
-        answer = self._cluster.next_answer([worker.call for worker in calling], seconds=WAIT_SECONDS)
+        answer = self._cluster.next_result([worker.call for worker in calling], seconds=WAIT_SECONDS)
         self._give_up_placing()
         if answer is None:
             return None
@@ -256,7 +259,7 @@ class _WorkerPool:
             return self._heard(worker, answer.value)
         return None
 
-    def _check_facts(self, worker: _Worker, facts: SubjectFacts) -> None:
+    def _check_facts(self, worker: _Worker, facts: SetupFacts) -> None:
         """A worker has loaded its model: it must be that of the others, and its data too."""
         self._facts = self._facts or facts
         if facts.fingerprint != self._facts.fingerprint:
@@ -274,15 +277,15 @@ class _WorkerPool:
         if event.note is not None:
             self._note(event.note)
         if event.outcome is not None:
-            worker.outcome, worker.share, worker.call = event.outcome, [], None
+            worker.outcome, worker.shard, worker.call = event.outcome, [], None
         return event
 
     def _failed(self, worker: _Worker, error: Exception) -> None:
         """A worker failed: an error of its own ends the run, one that is lost is replaced."""
         if not isinstance(error, WorkerLostError):
             raise error
-        left = [item for item in worker.share if item not in self._done]
-        worker.state, worker.share, worker.call = "lost", [], None
+        left = [item for item in worker.shard if item not in self._done]
+        worker.state, worker.shard, worker.call = "lost", [], None
         self._cluster.end_actor(worker.actor)
         self._losses += 1
         if self._losses >= MOST_LOSSES:
@@ -291,9 +294,9 @@ class _WorkerPool:
                 f"({worker.where}): {error}. What is finished is kept: start again with {named('resume')}"
             )
         others = sum(one.state == "open" for one in self._workers)
-        self._shares.extendleft(share for share in deal(left, self._costs, others + 1) if share)
+        self._shards.extendleft(shard for shard in shard_by_cost(left, self._costs, others + 1) if shard)
         self._note(
-            f"worker {worker.number} ({worker.where}) was lost: {error}; {len(left)} samples of its share go to the "
+            f"worker {worker.number} ({worker.where}) was lost: {error}; {len(left)} samples of its shard go to the "
             "others, and a new worker is started"
         )
         self._start_worker()
@@ -333,3 +336,105 @@ def _worker_resources(
         asked = given("workers", workers) if workers else f"{given('gpus_per_worker', each)}"
         raise RequestError(f"{asked}: the Ray cluster has {gpus:g} GPUs, enough for {most} workers with {each:g} each")
     return WorkerResources(workers=workers or most, gpus=each, cpus=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerResources:
+    """How many workers, and what each is given."""
+
+    workers: int
+    gpus: float  # of each
+    cpus: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerEvent:
+    """What a worker sends to the driver while it works on a shard."""
+
+    lines: Lines = dataclasses.field(default_factory=list)
+    figures: ExecutionFigures | None = None  # of all its shards; but of the batch sizes only the new ones
+    note: str | None = None
+    outcome: RankFigures | None = None  # the shard is done
+
+
+class RemoteWorker:
+    """Made where it is to run; `open` loads the model, `evaluate` runs one shard, and may be called again.
+
+    It knows nothing of Ray: its methods are called from another process, and take and return plain data.
+    """
+
+    def __init__(
+        self, request: EvalRequest, resources: WorkerResources, folder: str, variables: Mapping[str, str]
+    ) -> None:
+        os.environ.update(variables)
+        with contextlib.suppress(OSError):  # relative paths of the request mean the driver's, where that folder exists
+            os.chdir(folder)
+        self._request = request
+        self._resources = resources
+        self._trace = TraceText()
+        self._relay = _Relay()
+        self._sent = 0  # batch sizes
+
+    def place(self) -> str:
+        """Where this worker has been placed."""
+        return f"process {os.getpid()} on {socket.gethostname()}"
+
+    def open(self) -> SetupFacts:
+        """Load the model and read the data."""
+        request = self._request
+        device = resolve_device(request.device)
+        if self._resources.gpus < 1 and device.type == "cuda" and request.memory_limit is None:
+            part = int(memory_of(device).total_bytes() * self._resources.gpus * (1 - DEFAULT_MARGIN))
+            request = dataclasses.replace(request, memory_limit=part)
+        setup = open_setup(request)
+        self._worker = Worker(request, setup, self._relay, monitor=self._trace)
+        self._worker.__enter__()
+        return setup.facts()
+
+    def sample_costs(self) -> tuple[list[str], list[int]]:
+        """Every sample's id and cost."""
+        setup = self._worker.setup
+        return [sample.id for sample in setup.data.samples], list(setup.costs)
+
+    def evaluate(self, items: list[int]) -> Iterator[WorkerEvent]:
+        """Run a shard; an event for every batch as it is done, the outcome last."""
+        with contextlib.closing(self._worker.run(items)) as finished:
+            for lines in finished:
+                yield from self._notes()
+                counted = self._worker.counted
+                new = counted.batch_counts[self._sent :]  # all of them with every batch would be the bulk
+                self._sent += len(new)
+                yield WorkerEvent(lines=lines, figures=dataclasses.replace(counted, batch_counts=new))
+        yield from self._notes()
+        yield WorkerEvent(outcome=self._worker.figures())
+
+    def _notes(self) -> Iterator[WorkerEvent]:
+        notes, self._relay.notes = self._relay.notes, []
+        for note in notes:
+            yield WorkerEvent(note=note)
+
+    def summarise(self, lines: Lines, outcomes: Sequence[RankFigures]) -> tuple[Lines, dict[str, Any]]:
+        """All lines in the data's order, and the summary of the run."""
+        scorer = self._worker.scorer
+        entries = scorer.ordered(lines)
+        return entries, summarise(entries, scorer, outcomes, bad=len(self._worker.setup.data.bad))
+
+    def keep_plan(self) -> None:
+        """File the size found on this machine."""
+        self._worker.remember_plan()
+
+    def trace(self) -> str:
+        """End the monitor's trace, and give it."""
+        self._worker.__exit__(None, None, None)
+        return self._trace.text()
+
+
+class _Relay(EvalListener):
+    """Collects a worker's notes until they are sent."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, line: str) -> None:
+        """Keep it."""
+        self.notes.append(line)

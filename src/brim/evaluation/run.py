@@ -1,7 +1,7 @@
 """One evaluation: every sample once, journalled as it comes, summed up at the end.
 
-The flow is that of the design: request → subject → worker (sizing, executor) → journal → summary. Ranks deal the
-samples among themselves by cost and each keeps a journal of its own; rank 0 merges.
+The flow: request → setup → worker (sizing, executor) → journal → summary. The samples are sharded over the ranks by
+cost, and each rank keeps a journal of its own; rank 0 merges them.
 """
 
 from __future__ import annotations
@@ -9,36 +9,44 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from brim.errors import BrimError, DoesNotFitError, RankError
-from brim.evaluation.deal import deal
+from brim.errors import BrimError, DoesNotFitError, RankError, RequestError
 from brim.evaluation.journals import Journals, check_contents
-from brim.evaluation.listener import EvalListener
-from brim.evaluation.subject import Subject, SubjectFacts, evaluation_savings, open_subject
-from brim.evaluation.summary import RankFigures, merge_plans, plans_to_keep, summarise
-from brim.evaluation.worker import Lines, Worker
-from brim.memory.remedies import memory_remedies
-from brim.ranks.agreement import Agreement, check_same_work
-from brim.ranks.shared_folder import shared_folder
-from brim.ranks.stopping import stop_signal_as_error
+from brim.evaluation.scoring import RankFigures, merge_plans, plans_to_keep, summarise
+from brim.evaluation.setup import EvaluationSetup, SetupFacts, evaluation_savings, open_setup
+from brim.evaluation.shard_by_cost import shard_by_cost
+from brim.evaluation.worker import EvalListener, Lines, Worker
+from brim.memory.devices import memory_of
+from brim.memory.failures import memory_remedies
+from brim.ranks.agreement import Agreement, check_same_work, shared_folder, stop_signal_as_error
+from brim.ranks.world import current_world
 from brim.records import Plan
-from brim.settings.caller import resume_with
-from brim.settings.eval_settings import EvalRequest, failed_fast
+from brim.settings.caller import named, resume_with
+from brim.settings.eval_settings import EvalRequest, EvaluateSettings, failed_fast
 from brim.storage.run_folder import write_run
 
 __all__ = [
-    "EvalResult", "WorkerOpener", "evaluate", "evaluate_together", "open_worker", "run_subject", "write_record",
-]  # fmt: skip
+    "EvalResult",
+    "WorkerOpener",
+    "compare_batch_sizes",
+    "evaluate",
+    "evaluate_as",
+    "evaluate_together",
+    "open_worker",
+    "run_setup",
+    "write_record",
+]
 
 WorkerOpener = Callable[[EvalRequest, EvalListener, Path], Worker]  # the last: where the monitor writes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalResult:
-    """What an evaluation came to.
+    """The result of an evaluation.
 
     `summary` has the fields of docs/interface.md; `samples` one line per sample in the data's order.
     """
@@ -72,33 +80,33 @@ def evaluate(request: EvalRequest, *, output: Path | None = None, listener: Eval
                 return evaluate_together(agreement, request, folder, watcher, open_worker)
         except RankError as error:
             if error.exit_code == RankError.exit_code and (folder / "samples.jsonl").exists():
-                error.args = (f"{error}\nWhat is finished is kept: go on with {resume_with(folder)}",)
+                error.args = (f"{error}\nWhat is finished is kept: continue with {resume_with(folder)}",)
             raise
         except KeyboardInterrupt:
             if agreement.world.rank == 0 and (folder / "samples.jsonl").exists():
-                watcher.note(f"what is finished is kept: go on with {resume_with(folder)}")
+                watcher.note(f"what is finished is kept: continue with {resume_with(folder)}")
             raise
 
 
 def open_worker(request: EvalRequest, listener: EvalListener, monitor: Path) -> Worker:
     """Data and model read anew for this run alone."""
-    return Worker(request, open_subject(request), listener, monitor=monitor)
+    return Worker(request, open_setup(request), listener, monitor=monitor)
 
 
 def evaluate_together(
     agreement: Agreement, request: EvalRequest, folder: Path, listener: EvalListener, opener: WorkerOpener
 ) -> EvalResult:
-    """One evaluation of all ranks, which may be one of several in their lives; `opener` may keep what they share."""
+    """One evaluation by all ranks; `opener` may keep what several evaluations share, such as the model."""
     started_at = datetime.datetime.now(datetime.UTC)
     rank = agreement.world.rank
     with agreement.step(str) as opening:  # the same model and data on all, or the same error; nothing is written yet
         worker = opener(request, listener, folder / ("monitor.csv" if rank == 0 else f"monitor.rank-{rank}.csv"))
-        opening.value = worker.subject.fingerprint()
+        opening.value = worker.setup.fingerprint()
     check_same_work(opening.values)
-    facts = worker.subject.facts()
+    facts = worker.setup.facts()
     journals = Journals(folder, fingerprint=facts.fingerprint, rank=rank, ranks=agreement.world.size)
     listener.opened(facts)
-    items = _share_of_work(agreement, worker, journals)
+    items = _shard_of_work(agreement, worker, journals)
     with agreement.step(RankFigures) as working, _fail_fast_by_name(agreement, request):
         with journals, worker, contextlib.closing(worker.run(items)) as finished:
             for lines in finished:
@@ -112,7 +120,7 @@ def evaluate_together(
         return EvalResult(summary={}, folder=folder, plan=outcomes[rank].plan, samples=())
     entries = worker.scorer.ordered(journals.merged())
     journals.finalise(entries)
-    summary = summarise(entries, worker.scorer, outcomes, bad=len(worker.subject.data.bad))
+    summary = summarise(entries, worker.scorer, outcomes, bad=len(worker.setup.data.bad))
     for number, outcome in enumerate(outcomes[1:], start=1):
         for note in outcome.notes:
             if note not in outcomes[0].notes:
@@ -120,11 +128,11 @@ def evaluate_together(
     return write_record(folder, request, facts, entries, summary, outcomes, started_at)
 
 
-def run_subject(request: EvalRequest, subject: Subject, folder: Path, listener: EvalListener) -> dict[str, Any]:
-    """Evaluate what is loaded already, in this process alone, and give the summary; for comparisons."""
+def run_setup(request: EvalRequest, setup: EvaluationSetup, folder: Path, listener: EvalListener) -> dict[str, Any]:
+    """Evaluate a loaded setup in this process alone, and return the summary; for comparisons."""
     lines: Lines = []
-    with Worker(request, subject, listener, monitor=folder / "monitor.csv") as worker:
-        items = range(len(subject.costs))
+    with Worker(request, setup, listener, monitor=folder / "monitor.csv") as worker:
+        items = range(len(setup.costs))
         listener.started(len(items), 0)
         for some in worker.run(items):
             lines += some
@@ -133,7 +141,7 @@ def run_subject(request: EvalRequest, subject: Subject, folder: Path, listener: 
 
 @contextlib.contextmanager
 def _fail_fast_by_name(agreement: Agreement, request: EvalRequest) -> Iterator[None]:
-    """Tell the other ranks that an error ends the run because that was asked for; alone it is raised as it is."""
+    """Report to the other ranks that an error ends the run because of `fail_fast`; alone it is raised unchanged."""
     try:
         yield
     except Exception as error:
@@ -142,9 +150,9 @@ def _fail_fast_by_name(agreement: Agreement, request: EvalRequest) -> Iterator[N
         raise failed_fast(error) from error
 
 
-def _share_of_work(agreement: Agreement, worker: Worker, journals: Journals) -> list[int]:
-    """This rank's samples: rank 0 says which are left, and all deal them in the same way."""
-    request, costs, world = worker.request, worker.subject.costs, agreement.world
+def _shard_of_work(agreement: Agreement, worker: Worker, journals: Journals) -> list[int]:
+    """This rank's samples: rank 0 knows which are left, and every rank computes the same shards."""
+    request, costs, world = worker.request, worker.setup.costs, agreement.world
     with agreement.step(list[int]) as step:
         if world.rank == 0:
             before = journals.gather_earlier(resume=request.resume, drop_failed=request.retry_failed)
@@ -154,20 +162,20 @@ def _share_of_work(agreement: Agreement, worker: Worker, journals: Journals) -> 
             step.value = [item for item in range(len(costs)) if item not in finished]
     left = step.values[0]
     done = len(costs) - len(left)
-    share = deal(left, costs, world.size)[world.rank]
+    shard = shard_by_cost(left, costs, world.size)[world.rank]
     if world.size == 1:
-        worker.listener.started(len(share) + done, done)
+        worker.listener.started(len(shard) + done, done)
     else:
-        worker.listener.started(len(share), 0)
+        worker.listener.started(len(shard), 0)
         before_now = f" ({done:,} were done already)" if done else ""
-        worker.listener.note(f"{world.size} ranks; this one has {len(share):,} of {len(left):,} samples{before_now}")
-    return share
+        worker.listener.note(f"{world.size} ranks; this one has {len(shard):,} of {len(left):,} samples{before_now}")
+    return shard
 
 
 def write_record(
     folder: Path,
     request: EvalRequest,
-    facts: SubjectFacts,
+    facts: SetupFacts,
     entries: Sequence[Mapping[str, Any]],
     summary: dict[str, Any],
     outcomes: Sequence[RankFigures],
@@ -194,3 +202,41 @@ def write_record(
             f"The record is in {folder}"
         )
     return EvalResult(summary=summary, folder=folder, plan=plan, samples=tuple(entries), notes=notes)
+
+
+def evaluate_as(settings: EvaluateSettings, *, listener: EvalListener | None = None) -> EvalResult:
+    """Evaluate, and leave the run's folder behind; a sample that fails has its error in `samples`, none is raised."""
+    if settings.on is None:
+        return evaluate(settings.request, output=settings.output, listener=listener)
+    from brim.evaluation.on_ray import evaluate_on_ray
+
+    return evaluate_on_ray(
+        settings.request, output=settings.output, listener=listener or EvalListener(), workers=settings.workers,
+        gpus_per_worker=settings.gpus_per_worker,
+    )  # fmt: skip
+
+
+SAMPLES = 256  # enough for several batches of the largest size people compare, little enough to wait for
+BATCHES = 4  # of the largest size, where that is more
+
+
+def compare_batch_sizes(
+    request: EvalRequest, sizes: Sequence[int], *, listener: EvalListener | None = None
+) -> list[dict[str, Any]]:
+    """One row per size, in the order given; the speed-up is over the first. The samples are the same for all."""
+    if current_world().size > 1:
+        raise RequestError(f"{named('compare_batch')}: sizes are compared on one device; start it without torchrun")
+    limit = request.limit or max(SAMPLES, BATCHES * max(sizes))
+    setup = open_setup(dataclasses.replace(request, limit=limit))
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for size in [sizes[0], *sizes]:  # the first one twice: it warms up the device for the others
+            fixed = dataclasses.replace(request, batch_size=size, fixed=True, resume=False, fail_on_oom=False)
+            place = Path(folder) / f"{len(rows)}-{size}"
+            rows.append({"batch_size": size, **run_setup(fixed, setup, place, listener or EvalListener())})
+            setup.task.release()
+            memory_of(setup.device).release()
+    del rows[0]
+    for row in rows:
+        row["speed_up"] = row["samples_per_second"] / rows[0]["samples_per_second"]
+    return rows

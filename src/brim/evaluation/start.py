@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import nn
 
-from brim.evaluation.subject import Subject
+from brim.evaluation.setup import EvaluationSetup
 from brim.evaluation.workload import workload_to_trace
-from brim.forecasting.forecast_curve import forecast_curve
+from brim.forecasting.forecast import forecast_curve
 from brim.forecasting.gpus import Gpu
 from brim.memory.devices import DeviceMemory, device_name
 from brim.memory.environment import environment_facts
@@ -44,51 +44,51 @@ class FirstForecast:
     note: str | None = None
 
 
-# Of a subject, the items to do and the memory limit; None where none is made.
-MakeForecast = Callable[[Subject, Sequence[int], int], FirstForecast | None]
+# Of a setup, the items to do and the memory limit; None where none is made.
+MakeForecast = Callable[[EvaluationSetup, Sequence[int], int], FirstForecast | None]
 
 
 def forecast_first_batch(
-    subject: Subject, items: Sequence[int], limit_bytes: int, *, gpu: Gpu | None = None
+    setup: EvaluationSetup, items: Sequence[int], limit_bytes: int, *, gpu: Gpu | None = None
 ) -> FirstForecast | None:
     """The bytes of the costliest of these items; None where no forecast is made: not on CUDA, or not worth the time.
 
     With `gpu` it is made for that card, wherever the model is and however short the run.
     """
-    if gpu is None and (subject.device.type != "cuda" or not is_worth_a_trace(subject, items)):
+    if gpu is None and (setup.device.type != "cuda" or not is_worth_a_trace(setup, items)):
         return None
     started = time.perf_counter()
-    item, prepared = _costliest(subject, items)
-    workload = None if item is None else workload_to_trace(subject, item, prepared)
+    item, prepared = _costliest(setup, items)
+    workload = None if item is None else workload_to_trace(setup, item, prepared)
     if item is None or workload is None:
         return None
     with InterruptWatch():  # a trace is full of weak references
         curve, notes = forecast_curve(workload, gpu=gpu, one_step=True, seconds=LONGEST_TRACE_SECONDS, begun="started")
     found = None
     if curve is not None:
-        cost = subject.costs[item]
+        cost = setup.costs[item]
         found = ForecastBytes.of_curve(curve, item_cost=cost, limit_bytes=limit_bytes, most=len(items))
     return FirstForecast(bytes=found, seconds=time.perf_counter() - started, note=next(iter(notes), None))
 
 
-def is_worth_a_trace(subject: Subject, items: Sequence[int]) -> bool:
+def is_worth_a_trace(setup: EvaluationSetup, items: Sequence[int]) -> bool:
     """Whether a forecast pays for this run."""
-    module, task = subject.model.module, subject.task
+    module, task = setup.model.module, setup.task
     if not isinstance(module, nn.Module):
         return False
     return forecast_pays(
-        [subject.costs[item] for item in items],
+        [setup.costs[item] for item in items],
         new_tokens=task.generation.max_new_tokens if isinstance(task, GenerateTask) else None,
         counts_tokens=task.unit == "tokens",
         parameters=sum(parameter.numel() for parameter in module.parameters()),
     )
 
 
-def _costliest(subject: Subject, items: Sequence[int]) -> tuple[int | None, Any]:
+def _costliest(setup: EvaluationSetup, items: Sequence[int]) -> tuple[int | None, Any]:
     """The costliest item that can be prepared, prepared; None if none of the first few can."""
-    for item in sorted(items, key=lambda item: -subject.costs[item])[:PREPARED]:
+    for item in sorted(items, key=lambda item: -setup.costs[item])[:PREPARED]:
         with contextlib.suppress(Exception):  # the run will meet it again, and record it as this sample's failure
-            return item, subject.task.prepare(item)
+            return item, setup.task.prepare(item)
     return None, None
 
 
@@ -112,7 +112,7 @@ class StartingPoint:
     """What is known of one run before its first batch; `forecast` is asked where nothing better is known."""
 
     request: EvalRequest
-    subject: Subject
+    setup: EvaluationSetup
     memory: DeviceMemory
     limit_bytes: int
     prior: Prior = dataclasses.field(default_factory=Prior)
@@ -130,7 +130,7 @@ class StartingPoint:
 
     def start(self, items: list[int]) -> Start:
         """The sizer of a run over these items."""
-        request, costs = self.request, [self.subject.costs[item] for item in items]
+        request, costs = self.request, [self.setup.costs[item] for item in items]
         item_cost = max(costs, default=1)
         asked = LiveRequest(
             batch_size=request.batch_size,
@@ -143,7 +143,7 @@ class StartingPoint:
             return Start(sizer=start_live(asked, Prior(known_size=plan.size), self._room(item_cost)), cached=plan)
         forecast, prior = None, self.prior
         if not self._given and not prior.knows_bytes_near(item_cost):
-            forecast = self.forecast(self.subject, items, self.limit_bytes)
+            forecast = self.forecast(self.setup, items, self.limit_bytes)
         if forecast is not None and forecast.bytes is not None:
             prior = dataclasses.replace(prior, forecast=forecast.bytes)
             item_cost = forecast.bytes.item_cost  # of the costliest that can be prepared: others never reach the model
@@ -158,7 +158,7 @@ class StartingPoint:
             reason, largest = "a cached plan of an earlier run", max(largest, start.cached.batch_size_max)
         return self._plan_file.plan(
             start.sizer,
-            unit="samples" if self.by_count else self.subject.task.unit,
+            unit="samples" if self.by_count else self.setup.task.unit,
             size=start.sizer.kept,
             largest=max(largest, 1),
             reason=reason,
@@ -173,27 +173,27 @@ class StartingPoint:
             self._plan_file.save(plan)
 
     def _room(self, item_cost: int) -> Room:
-        module = self.subject.model.module
+        module = self.setup.model.module
         held = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
         resident = sum(tensor.nbytes for tensor in held)
         return Room(limit_bytes=self.limit_bytes, resident_bytes=resident, item_cost=item_cost)
 
     @functools.cached_property
     def _plan_file(self) -> PlanFile:
-        task = {name: value for name, value in self.subject.task.identity().items() if name != "system"}
+        task = {name: value for name, value in self.setup.task.identity().items() if name != "system"}
         device = device_name(self.memory.device)
         return PlanFile(
             identity={
                 "kind": "eval",
-                **self.subject.identity(),
+                **self.setup.identity(),
                 "task": task,
-                "longest": max(self.subject.costs).bit_length(),  # data of another length has another knee
+                "longest": max(self.setup.costs).bit_length(),  # data of another length has another knee
                 "device": device,
                 "memory_limit": self.request.memory_limit_bytes,
             },
             environment=environment_facts(self.memory.device),
             device=device,
             limit_bytes=self.limit_bytes,
-            unit=self.subject.task.unit,
+            unit=self.setup.task.unit,
             use_cache=self.request.use_cache,
         )

@@ -1,7 +1,7 @@
-"""What one process does of an evaluation: it runs samples on its device and hands their lines out, batch by batch.
+"""What one process does of an evaluation: it runs samples on its device and yields their lines, batch by batch.
 
 It knows neither the run's folder nor the other processes: a rank writes the lines into its journal, a worker of a
-cluster sends them home.
+cluster sends them to the driver.
 """
 
 from __future__ import annotations
@@ -14,37 +14,76 @@ from types import TracebackType
 from typing import Any, Self
 
 from brim.errors import RequestError
-from brim.evaluation.gpu_clock import GpuClock
-from brim.evaluation.listener import EvalListener
-from brim.evaluation.model_memory import ModelMemory
-from brim.evaluation.offload import Offload
-from brim.evaluation.scoring import Scorer
-from brim.evaluation.stage_clock import StageClock
+from brim.evaluation.scoring import RankFigures, Scorer
+from brim.evaluation.setup import EvaluationSetup, SetupFacts
 from brim.evaluation.start import MakeForecast, Start, StartingPoint, forecast_first_batch
-from brim.evaluation.subject import Subject
-from brim.evaluation.summary import RankFigures
-from brim.memory.devices import DeviceMemory, device_uuid, memory_of
-from brim.memory.limit import resolve_limit
+from brim.evaluation.timing import IdleClock, StageClock
+from brim.memory.devices import DeviceMemory, ModelMemory, device_uuid, memory_of, resolve_limit
 from brim.monitor.sampler import Sampler
 from brim.monitor.trace_file import TraceText
-from brim.running.answers import one_for_each
-from brim.running.executor import Executor, ItemFailure, Pending
-from brim.running.figures import ExecutionFigures
+from brim.running.executor import BatchWork, ExecutionPolicy, Executor, ItemFailure, Pending
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
-from brim.settings.caller import named
+from brim.running.results import ExecutionFigures, one_for_each
+from brim.settings.caller import named, written
 from brim.settings.eval_settings import EvalRequest
 from brim.sizing.live import LiveSizer
 from brim.sizing.priors import Prior
 
-__all__ = ["Lines", "Worker"]
+__all__ = ["EvalListener", "Lines", "Offload", "Worker"]
+
+
+class EvalListener:
+    """Is called as the run proceeds; each method does nothing by default."""
+
+    def opened(self, facts: SetupFacts) -> None:
+        """Model and data are there."""
+
+    def started(self, total: int, done: int) -> None:
+        """So many samples are this process's to do, of which so many were done by an earlier run."""
+
+    def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
+        """A batch was recorded."""
+
+    def note(self, line: str) -> None:
+        """Something that the user should know, in one line."""
+
+
+class Offload:
+    """Moves the weights to host memory once, where that was asked for: the last resort where a sample does not fit."""
+
+    def __init__(self, request: EvalRequest, setup: EvaluationSetup, note: Callable[[str], None]) -> None:
+        self._wanted = request.offload == "cpu"
+        self._setup = setup
+        self._note = note
+        self._applied = False
+
+    def apply(self) -> bool:
+        """Whether the weights were moved just now, so that the sample is worth another try."""
+        if self._applied or not self._wanted:
+            return False
+        self._applied = True
+        device = self._setup.device
+        if device.type == "cpu":
+            self._note(f"{written('offload', 'cpu')}: the model is on the CPU already; there is nothing to move")
+            return False
+        try:
+            from accelerate import cpu_offload
+        except ImportError as error:
+            raise RequestError(f"{written('offload', 'cpu')} needs accelerate: pip install accelerate") from error
+        self._setup.task.release()
+        module = self._setup.model.module.to("cpu")
+        cpu_offload(module, execution_device=device)
+        self._note("a sample does not fit even alone: the weights are in host memory from here on, which is slower")
+        return True
+
 
 Lines = list[dict[str, Any]]
 
 
 class Worker:
-    """One subject on one device.
+    """One setup on one device.
 
-        with Worker(request, subject, listener, monitor=folder / "monitor.csv") as worker:
+        with Worker(request, setup, listener, monitor=folder / "monitor.csv") as worker:
             for lines in worker.run(items):
                 journal.append(lines)
             worker.figures()
@@ -55,7 +94,7 @@ class Worker:
     def __init__(
         self,
         request: EvalRequest,
-        subject: Subject,
+        setup: EvaluationSetup,
         listener: EvalListener,
         *,
         monitor: Path | TraceText | None = None,
@@ -64,24 +103,24 @@ class Worker:
         forecast: MakeForecast = forecast_first_batch,
     ) -> None:
         self.request = request
-        self.subject = subject
+        self.setup = setup
         self.listener = listener
-        self.scorer = Scorer(subject.task, subject.metrics)
-        self.memory: DeviceMemory = memory_of(subject.device)
+        self.scorer = Scorer(setup.task, setup.metrics)
+        self.memory: DeviceMemory = memory_of(setup.device)
         limit = resolve_limit(self.memory, asked_bytes=request.memory_limit_bytes, margin=request.margin)
         self.starting = StartingPoint(
             request=request,
-            subject=subject,
+            setup=setup,
             memory=self.memory,
             limit_bytes=limit.usable_bytes,
             prior=prior if prior is not None else Prior(),
             forecast=forecast,
         )
         self._stages = stages
-        self._clock = GpuClock(subject.device)
-        self._offload = Offload(request, subject, self._tell)
-        self._sampler = Sampler(monitor, device_uuid=device_uuid(subject.device))
-        self._told: list[str] = []
+        self._clock = IdleClock(setup.device)
+        self._offload = Offload(request, setup, self._note)
+        self._sampler = Sampler(monitor, device_uuid=device_uuid(setup.device))
+        self._notes: list[str] = []
         self._start: Start | None = None
         self._executor: Executor | None = None
         self._loader: Loader | None = None
@@ -102,7 +141,7 @@ class Worker:
 
     def run(self, items: Sequence[int]) -> Generator[Lines, None, None]:
         """Do these samples; the lines of those that end together are given out as soon as they end."""
-        request, subject = self.request, self.subject
+        request, setup = self.request, self.setup
         if self._executor is None:
             self._executor = self._begin(self.starting.start(list(items)))
         with contextlib.ExitStack() as stack:
@@ -111,8 +150,8 @@ class Worker:
             settings = LoaderSettings(
                 num_workers=request.num_workers, pin_memory=request.pin_memory, prefetch_factor=request.prefetch_factor
             )
-            pin = subject.device.type == "cuda"
-            self._loader = stack.enter_context(Loader(subject.task.prepare, items, settings, pin=pin))
+            pin = setup.device.type == "cuda"
+            self._loader = stack.enter_context(Loader(setup.task.prepare, items, settings, pin=pin))
             started = time.perf_counter()
             for finished in stack.enter_context(contextlib.closing(self._executor.run(items))):
                 yield [self.scorer.entry(one) for one in finished]
@@ -122,8 +161,8 @@ class Worker:
                 self.listener.batch(figures, cap=self._executor.sizer.size, reserved_bytes=reserved)
             self._seconds += time.perf_counter() - started
         self._loader_wait_seconds += self._loader.wait_seconds
-        for note in (*self._loader.notes, *subject.task.notes, *subject.model.notes):
-            self._tell(note)
+        for note in (*self._loader.notes, *setup.task.notes, *setup.model.notes):
+            self._note(note)
 
     def remember_plan(self) -> None:
         """File the size found, for the next run to start from."""
@@ -154,7 +193,7 @@ class Worker:
             workers=self._loader.workers or 0,
             monitor=self._sampler.summary(),
             measured=self._measured(),
-            notes=tuple(self._told),
+            notes=tuple(self._notes),
         )
 
     def _begin(self, start: Start) -> Executor:
@@ -162,30 +201,35 @@ class Worker:
         self._start = start
         executor = self._make_executor(start.sizer)
         for note in start.notes:
-            self._tell(note)
+            self._note(note)
         if start.forecast is not None:
             self._seconds += start.forecast.seconds
             executor.figures.lost_seconds += start.forecast.seconds
             if start.forecast.note is not None:
-                self._tell(start.forecast.note)
+                self._note(start.forecast.note)
         return executor
 
     def _make_executor(self, sizer: LiveSizer) -> Executor:
+        request = self.request
         return Executor(
-            self._launch,
-            self.subject.costs,
+            BatchWork(
+                launch=self._launch,
+                costs=self.setup.costs,
+                note=self._note,
+                set_aside=self._forget_prepared,
+                last_resort=self._offload.apply,
+            ),
             sizer=sizer,
-            memory=ModelMemory(self.memory, self.subject.model.module),
+            memory=ModelMemory(self.memory, self.setup.model.module),
             metered=self._measured(),
-            fail_fast=self.request.fail_fast,
-            fail_on_oom=self.request.fail_on_oom,
-            by_count=self.starting.by_count,
-            overlap=self.request.overlap,
-            fixed=self.request.fixed,
-            stop_if_hopeless=True,
-            tell=self._tell,
-            last_resort=self._offload.apply,
-            put_aside=self._forget_prepared,
+            policy=ExecutionPolicy(
+                by_count=self.starting.by_count,
+                fixed=request.fixed,
+                overlap=request.overlap,
+                fail_fast=request.fail_fast,
+                fail_on_oom=request.fail_on_oom,
+                stop_if_hopeless=True,
+            ),
         )
 
     def _forget_prepared(self, items: list[int]) -> None:
@@ -201,15 +245,13 @@ class Worker:
         if self.request.fail_fast and len(good) < len(items):
             place, bad = next((place, one) for place, one in enumerate(prepared) if isinstance(one, NotPrepared))
             raise RequestError(
-                f"{named('fail_fast')}: sample {self.subject.task.samples[items[place]].id}: {bad.message}"
+                f"{named('fail_fast')}: sample {self.setup.task.samples[items[place]].id}: {bad.message}"
             )
         self._clock.begin()
         pending: Pending | None = None
         if good:
             with self._timed_stages(len(good)):
-                pending = self.subject.task.launch(
-                    [items[place] for place in good], [prepared[place] for place in good]
-                )
+                pending = self.setup.task.launch([items[place] for place in good], [prepared[place] for place in good])
         return _WithFailures(pending, prepared, busy_seconds=self._clock.end())
 
     def _timed_stages(self, batch_size: int) -> contextlib.AbstractContextManager[Any]:
@@ -222,9 +264,9 @@ class Worker:
         """Peaks are taken where that costs nothing, or where a limit is to be kept."""
         return not self.memory.meter_slows or self.request.memory_limit is not None
 
-    def _tell(self, line: str) -> None:
-        if line not in self._told:
-            self._told.append(line)
+    def _note(self, line: str) -> None:
+        if line not in self._notes:
+            self._notes.append(line)
             self.listener.note(line)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from brim.errors import RequestError, plural
-from brim.evaluation.subject import Subject, evaluation_savings, open_subject
+from brim.evaluation.setup import EvaluationSetup, evaluation_savings, open_setup
 from brim.models.base import LoadedModel
 from brim.records import Mode
 from brim.running.executor import Pending
@@ -37,27 +37,27 @@ class _Batch:
 
 
 class DataWorkload(Workload):
-    """Runs a task on batches of the data's dearest sample; `request` is what the subject was opened from."""
+    """Runs a task on batches of the data's costliest sample; `request` is what the setup was opened from."""
 
-    def __init__(self, subject: Subject, request: EvalRequest | None = None) -> None:
-        self.subject = subject
-        self.device = subject.device
-        self.mode: Mode = "generate" if isinstance(subject.task, GenerateTask) else "forward"
-        self.task: Task = subject.task
+    def __init__(self, setup: EvaluationSetup, request: EvalRequest | None = None) -> None:
+        self.setup = setup
+        self.device = setup.device
+        self.mode: Mode = "generate" if isinstance(setup.task, GenerateTask) else "forward"
+        self.task: Task = setup.task
         if isinstance(self.task, GenerateTask):
             self.task.never_end()
-        self._dearest = max(range(len(subject.costs)), key=subject.costs.__getitem__)
+        self._costliest = max(range(len(setup.costs)), key=setup.costs.__getitem__)
         self._prepared: Any = None
-        dearest = subject.data.samples[self._dearest].id
-        cost = f"{subject.costs[self._dearest]:,} {self.task.unit}"
-        repeated = f"batches repeat the dearest of {plural(len(subject.costs), 'sample')} ({dearest}, cost {cost})"
-        self.notes = (*subject.model.notes, repeated)
+        costliest = setup.data.samples[self._costliest].id
+        cost = f"{setup.costs[self._costliest]:,} {self.task.unit}"
+        repeated = f"batches repeat the costliest of {plural(len(setup.costs), 'sample')} ({costliest}, cost {cost})"
+        self.notes = (*setup.model.notes, repeated)
         if request is not None:
             self.savings = evaluation_savings(request, mode=self.mode)
 
     def make_batch(self, size: int) -> _Batch:
-        """The dearest sample, so many times."""
-        return _Batch(items=[self._dearest] * size, prepared=[self._prepare()] * size)
+        """The costliest sample, so many times."""
+        return _Batch(items=[self._costliest] * size, prepared=[self._prepare()] * size)
 
     def batch_length(self, batch: _Batch) -> int:
         """How many samples."""
@@ -69,12 +69,12 @@ class DataWorkload(Workload):
 
     def traced_as(self) -> Workload:
         """The model on the same batches, without the task around it."""
-        plain = workload_to_trace(self.subject, self._dearest, self._prepare())
+        plain = workload_to_trace(self.setup, self._costliest, self._prepare())
         return self if plain is None else plain
 
     def modules(self) -> Sequence[nn.Module]:
         """The model, if it is one of torch."""
-        module = self.subject.model.module
+        module = self.setup.model.module
         return (module,) if isinstance(module, nn.Module) else ()
 
     def release(self) -> None:
@@ -83,21 +83,21 @@ class DataWorkload(Workload):
 
     def largest_size(self) -> int:
         """A batch is never larger than the data."""
-        return len(self.subject.costs)
+        return len(self.setup.costs)
 
     def identity(self) -> Mapping[str, Any]:
-        """Model, task, and what the dearest sample weighs."""
-        cost = self.subject.costs[self._dearest]
+        """Model, task, and the cost of the costliest sample; the keys are those of stored plans."""
+        cost = self.setup.costs[self._costliest]
         task = dict(self.task.identity())
-        return {**self.subject.identity(), **task, "mode": self.mode, "dearest": cost, "count": len(self.subject.costs)}
+        return {**self.setup.identity(), **task, "mode": self.mode, "dearest": cost, "count": len(self.setup.costs)}
 
     def _prepare(self) -> Any:
         if self._prepared is None:
             try:
-                self._prepared = self.task.prepare(self._dearest)
+                self._prepared = self.task.prepare(self._costliest)
             except ValueError as error:
-                sample = self.subject.data.samples[self._dearest].id
-                raise RequestError(f"the data's dearest sample {sample!r} cannot be used: {error}") from error
+                sample = self.setup.data.samples[self._costliest].id
+                raise RequestError(f"the data's costliest sample {sample!r} cannot be used: {error}") from error
         return self._prepared
 
 
@@ -105,12 +105,12 @@ def build_from_json(data: Mapping[str, Any]) -> DataWorkload:
     """The workload of a request's JSON, for a child process."""
     plain = {**data, **{name: tuple(data[name]) for name in ("metrics", "plugins", "stop")}}
     request = EvalRequest(**plain)
-    return DataWorkload(open_subject(request), request)
+    return DataWorkload(open_setup(request), request)
 
 
-def workload_to_trace(subject: Subject, item: int, prepared: Any) -> Workload | None:
+def workload_to_trace(setup: EvaluationSetup, item: int, prepared: Any) -> Workload | None:
     """Batches that repeat one sample, for a trace; None for a model or a task that is not brim's own to look into."""
-    task, model = subject.task, subject.model
+    task, model = setup.task, setup.model
     if not isinstance(model.module, nn.Module):
         return None
     if isinstance(task, GenerateTask):

@@ -18,6 +18,8 @@ from typing import Any, Literal
 
 import torch
 
+from brim.forecasting.torch_private import registered_operations, without_cpu_autocast
+
 __all__ = ["Policy", "cuda_autocast_on_cpu", "policies"]
 
 Policy = Literal["half", "float32", "float32_dtype", "float32_appended", "widest", "untouched"]
@@ -57,7 +59,7 @@ def policies() -> dict[str, Policy]:
         **dict.fromkeys(_FLOAT32_APPENDED, "float32_appended"),
         **dict.fromkeys(_WIDEST, "widest"),
     }
-    on_cuda, on_cpu = _registered("AutocastCUDA"), _registered("AutocastCPU")
+    on_cuda, on_cpu = registered_operations("AutocastCUDA"), registered_operations("AutocastCPU")
     found: dict[str, Policy] = {name: kinds.get(name, "half") for name in sorted(on_cuda)}
     found.update(dict.fromkeys(sorted(on_cpu - on_cuda), "untouched"))
     return found
@@ -67,7 +69,7 @@ def policies() -> dict[str, Policy]:
 def cuda_autocast_on_cpu() -> Iterator[None]:
     """Let `torch.autocast("cpu")` follow CUDA's policy inside the block."""
     library = torch.library.Library("aten", "IMPL", _KEY)
-    own = _registered("AutocastCPU")
+    own = registered_operations("AutocastCPU")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says of each kernel that it overrides another: that is the point
@@ -82,11 +84,6 @@ def cuda_autocast_on_cpu() -> Iterator[None]:
         library._destroy()
 
 
-def _registered(key: str) -> set[str]:
-    names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(key)
-    return {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
-
-
 def _overload(name: str) -> Any:
     packet, _, overload = name.partition(".")
     operation = getattr(torch.ops.aten, packet, None)
@@ -94,14 +91,14 @@ def _overload(name: str) -> Any:
 
 
 def _kernel(overload: Any, policy: Policy) -> Callable[..., Any]:
-    if policy == "untouched":  # autocast goes on inside: cross_entropy is left alone, the log_softmax in it is not
+    if policy == "untouched":  # autocast stays on inside: cross_entropy is left alone, the log_softmax in it is not
         through: Callable[..., Any] = torch.library.fallthrough_kernel
         return through
     convert = _CONVERSIONS[policy]
     appended = _appended(overload) if policy == "float32_appended" else None
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+        with without_cpu_autocast():
             if appended is not None and _eligible(args[0]):
                 return appended(*args, **kwargs, dtype=torch.float32)
             args, kwargs = convert(overload, args, kwargs)

@@ -3,25 +3,32 @@
 A trace runs on CPU fakes, so wherever torch looks at the device to choose a kernel (dropout, attention, a fused
 encoder layer) the choice is made again here for CUDA. The same holds for a few places where torch avoids working in
 place as soon as a dispatch mode is watching: what would be in place without one is in place in the trace.
+
+RMS normalisation is one kernel on CUDA since torch 2.9 and keeps one number per row. LSTM, GRU and plain RNN layers
+run as one kernel of cuDNN, with a reserve kept for the backward; how large that is, cuDNN does not document. It is
+taken as the gates and states of every step, and the trace notes that this is a guess.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from brim.forecasting.attention import AttentionKernels
-from brim.forecasting.composite import composite
 from brim.forecasting.events import Target
-from brim.forecasting.fused_norm import RmsNormKernel
 from brim.forecasting.kernel_scratch import SCRATCH, WITNESSES
-from brim.forecasting.recurrent import RECURRENT, RecurrentKernel
+from brim.forecasting.torch_private import composite
 from brim.forecasting.tracer import Tracer, counts_of_last_reference
 
-__all__ = ["as_on_cuda"]
+if TYPE_CHECKING:
+    from brim.forecasting.tracer import Tracer
+if TYPE_CHECKING:
+    from brim.forecasting.tracer import Tracer
+
+__all__ = ["RECURRENT", "RecurrentKernel", "RmsNormKernel", "as_on_cuda"]
 
 aten = torch.ops.aten
 
@@ -249,3 +256,123 @@ def _in_place_on_zeros(in_place: Any) -> Any:
         return tracer.run(in_place, args, kwargs)
 
     return replace
+
+
+aten = torch.ops.aten
+
+
+class RmsNormKernel:
+    """In place of `aten::rms_norm`, which on the CPU is made of several operations."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def __call__(
+        self,
+        input: torch.Tensor,
+        normalized_shape: list[int],
+        weight: torch.Tensor | None = None,
+        eps: float | None = None,
+    ) -> torch.Tensor:
+        """The normalised input."""
+        mixed = weight is not None and weight.dtype != input.dtype
+        if mixed or not hasattr(aten, "_fused_rms_norm"):
+            return composite(aten.rms_norm.default, input, normalized_shape, weight, eps)  # type: ignore[no-any-return]
+        rows = input.shape[: input.dim() - len(normalized_shape)]
+        output: torch.Tensor = _FusedRmsNorm.apply(self._tracer, rows, input, weight)
+        return output
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tracer: Tracer, rows: torch.Size, input: torch.Tensor, weight: torch.Tensor | None
+    ) -> torch.Tensor:
+        with tracer.imitating("aten._fused_rms_norm"):
+            contiguous = input if input.is_contiguous() else input.contiguous()
+            output = torch.empty_like(contiguous)
+            scales = input.new_empty(rows, dtype=torch.float32)
+        ctx.save_for_backward(input, weight, scales)
+        ctx.tracer = tracer
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        input, weight, _ = ctx.saved_tensors
+        with ctx.tracer.imitating("aten._fused_rms_norm_backward"):
+            copied = None if gradient.is_contiguous() else gradient.contiguous()
+            of_input = torch.empty_like(input)
+            of_weight = None if weight is None else torch.empty_like(weight)
+        del copied
+        return None, None, of_input, of_weight
+
+
+# Operation: how many values of the hidden size are kept for each step in training (gates and states), and whether
+# there is a cell state beside the hidden one.
+RECURRENT = {
+    "lstm.input": (6, True),
+    "gru.input": (5, False),
+    "rnn_tanh.input": (2, False),
+    "rnn_relu.input": (2, False),
+}
+_GUESS = "cuDNN's reserve for recurrent layers is estimated"
+
+
+class RecurrentKernel:
+    """In place of one of `RECURRENT`."""
+
+    def __init__(self, tracer: Tracer, name: str) -> None:
+        self._tracer = tracer
+        self._kept, self._has_cell = RECURRENT[name]
+
+    def __call__(
+        self,
+        input: torch.Tensor,
+        hx: Any,
+        params: Sequence[torch.Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[torch.Tensor, ...]:
+        """The output of the last layer and the last states."""
+        del has_biases, dropout
+        self._tracer.facts.guesses.setdefault(_GUESS)
+        states = list(hx) if self._has_cell else [hx]
+        device_type = input.device.type
+        if torch.is_autocast_enabled(device_type):
+            dtype = torch.get_autocast_dtype(device_type)
+            input, *states = (part.to(dtype) for part in (input, *states))
+            params = [parameter.to(dtype) for parameter in params]
+        steps, batch = (input.shape[1], input.shape[0]) if batch_first else input.shape[:2]
+        directions = 2 if bidirectional else 1
+        reserved = num_layers * directions * steps * batch * states[0].shape[-1] * self._kept if train else 0
+        width = directions * states[0].shape[-1]  # of projected states, where there is a projection
+        sequence = input.transpose(0, 1).contiguous() if batch_first else input
+        output, *last = _Recurrent.apply(self._tracer, reserved, width, len(states), sequence, *states, *params)
+        return (output.transpose(0, 1) if batch_first else output, *last)
+
+
+class _Recurrent(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tracer: Tracer, reserved: int, width: int, count: int, input: torch.Tensor, *rest: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        states = rest[:count]
+        with tracer.imitating("cudnn_rnn"):
+            output = input.new_empty((input.shape[0], input.shape[1], width))
+            last = [torch.empty_like(state) for state in states]
+            reserve = input.new_empty(reserved)
+        ctx.save_for_backward(input, output, reserve, *rest)
+        ctx.tracer = tracer
+        return (output, *last)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        del gradients
+        input, _, _, *rest = ctx.saved_tensors
+        with ctx.tracer.imitating("cudnn_rnn_backward"):
+            made = [torch.empty_like(part) for part in (input, *rest)]
+        return None, None, None, None, *made

@@ -12,7 +12,20 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, get_args
 
-__all__ = ["CATEGORIES", "DTYPE_BYTES", "Category", "ConvCall", "Event", "ReductionCall", "Target", "Trace"]
+from brim.errors import BrimError, RequestError, first_line
+
+__all__ = [
+    "CATEGORIES",
+    "DTYPE_BYTES",
+    "Category",
+    "ConvCall",
+    "Event",
+    "ReductionCall",
+    "Target",
+    "Trace",
+    "UntraceableError",
+    "obstacle_in_words",
+]
 
 Category = Literal["weights", "buffers", "gradients", "optimizer", "inputs", "activations", "temporary", "cache"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -122,3 +135,12 @@ class Trace:
         for event in self.events[:count]:
             live[event.category] += event.bytes if event.kind == "alloc" else -event.bytes
         return live
+
+
+class UntraceableError(RequestError):
+    """A step does something whose memory cannot be worked out without running it."""
+
+
+def obstacle_in_words(error: Exception) -> str:
+    """The first line, with the kind of error before it where it is not one of brim's own."""
+    return first_line(error) if isinstance(error, BrimError) else f"{type(error).__name__}: {first_line(error)}"

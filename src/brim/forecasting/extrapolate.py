@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from brim.forecasting.allocator import FREE, AllocatorSettings, CachingAllocator, make_allocator, replay
-from brim.forecasting.overheads import PARTS, Timeline
+from brim.forecasting.overheads import PARTS, AllocatorTimeline
 from brim.sizing.byte_model import ByteModel
 
 __all__ = ["Peaks", "SizeModel"]
@@ -54,7 +54,7 @@ class SizeModel:
 
     def __init__(
         self,
-        timelines: Mapping[int, Timeline],
+        timelines: Mapping[int, AllocatorTimeline],
         settings: AllocatorSettings | None = None,
         *,
         after: int | None = None,
@@ -133,7 +133,7 @@ class SizeModel:
             return low
         return _bisect(smallest, low, lambda at: self.peaks(at).reserved_bytes <= limit)
 
-    def _replay(self, timeline: Timeline) -> Peaks:
+    def _replay(self, timeline: AllocatorTimeline) -> Peaks:
         if self._after is None or not self.simulated:
             return _replayed(timeline, self._settings)
         return _replayed_after(self._timeline(self._after), timeline, self._settings)
@@ -146,7 +146,7 @@ class SizeModel:
     def _replays_at(self, size: int) -> bool:
         return self.simulated or size in self._timelines
 
-    def _timeline(self, size: int) -> Timeline:
+    def _timeline(self, size: int) -> AllocatorTimeline:
         """The traced one, or one worked out from those."""
         if size in self._timelines:
             return self._timelines[size]
@@ -201,7 +201,7 @@ class _Requests:
 
 
 def _curve(sizes: Sequence[int], values: Sequence[int]) -> tuple[float, float, float, int]:
-    """Constant, slope, curvature, and the least it may come to."""
+    """Constant, slope, curvature, and the smallest value allowed."""
     if len(values) == 1 or values[0] == values[-1] or values[0] == FREE:
         return 0.0, 0.0, 0.0, max(values)
     slope = (values[-1] - values[-2]) / (sizes[-1] - sizes[-2])
@@ -219,7 +219,7 @@ def _curve(sizes: Sequence[int], values: Sequence[int]) -> tuple[float, float, f
     return constant, slope, 0.0, 0
 
 
-def _replayed(timeline: Timeline, settings: AllocatorSettings | None) -> Peaks:
+def _replayed(timeline: AllocatorTimeline, settings: AllocatorSettings | None) -> Peaks:
     result = replay(timeline.blocks, timeline.requests, settings, pools=timeline.pools)
     live: dict[int, tuple[str, int]] = {}
     upto = result.peak_index + 1
@@ -236,7 +236,9 @@ def _replayed(timeline: Timeline, settings: AllocatorSettings | None) -> Peaks:
     return Peaks(allocated_bytes=result.peak_allocated_bytes, reserved_bytes=result.peak_reserved_bytes, parts=parts)
 
 
-def _replayed_after(before: Timeline, timeline: Timeline, settings: AllocatorSettings | None) -> Peaks:
+def _replayed_after(
+    before: AllocatorTimeline, timeline: AllocatorTimeline, settings: AllocatorSettings | None
+) -> Peaks:
     """As `_replayed`, in an allocator that has seen another size, kept what stays, and given back the rest."""
     allocator = make_allocator(settings)
     granted: dict[int, int] = {}
@@ -256,7 +258,7 @@ def _replayed_after(before: Timeline, timeline: Timeline, settings: AllocatorSet
 
 def _run_through(
     allocator: CachingAllocator,
-    timeline: Timeline,
+    timeline: AllocatorTimeline,
     granted: dict[int, int],
     parts: dict[int, str],
     *,

@@ -6,21 +6,25 @@ asked for, and adds what lies outside: the CUDA context and buckets for communic
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
-from brim.errors import DoesNotFitError, RequestError
+from brim.errors import DoesNotFitError, RequestError, first_line
 from brim.forecasting.allocator import AllocatorSettings
-from brim.forecasting.events import Target, Trace
+from brim.forecasting.events import Target, Trace, UntraceableError
 from brim.forecasting.extrapolate import SizeModel
 from brim.forecasting.gpus import Gpu, find_gpu, gpu_of_memory
 from brim.forecasting.overheads import Environment, installed_torch, make_timeline
-from brim.memory.limit import DEFAULT_MARGIN
-from brim.memory.remedies import memory_remedies
+from brim.forecasting.trace import trace_workload
+from brim.memory.devices import DEFAULT_MARGIN
+from brim.memory.failures import memory_remedies
 from brim.ranks.unwrap import communication_bytes
 from brim.ranks.world import current_world
 from brim.records import Forecast
@@ -28,6 +32,7 @@ from brim.settings.caller import given, named, written
 from brim.settings.search_settings import DEFAULT_MAX_SIZE
 from brim.settings.shared import check_one_card
 from brim.settings.sizes import format_bytes
+from brim.sizing.priors import ForecastCurve
 from brim.workloads.base import Workload
 
 __all__ = [
@@ -36,10 +41,10 @@ __all__ = [
     "TracedWorkload",
     "choose_gpu",
     "forecast_batch_size",
+    "forecast_curve",
     "forecast_memory",
     "gpu_of_device",
 ]
-
 
 TraceFunction = Callable[[Workload, int, Target | None], Trace]
 _MADE_FOR = ("data", "classes", "knobs", "dtype", "optimizer", "gradient_checkpointing", "parameters")
@@ -322,7 +327,64 @@ def _checked_margin(margin: float | None) -> float:
 
 
 def _expandable_segments() -> bool:
-    """What this process's environment tells torch's allocator."""
+    """What this process's environment sets for torch's allocator."""
     names: Iterable[str] = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     text = next((os.environ[name] for name in names if name in os.environ), "")
     return "expandable_segments:true" in text.lower().replace(" ", "")
+
+
+def forecast_curve(
+    workload: Workload,
+    *,
+    gpu: Gpu | None = None,
+    one_step: bool = False,
+    seconds: float | None = None,
+    begun: str = "searched",
+) -> tuple[ForecastCurve | None, tuple[str, ...]]:
+    """The forecast, or None; and notes for the user.
+
+    `gpu` is a card to forecast for in place of the workload's own device. With `one_step` nothing outlives a step, so
+    that one is traced, and never run for real; with `seconds` a trace that takes longer is given up. `begun` is the
+    word for what is done without a forecast.
+    """
+    if gpu is None and workload.device.type != "cuda":
+        return None, ()
+    try:
+        with _given_up_after(seconds):
+            traced = TracedWorkload(workload, _trace_one_step if one_step else None)
+            forecaster = Forecaster(traced, gpu or gpu_of_device(workload.device))
+            model = forecaster.model()
+            smallest = model.replayed(workload.smallest_size())
+    except Exception as error:  # the user's step on tensors without data: it may raise anything
+        return None, (f"{begun} without a forecast, since the step cannot be traced: {first_line(error)}",)
+    if not model.simulated or smallest.reserved_bytes <= 0:
+        return None, ()
+    forecast = ForecastCurve(
+        reserved_at=lambda size: model.replayed(size).reserved_bytes,
+        allocated_at=lambda size: model.replayed(size).allocated_bytes,
+        runs_within=model.runs_within,
+    )
+    return forecast, ()
+
+
+def _trace_one_step(workload: Workload, size: int, target: Target | None) -> Trace:
+    return trace_workload(workload, size, target=target, steps=1, or_approximately=False)
+
+
+@contextlib.contextmanager
+def _given_up_after(seconds: float | None) -> Iterator[None]:
+    """An `UntraceableError` in the forward of whatever module comes next, once the time is up."""
+    if seconds is None:
+        yield
+        return
+    end = time.perf_counter() + seconds
+
+    def check(*_: Any) -> None:
+        if time.perf_counter() > end:
+            raise UntraceableError(f"it takes more than {seconds:g} seconds")
+
+    handle = register_module_forward_pre_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,8 +1,8 @@
 """Generation in a trace: the prompts read, one decode step as it is, one as a CUDA graph would capture it.
 
-The decode loop of an evaluation runs on ghosts, but for its repetitions: over keys and values that never move, every
-step allocates the same. Models that an evaluation leaves to transformers' own `generate` are read and decoded by plain
-forwards instead: the first step after the prompt, and the last one, when keys and values are longest.
+The decode loop of an evaluation runs on shape tensors, but for its repetitions: over keys and values that never move,
+every step allocates the same. Models that an evaluation leaves to transformers' own `generate` are read and decoded by
+plain forwards instead: the first step after the prompt, and the last one, when keys and values are longest.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from brim.errors import first_line
 from brim.forecasting.ledger import Ledger
+from brim.forecasting.torch_private import without_dispatch_modes
 from brim.forecasting.tracer import Tracer
 from brim.generation.choose import TokenChooser
 from brim.generation.loop import MIN_STEPS_TO_CAPTURE, DecodeLoop, Padding, PromptBatch, Stopped
@@ -81,7 +82,7 @@ def _maker(model: Any, settings: GenerationSettings, tokens: TokenIds, padding: 
 def _trial(make: _Maker, tracer: Tracer) -> str:
     """The error that a loop meets on two short prompts, or "" if it meets none."""
     backends = dict(tracer.facts.attention)
-    with torch.utils._python_dispatch._disable_current_modes():
+    with without_dispatch_modes():
         aside = Tracer(Ledger())
         try:
             with aside:

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 
 from brim.forecasting.events import ConvCall
-from brim.forecasting.reductions import describe_reduction
 from brim.forecasting.shapes import convolution_format
 from brim.forecasting.tracer import Scratch, Tracer, Witness
+from brim.forecasting.workspaces import describe_reduction
 
 __all__ = ["SCRATCH", "WITNESSES"]
 

@@ -1,6 +1,6 @@
 """The ledger of a trace: which blocks of memory are held, since when, and what for.
 
-Knows nothing of operations or of what CUDA would do; it is told what is taken, notices what is let go of, and turns
+Knows nothing of operations or of what CUDA would do; it is given what is taken, notices what is released, and turns
 both into events at the end.
 """
 
@@ -12,6 +12,7 @@ import weakref
 import torch
 
 from brim.forecasting.events import Category, Event
+from brim.forecasting.torch_private import storage_address
 
 __all__ = ["Block", "Ledger"]
 
@@ -77,7 +78,7 @@ class Ledger:
 
     def bind(self, storage: torch.UntypedStorage, block: Block) -> None:
         """Let a real storage hold a block for as long as it lives."""
-        address: int = storage._cdata
+        address: int = storage_address(storage)
         storages = self._storages
 
         def gone(_: object) -> None:
@@ -87,7 +88,7 @@ class Ledger:
 
     def bound(self, storage: torch.UntypedStorage) -> Block | None:
         """The block that a real storage holds."""
-        held = self._storages.get(storage._cdata)
+        held = self._storages.get(storage_address(storage))
         return None if held is None else held[1]
 
     def label(self, block: Block | None, category: Category) -> None:

@@ -1,7 +1,7 @@
 """What a trace cannot see, put where it would be asked for: workspaces of cuBLAS and cuDNN, buffers of reductions.
 
 All are taken from torch's own allocator, so they compete with tensors for the same segments and count in torch's
-peaks. A `Timeline` is a trace as the allocator would see it, with those requests added. The CUDA context and
+peaks. An `AllocatorTimeline` is a trace as the allocator would see it, with those requests added. The CUDA context and
 communication buckets lie outside the allocator's peaks; a forecast adds them to its sum.
 
 Pure Python: no torch, no device. Which figures were measured and which come from torch's source is said beside each.
@@ -19,11 +19,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from brim.forecasting.allocator import FREE
-from brim.forecasting.convolution_workspaces import convolution_workspaces
 from brim.forecasting.events import Event, Trace
-from brim.forecasting.reductions import reduction_buffer
+from brim.forecasting.workspaces import convolution_workspaces, reduction_buffer
 
-__all__ = ["PARTS", "Environment", "Timeline", "installed_torch", "make_timeline", "version_pair"]
+__all__ = ["PARTS", "AllocatorTimeline", "Environment", "installed_torch", "make_timeline", "version_pair"]
 
 MIB = 2**20
 
@@ -77,7 +76,7 @@ class Environment:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Timeline:
+class AllocatorTimeline:
     """What torch's allocator is asked for, in order: block numbers, bytes (or `FREE`), and the part each belongs to."""
 
     blocks: tuple[int, ...]
@@ -86,7 +85,7 @@ class Timeline:
     pools: tuple[int, ...]  # 0: the default one; else the private pool of CUDA graphs
     last_step: int = 0  # where the last step begins
 
-    def like(self, other: Timeline) -> bool:
+    def like(self, other: AllocatorTimeline) -> bool:
         """Whether both are the same requests but for their bytes."""
         if (self.blocks, self.parts, self.pools) != (other.blocks, other.parts, other.pools):
             return False
@@ -94,7 +93,7 @@ class Timeline:
         return all((mine == FREE) == (theirs == FREE) for mine, theirs in pairs)
 
 
-def make_timeline(trace: Trace, environment: Environment, *, workspaces: bool = True) -> Timeline:
+def make_timeline(trace: Trace, environment: Environment, *, workspaces: bool = True) -> AllocatorTimeline:
     """The trace as the allocator would see it; with the workspaces of a GPU's libraries, unless it runs on the host."""
     after: dict[int, list[_Workspace]] = defaultdict(list)
     for workspace in _workspaces(trace, environment) if workspaces else ():
@@ -119,7 +118,7 @@ def make_timeline(trace: Trace, environment: Environment, *, workspaces: bool = 
             if not workspace.kept:
                 rows += [(number, FREE, "workspaces", workspace.pool) for number, _ in reversed(asked)]
     blocks, requests, parts, pools = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return Timeline(blocks=blocks, requests=requests, parts=parts, pools=pools, last_step=last_step)
+    return AllocatorTimeline(blocks=blocks, requests=requests, parts=parts, pools=pools, last_step=last_step)
 
 
 @dataclasses.dataclass(frozen=True)

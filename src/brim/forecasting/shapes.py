@@ -7,15 +7,82 @@ calls many times. Where torch has no meta kernel, its fake tensors know decompos
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from brim.forecasting.arguments import replaced
-from brim.forecasting.untraceable import UntraceableError
+from brim.forecasting.events import UntraceableError
+from brim.forecasting.torch_private import fake_tensors, storage_address
 
-__all__ = ["TensorSpec", "convolution_format", "infer", "specify"]
+__all__ = [
+    "TensorSpec",
+    "convolution_format",
+    "infer",
+    "pick",
+    "replaced",
+    "returned_arguments",
+    "specify",
+    "tensors_in",
+]
+
+
+def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors among arguments or results: single ones, and those in lists and tuples."""
+    found: list[torch.Tensor] = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend(tensors_in(value, {}))
+    return found
+
+
+def replaced(
+    args: tuple[Any, ...], kwargs: dict[str, Any], news: Sequence[Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with each tensor replaced, in the order of `tensors_in`."""
+    following = iter(news)
+    return (
+        tuple(_replaced_one(value, following) for value in args),
+        {key: _replaced_one(value, following) for key, value in kwargs.items()},
+    )
+
+
+def returned_arguments(schema: Any) -> tuple[int | str, ...] | None:
+    """For each result the position or name of the argument that it is, for `pick`; None if some result is new."""
+    where: dict[str, int | str] = {}
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            for name in argument.alias_info.before_set:
+                where[name] = argument.name if argument.kwarg_only else position
+    found: list[int | str] = []
+    for returned in schema.returns:
+        names = () if returned.alias_info is None else returned.alias_info.before_set
+        name = next((name for name in names if name in where), None)
+        if name is None:
+            return None
+        found.append(where[name])
+    return tuple(found)
+
+
+def pick(where: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The results of an operation that returns its own arguments."""
+    found = [args[place] if isinstance(place, int) else kwargs[place] for place in where]
+    if not found:
+        return None
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _replaced_one(value: Any, following: Iterator[Any]) -> Any:
+    # Not a closure that calls itself: such a function is a reference cycle, and would keep tensors alive until the
+    # garbage collector runs.
+    if isinstance(value, torch.Tensor):
+        return next(following)
+    if isinstance(value, (list, tuple)):
+        return type(value)([_replaced_one(member, following) for member in value])
+    return value
+
 
 aten = torch.ops.aten
 _META = torch.device("meta")
@@ -103,13 +170,13 @@ def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequ
         result = _ask_fakes(func, args, kwargs, tensors)
         if result is NotImplemented:
             raise UntraceableError(
-                f"{func} has no shape rule: torch cannot tell its results without running it; register one with "
+                f"{func} has no shape rule: torch does not know its results without running it; register one with "
                 "torch.library.register_fake"
             ) from None
         result, metas = result
     if func in (aten.convolution.default, aten.convolution_backward.default):
         result = _as_cudnn_lays_out(func, args, result)
-    storages = [meta.untyped_storage()._cdata for meta in metas]
+    storages = [storage_address(meta.untyped_storage()) for meta in metas]
     return _specified(result, storages, [])
 
 
@@ -136,17 +203,14 @@ def convolution_format(input: torch.Tensor, weight: torch.Tensor) -> torch.memor
 
 def _ask_fakes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
     """Ask torch's fake tensors; `NotImplemented` where they do not know either."""
-    from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
-
-    mode = FakeTensorMode(allow_fallback_kernels=False)
-    convert: Any = mode.fake_tensor_converter.from_meta_and_device
-    fakes = [convert(mode, _meta_of(tensor), tensor.device) for tensor in tensors]
+    metas, devices = [_meta_of(tensor) for tensor in tensors], [tensor.device for tensor in tensors]
+    mode, fakes, unsupported = fake_tensors(metas, devices)
     kept = {name: value for name, value in kwargs.items() if name not in _FROM_HOST}
     fake_args, fake_kwargs = replaced(args, kept, fakes)
     try:
         with mode:
             return func(*fake_args, **fake_kwargs), fakes
-    except (UnsupportedOperatorException, NotImplementedError):
+    except (unsupported, NotImplementedError):
         return NotImplemented
 
 
@@ -171,7 +235,7 @@ def _specified(result: Any, storages: list[int], made: list[int]) -> Any:
             stride=tuple(result.stride()),
             offset=int(result.storage_offset()),
             dtype=result.dtype,
-            alias=_memory(storage._cdata, storages, made),
+            alias=_memory(storage_address(storage), storages, made),
             nbytes=storage.nbytes(),
         )
     if isinstance(result, (list, tuple)):

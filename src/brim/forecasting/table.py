@@ -18,7 +18,7 @@ from brim.records import Mode
 from brim.settings.search_settings import DEFAULT_MAX_SIZE
 from brim.workloads.base import Workload
 
-__all__ = ["CARD_GB", "MODELS", "BatchTable", "Entry", "ModelClass", "batch_size_table", "card_of"]
+__all__ = ["CARD_GB", "MODELS", "BatchTable", "BatchTableEntry", "ModelClass", "batch_size_table", "card_of"]
 
 TABLE_SCHEMA = "brim.batch_table/1"
 GIB = 2**30
@@ -80,7 +80,7 @@ WorkloadMaker = Callable[[Mapping[str, Any], Mode, Mapping[str, int]], Workload]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Entry:
+class BatchTableEntry:
     """One place of the table: 0 means that nothing fits."""
 
     card_gb: int
@@ -95,7 +95,7 @@ class Entry:
 class BatchTable:
     """Every card against every class, in both modes, and how it was computed."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[BatchTableEntry]
     models: Sequence[ModelClass]
     seconds: float
 
@@ -143,17 +143,17 @@ def batch_size_table(
     cards_gb: Sequence[int] = CARD_GB,
     models: Sequence[ModelClass] = MODELS,
     modes: Sequence[Mode] = MODES,
-    told: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> BatchTable:
     """The whole table; two or three traces for each model and mode, however many cards there are."""
     started = time.perf_counter()
     entries = []
     for mode in modes:
         for model in models:
-            told(f"{model.stands_for_it}, {mode}")
+            progress(f"{model.stands_for_it}, {mode}")
             sizes = _sizes(make_workload, model, mode, [card_of(card) for card in cards_gb])
             entries += [
-                Entry(
+                BatchTableEntry(
                     card_gb=card,
                     model=model.label,
                     mode=mode,

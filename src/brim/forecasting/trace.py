@@ -3,42 +3,45 @@
     trace = trace_workload(workload, 8, target=Target(name="h200", compute_capability=(9, 0), total_bytes=…))
     trace.peak_allocated(), trace.live_at_peak(), trace.events
 
-The step that runs is the workload's own, on its own modules and optimizers: their tensors are only looked at, and what
-a step puts into them is taken out again. Nothing outside the trace changes, and no device is touched.
+The step that runs is the workload's own, on its own modules and optimizers: their tensors are only read, and what a
+step puts into them is removed again. Nothing outside the trace changes, and no device is touched.
+
+Where a step cannot be traced (an operation without a shape rule, or a step that leaves torch for numpy or a library of
+its own), it is run for real on the CPU at the two smallest sizes, and each block is extrapolated in a line to the size
+asked for (`approximate_trace`). That is a guess, and marked as one: kernels and autocast are those of the CPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
 
 from brim.errors import BrimError, RequestError
-from brim.forecasting.approximation import approximate_trace
 from brim.forecasting.cuda_autocast import cuda_autocast_on_cpu
 from brim.forecasting.cuda_kernels import as_on_cuda
-from brim.forecasting.events import Category, Target, Trace
-from brim.forecasting.foreach import foreach_as_on_cuda
+from brim.forecasting.events import Category, Event, Target, Trace, UntraceableError, obstacle_in_words
 from brim.forecasting.generation_trace import prepare_generation
-from brim.forecasting.ghost import Ghost
-from brim.forecasting.ghost_model import give_meta_tensors_ghosts
-from brim.forecasting.ledger import Ledger
+from brim.forecasting.ledger import Block, Ledger
+from brim.forecasting.shape_tensor import ShapeTensor, make_shape_tensor
+from brim.forecasting.torch_private import TorchDispatchMode, current_graph_task_id, foreach_as_on_cuda, tree_leaves
 from brim.forecasting.tracer import Tracer
-from brim.forecasting.untraceable import UntraceableError, obstacle_in_words
 from brim.memory.collector import without_collector
-from brim.memory.snapshot import StateSnapshot
+from brim.memory.snapshot import StateSnapshot, required_bytes
+from brim.monitor.host import available_host_bytes
 from brim.ranks.unwrap import without_collectives
 from brim.workloads.base import Workload
 from brim.workloads.inference import GenerateWorkload
 
-__all__ = ["UntraceableError", "trace_workload"]
+__all__ = ["UntraceableError", "approximate_trace", "replace_meta_tensors", "trace_workload"]
 
 
 def trace_workload(
@@ -86,7 +89,7 @@ def _trace(workload: Workload, batch_size: int, target: Target | None, steps: in
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_collector())  # what a cycle holds, it holds until the trace ends
-            give_meta_tensors_ghosts(workload.modules(), workload.optimizers())
+            replace_meta_tensors(workload.modules(), workload.optimizers())
             stack.enter_context(without_collectives(workload.modules()))
             stack.enter_context(_settings_of_cuda(tracer, target))
             _adopt(tracer, workload)
@@ -137,7 +140,7 @@ def _settings_of_cuda(tracer: Tracer, target: Target | None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if tracer.device_type == "cpu":
             stack.enter_context(cuda_autocast_on_cpu())
-            stack.enter_context(foreach_as_on_cuda())
+            stack.enter_context(foreach_as_on_cuda(ShapeTensor))
         stack.enter_context(as_on_cuda(tracer, target))
         # Compiled code runs as it is written: what a compiler would fuse is not known here.
         stance: Any = getattr(torch.compiler, "set_stance", None)
@@ -194,7 +197,7 @@ def _children_first(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 def _label(tracer: Tracer, values: Iterable[Any], category: Category) -> None:
     for value in values:
-        if isinstance(value, torch.Tensor) and (isinstance(value, Ghost) or value.layout is torch.strided):
+        if isinstance(value, torch.Tensor) and (isinstance(value, ShapeTensor) or value.layout is torch.strided):
             tracer.ledger.label(tracer.values.block_of(value), category)
 
 
@@ -205,3 +208,169 @@ class _References(StateSnapshot):
         inventory.storages.clear()
         inventory.without_storage.clear()
         super().__init__(inventory, rng)
+
+
+def replace_meta_tensors(modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Put shape tensors in the place of parameters and buffers on the meta device; the caller puts those back."""
+    made: dict[int, ShapeTensor] = {}
+    for root in modules:
+        for module in root.modules():
+            for held in (module._parameters, module._buffers):
+                for name, tensor in held.items():
+                    if tensor is not None and tensor.device.type == "meta":
+                        held[name] = _shape_tensor_like(tensor, made)  # type: ignore[assignment]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [made.get(id(parameter), parameter) for parameter in group["params"]]
+
+
+def _shape_tensor_like(tensor: torch.Tensor, made: dict[int, ShapeTensor]) -> ShapeTensor:
+    if id(tensor) not in made:
+        shape_tensor = make_shape_tensor(tensor.shape, tensor.stride(), tensor.dtype, torch.device("cpu"), None)
+        if isinstance(tensor, nn.Parameter):
+            vars(shape_tensor)["_is_param"] = True
+            shape_tensor.requires_grad_(tensor.requires_grad)
+        made[id(tensor)] = shape_tensor
+    return made[id(tensor)]
+
+
+@functools.cache
+def _quiet_tracer() -> Tracer:
+    return Tracer(Ledger())
+
+
+def _answer_outside(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Outside of any trace a shape tensor still has a shape, a dtype and views; nothing is booked."""
+    del types
+    with _quiet_tracer():
+        return func(*args, **kwargs)
+
+
+ShapeTensor.outside = staticmethod(_answer_outside)
+
+
+_HOST_SHARE = 0.4  # of the free host memory that a copy of the state may take
+
+
+def approximate_trace(workload: Workload, batch_size: int, *, steps: int, why: str) -> Trace:
+    """A trace extended from real steps at the two smallest sizes; `UntraceableError` where they cannot be run."""
+    started = time.perf_counter()
+    _check_can_run(workload)
+    smallest = workload.smallest_size()
+    first = _metered(workload, smallest, steps)
+    second = _metered(workload, 2 * smallest, steps)
+    events = _extended(first, second, batch_size)
+    return Trace(
+        batch_size=batch_size,
+        events=events,
+        step_starts=second.step_starts,
+        seconds=time.perf_counter() - started,
+        gemm_calls=1,
+        backward_gemm_calls=int(workload.mode == "train"),
+        approximate=f"extended from real steps at batch sizes {smallest} and {2 * smallest} on the CPU: {why}",
+    )
+
+
+def _check_can_run(workload: Workload) -> None:
+    tensors = [tensor for module in workload.modules() for tensor in (*module.parameters(), *module.buffers())]
+    if any(tensor.device.type == "meta" for tensor in tensors):
+        raise UntraceableError("the step was not run for real: the model was built without its weights")
+    if workload.device.type != "cpu" or any(tensor.device.type != "cpu" for tensor in tensors):
+        raise UntraceableError(f"the step was not run for real: it is on {workload.device}, not on the CPU")
+    needed = required_bytes(workload.modules(), workload.optimizers(), workload.stateful())
+    if needed > _HOST_SHARE * available_host_bytes():
+        raise UntraceableError("the step was not run for real: the host has no room for a copy of the model's state")
+
+
+def _metered(workload: Workload, size: int, steps: int) -> Trace:
+    """Real steps at a size, booked; the state is as before afterwards."""
+    ledger = Ledger()
+    snapshot = StateSnapshot.take(workload.modules(), workload.optimizers(), [*workload.stateful(), workload])
+    try:
+        with foreach_as_on_cuda(ShapeTensor):
+            meter = _Meter(ledger)
+            for module in workload.modules():
+                meter.label(module.parameters(), "weights", resident=True)
+                meter.label(module.buffers(), "buffers", resident=True)
+            with meter:
+                batch = workload.make_batch(size)
+                meter.label(tree_leaves(batch), "inputs")
+                for _ in range(steps):
+                    ledger.begin_step()
+                    workload.step(batch)
+                    for module in workload.modules():
+                        meter.label((parameter.grad for parameter in module.parameters()), "gradients")
+                    for optimizer in workload.optimizers():
+                        meter.label(tree_leaves(list(optimizer.state.values())), "optimizer")
+    except Exception as error:
+        raise UntraceableError(
+            f"run for real on the CPU at batch size {size} it raised {obstacle_in_words(error)}"
+        ) from error
+    finally:
+        ledger.close()
+        snapshot.restore()
+    return Trace(batch_size=size, events=ledger.events(), step_starts=ledger.step_starts(), seconds=0.0)
+
+
+class _Meter(TorchDispatchMode):
+    """Books the storages of real tensors, and lets every operation run."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._ledger = ledger
+        self._graph_task = -1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        task = current_graph_task_id()
+        if task != self._graph_task:
+            self._graph_task = task
+            if task != -1:
+                self._ledger.begin_backward()
+        result = func(*args, **(kwargs or {}))
+        name = str(func).rpartition(".")[0]
+        for leaf in tree_leaves(result):
+            if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu" or leaf.layout is not torch.strided:
+                continue
+            if leaf.dim() > 0 or "lift" not in name:  # a bare number, such as Adam's count of steps, stays on the host
+                self._block_of(leaf, name)
+        return result
+
+    def label(self, values: Any, category: Category, *, resident: bool = False) -> None:
+        """Say what some tensors are for; `resident`: they were there before."""
+        for value in values:
+            if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+                continue
+            storage = value.untyped_storage()
+            if resident and self._ledger.bound(storage) is None:
+                block = self._ledger.take_resident(storage.nbytes(), category)
+                if block is not None:
+                    self._ledger.bind(storage, block)
+            self._ledger.label(self._ledger.bound(storage), category)
+
+    def _block_of(self, tensor: torch.Tensor, op: str) -> Block | None:
+        storage = tensor.untyped_storage()
+        block = self._ledger.bound(storage)
+        if block is None:
+            block = self._ledger.take(storage.nbytes(), op)
+            if block is not None:
+                self._ledger.bind(storage, block)
+        return block
+
+
+def _extended(first: Trace, second: Trace, batch_size: int) -> tuple[Event, ...]:
+    """Each block in a line through both sizes; where the steps differ, what is not resident in proportion."""
+    if batch_size == second.batch_size:
+        return second.events
+    alike = [(event.kind, event.block) for event in first.events] == [(e.kind, e.block) for e in second.events]
+    if alike:
+        reach = (batch_size - first.batch_size) / (second.batch_size - first.batch_size)
+        return tuple(
+            dataclasses.replace(event, bytes=max(round(small.bytes + reach * (event.bytes - small.bytes)), 0))
+            for small, event in zip(first.events, second.events, strict=True)
+        )
+    share = batch_size / second.batch_size
+    fixed = ("weights", "buffers", "gradients", "optimizer")
+    return tuple(
+        event if event.category in fixed else dataclasses.replace(event, bytes=round(share * event.bytes))
+        for event in second.events
+    )

@@ -14,17 +14,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from brim.forecasting.arguments import pick, replaced, returned_arguments, tensors_in
-from brim.forecasting.composite import composite, is_composite_on_cuda
-from brim.forecasting.events import ConvCall, ReductionCall
-from brim.forecasting.ghost import Ghost, make_ghost
+from brim.forecasting.events import ConvCall, ReductionCall, UntraceableError
 from brim.forecasting.ledger import Block, Ledger
-from brim.forecasting.real_values import FLOAT_LIMIT, RealValues, is_unknown, run_for_real, small_enough
-from brim.forecasting.shapes import TensorSpec, infer, specify
-from brim.forecasting.unknown_values import UNKNOWN_VALUES, UNKNOWN_VALUES_BY_NAME
-from brim.forecasting.untraceable import UntraceableError
+from brim.forecasting.shape_tensor import ShapeTensor, make_shape_tensor
+from brim.forecasting.shapes import TensorSpec, infer, pick, replaced, returned_arguments, specify, tensors_in
+from brim.forecasting.torch_private import (
+    NO_TORCH_DISPATCH,
+    TorchDispatchMode,
+    composite,
+    current_graph_task_id,
+    is_composite_on_cuda,
+    use_count,
+    without_dispatch_modes,
+)
+from brim.forecasting.values import (
+    FLOAT_LIMIT,
+    UNKNOWN_VALUES,
+    UNKNOWN_VALUES_BY_NAME,
+    RealValues,
+    is_unknown,
+    run_for_real,
+    small_enough,
+)
 
 __all__ = ["Facts", "Replacement", "Scratch", "Tracer", "Witness", "counts_of_last_reference"]
 
@@ -111,10 +123,10 @@ class Tracer(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         for kind in types:
-            if kind is not Ghost and _answers_itself(kind):
+            if kind is not ShapeTensor and _answers_itself(kind):
                 return NotImplemented  # another kind of tensor: what it is made of comes by here later
         kwargs = kwargs or {}
-        task = torch._C._current_graph_task_id()
+        task = current_graph_task_id()
         if task != self._graph_task:
             self._graph_task = task
             if task != -1:
@@ -154,7 +166,7 @@ class Tracer(TorchDispatchMode):
 
     def holds_last_reference(self, tensor: torch.Tensor) -> bool:
         """Whether nobody but the autograd engine holds a gradient, so that it may be added to in place."""
-        return isinstance(tensor, Ghost) and _reference_counts(tensor) == counts_of_last_reference()
+        return isinstance(tensor, ShapeTensor) and _reference_counts(tensor) == counts_of_last_reference()
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation as it is, and book its results."""
@@ -174,7 +186,7 @@ class Tracer(TorchDispatchMode):
         return self._realise(traits, spec, args, kwargs, tensors)
 
     def _change_shape(self, func: Any, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Let an operation in place turn a ghost into another shape of the same memory; more than that is refused."""
+        """Let an in-place operation give a shape tensor another shape on the same memory; more is refused."""
         out = kwargs.get("out")
         if func in _RESIZES or (isinstance(out, torch.Tensor) and out.numel() == 0):
             raise UntraceableError(f"{traits.name} gives an activation other memory in place, which cannot be traced")
@@ -201,27 +213,29 @@ class Tracer(TorchDispatchMode):
         if traits.returns_arguments is not None:
             return True, pick(traits.returns_arguments, args, kwargs)
         results = tensors_in((result,), {})
-        if not on_host and results:  # values beside ghosts, since there is no real tensor on a device that is not there
+        if (
+            not on_host and results
+        ):  # values beside shape tensors, since there is no real tensor on a device that is not there
             if spec is None:
                 spec = infer(func, args, kwargs, tensors, is_view=True) if traits.is_view else specify(result)
-            ghosts = self._realise(traits, spec, args, kwargs, tensors)
-            for ghost, value in zip(tensors_in((ghosts,), {}), results, strict=True):
-                ghost.value = value  # type: ignore[attr-defined]  # all of them are ghosts
-            return True, ghosts
+            shape_tensors = self._realise(traits, spec, args, kwargs, tensors)
+            for shape_tensor, value in zip(tensors_in((shape_tensors,), {}), results, strict=True):
+                shape_tensor.value = value  # type: ignore[attr-defined]  # all of them are shape tensors
+            return True, shape_tensors
         for made in results:
             self.values.born(made, self._kernel or traits.name, on_device=self.device_type == "cpu")
         self._book(traits, args, kwargs, results)
         return True, result
 
     def _literal(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
-        """`torch.tensor(…)`: real, and where it was made on a device, a ghost with its value."""
+        """`torch.tensor(…)`: real, and where it was made on a device, a shape tensor with its value."""
         if tensor.device.type == "cpu":
             self.values.born(tensor, op, on_device=tensor.dim() > 0)  # a bare number stays on the host
             return tensor
         block = self.ledger.take(tensor.numel() * tensor.element_size(), op)
-        ghost = make_ghost(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, block)
-        ghost.value = run_for_real(tensor.cpu)
-        return ghost
+        shape_tensor = make_shape_tensor(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, block)
+        shape_tensor.value = run_for_real(tensor.cpu)
+        return shape_tensor
 
     def _realise(
         self,
@@ -231,14 +245,14 @@ class Tracer(TorchDispatchMode):
         kwargs: dict[str, Any],
         tensors: Sequence[torch.Tensor],
     ) -> Any:
-        """Ghosts in place of the specified results."""
+        """Shape tensors in place of the specified results."""
         device = _device_of(kwargs, tensors)
         counts = device.type == self.device_type and not kwargs.get("pin_memory")
         op = self._kernel or traits.name
         held = self._scratch_of(traits, args)
         results: list[torch.Tensor] = []
         result = self._made(spec, device, op, tensors, {}, results, counts=counts)
-        if traits.is_copy and isinstance(tensors[0], Ghost) and tensors[0].density is not None:
+        if traits.is_copy and isinstance(tensors[0], ShapeTensor) and tensors[0].density is not None:
             result.density = tensors[0].density
         if traits.witness is not None:
             traits.witness(self, args, kwargs, results)
@@ -258,29 +272,29 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         if isinstance(spec, TensorSpec):
             if spec.alias >= 0:
-                ghost = self._view(spec, tensors[spec.alias], device)
-                results.append(ghost)
-                return ghost
+                shape_tensor = self._view(spec, tensors[spec.alias], device)
+                results.append(shape_tensor)
+                return shape_tensor
             if spec.alias not in blocks:
                 blocks[spec.alias] = self.ledger.take(spec.nbytes, op) if counts else None
             block = blocks[spec.alias]
-            ghost = make_ghost(spec.size, spec.stride, spec.dtype, device, block, spec.offset)
-            results.append(ghost)
-            return ghost
+            shape_tensor = make_shape_tensor(spec.size, spec.stride, spec.dtype, device, block, spec.offset)
+            results.append(shape_tensor)
+            return shape_tensor
         if isinstance(spec, list):
             return [self._made(part, device, op, tensors, blocks, results, counts=counts) for part in spec]
         return spec
 
-    def _view(self, spec: TensorSpec, whole: torch.Tensor, device: torch.device) -> Ghost:
+    def _view(self, spec: TensorSpec, whole: torch.Tensor, device: torch.device) -> ShapeTensor:
         block = self.values.block_of(whole)
         if torch.is_inference_mode_enabled() and not whole.is_inference():
             with torch.inference_mode(False):  # a view of an ordinary tensor is an ordinary tensor
-                ghost = make_ghost(spec.size, spec.stride, spec.dtype, device, block, spec.offset)
+                shape_tensor = make_shape_tensor(spec.size, spec.stride, spec.dtype, device, block, spec.offset)
         else:
-            ghost = make_ghost(spec.size, spec.stride, spec.dtype, device, block, spec.offset)
-        if isinstance(whole, Ghost) and whole.density is not None:
-            ghost.density = whole.density
-        return ghost
+            shape_tensor = make_shape_tensor(spec.size, spec.stride, spec.dtype, device, block, spec.offset)
+        if isinstance(whole, ShapeTensor) and whole.density is not None:
+            shape_tensor.density = whole.density
+        return shape_tensor
 
     def _book(
         self, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[torch.Tensor]
@@ -322,7 +336,7 @@ class Tracer(TorchDispatchMode):
 @functools.cache
 def _answers_itself(kind: type) -> bool:
     """Whether a class of tensors handles operations of its own."""
-    return getattr(kind, "__torch_dispatch__", None) is not torch._C._disabled_torch_dispatch_impl
+    return getattr(kind, "__torch_dispatch__", None) is not NO_TORCH_DISPATCH
 
 
 def _device_of(kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> torch.device:
@@ -351,10 +365,9 @@ def _on_meta(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
     return any(tensor.device.type == "meta" for tensor in tensors)
 
 
-def _reference_counts(ghost: Ghost) -> tuple[int, int]:
-    """How often a ghost and its block are held, as seen from inside the tracer."""
-    uses: Any = getattr(ghost, "_use_count", None)
-    return (uses() if uses is not None else 0), sys.getrefcount(ghost.block)
+def _reference_counts(shape_tensor: ShapeTensor) -> tuple[int, int]:
+    """How often a shape tensor and its block are held, as seen from inside the tracer."""
+    return use_count(shape_tensor), sys.getrefcount(shape_tensor.block)
 
 
 @functools.cache
@@ -367,18 +380,18 @@ def counts_of_last_reference() -> tuple[int, int]:
     tracer = Tracer(Ledger())
 
     def watch(_: Tracer, __: Any, args: tuple[Any, ...], ___: dict[str, Any]) -> Any:
-        if tracer.in_backward and isinstance(args[0], Ghost):
+        if tracer.in_backward and isinstance(args[0], ShapeTensor):
             counts.append(_reference_counts(args[0]))
         return NotImplemented
 
     tracer.install({aten.add.Tensor: watch})
     with (
-        torch.utils._python_dispatch._disable_current_modes(),
+        without_dispatch_modes(),
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
         tracer,
     ):
-        leaf = torch.empty(FLOAT_LIMIT + 1, requires_grad=True)  # large enough to be a ghost
+        leaf = torch.empty(FLOAT_LIMIT + 1, requires_grad=True)  # large enough to be a shape tensor
         (leaf * 2 + leaf * 3).backward(torch.empty(FLOAT_LIMIT + 1))
     return counts[0] if counts else (-1, -1)

@@ -19,22 +19,28 @@ from brim.errors import RequestError
 from brim.memory.storage_meter import StorageMeter
 from brim.monitor.host import available_host_bytes
 from brim.monitor.nvml import device_memory as nvml_device_memory
+from brim.settings.caller import written
+from brim.settings.sizes import format_bytes
 
 __all__ = [
+    "DEFAULT_MARGIN",
     "CpuMemory",
     "CudaMemory",
     "DeviceMemory",
+    "MemoryLimit",
+    "MemoryReading",
+    "ModelMemory",
     "MpsMemory",
-    "Reading",
     "device_name",
     "device_uuid",
     "existing_device",
     "memory_of",
+    "resolve_limit",
 ]
 
 
 @dataclasses.dataclass(kw_only=True)
-class Reading:
+class MemoryReading:
     """Filled in while metered code runs; final once the `metered` block has ended."""
 
     peak_allocated_bytes: int = 0
@@ -64,7 +70,7 @@ class DeviceMemory(ABC):
         """While inside, allocating past the limit raises `torch.OutOfMemoryError`."""
 
     @abstractmethod
-    def metered(self, resident: Iterable[torch.Tensor] = ()) -> contextlib.AbstractContextManager[Reading]:
+    def metered(self, resident: Iterable[torch.Tensor] = ()) -> contextlib.AbstractContextManager[MemoryReading]:
         """Measure what runs inside; `resident` tensors exist already and count."""
 
     @abstractmethod
@@ -129,9 +135,9 @@ class CudaMemory(DeviceMemory):
             torch.cuda.set_per_process_memory_fraction(before, self.device)
 
     @contextlib.contextmanager
-    def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[Reading]:
+    def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[MemoryReading]:
         del resident  # the allocator counts them, on the host: nothing has to be waited for
-        reading = Reading()
+        reading = MemoryReading()
         torch.cuda.reset_peak_memory_stats(self.device)
         retries_before = self._retries()
         try:
@@ -193,8 +199,8 @@ class CpuMemory(DeviceMemory):
             self._limit_bytes = before
 
     @contextlib.contextmanager
-    def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[Reading]:
-        reading = Reading()
+    def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[MemoryReading]:
+        reading = MemoryReading()
         meter = StorageMeter(limit_bytes=self._limit_bytes)
         meter.track(resident)
         self._meter = meter
@@ -248,9 +254,9 @@ class MpsMemory(DeviceMemory):
             torch.mps.set_per_process_memory_fraction(1.0)
 
     @contextlib.contextmanager
-    def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[Reading]:
+    def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[MemoryReading]:
         del resident
-        reading = Reading()
+        reading = MemoryReading()
         try:
             yield reading
         finally:
@@ -317,3 +323,61 @@ def memory_of(device: torch.device | str) -> DeviceMemory:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return _KINDS[device.type](device)
+
+
+# Kept free when the user names no limit: others on the card, and the allocator, move a little.
+DEFAULT_MARGIN = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryLimit:
+    """The bytes a workload may use, margin already taken off."""
+
+    usable_bytes: int
+    margin: float
+    explicit: bool  # the user named the limit
+
+
+def resolve_limit(memory: DeviceMemory, *, asked_bytes: int | None, margin: float | None) -> MemoryLimit:
+    """The limit asked for, or all that is available now; less the margin.
+
+    A limit that the user names is taken at its word (margin 0 unless given); without one, 5 % of what
+    is available stays free, because a card is rarely as empty later as it is now.
+    """
+    available = memory.available_bytes()
+    total = memory.total_bytes()
+    if asked_bytes is None:
+        margin = DEFAULT_MARGIN if margin is None else margin
+        return MemoryLimit(usable_bytes=int(available * (1 - margin)), margin=margin, explicit=False)
+    if asked_bytes > total:
+        raise RequestError(
+            f"{written('memory_limit', format_bytes(asked_bytes))}: {memory.device} has {format_bytes(total)}; "
+            "give a smaller limit, or leave it out to use what is free"
+        )
+    margin = 0.0 if margin is None else margin
+    return MemoryLimit(usable_bytes=int(min(asked_bytes, available) * (1 - margin)), margin=margin, explicit=True)
+
+
+class ModelMemory:
+    """As the device's own memory, but the model's weights and buffers count in every reading and against the limit.
+
+    On a GPU the allocator counts them anyway; on the CPU the meter must be given them.
+    """
+
+    def __init__(self, memory: DeviceMemory, module: Any) -> None:
+        self._memory = memory
+        self._module = module if isinstance(module, torch.nn.Module) else None
+
+    def metered(self) -> contextlib.AbstractContextManager[Any]:
+        """Measure what runs inside."""
+        if self._module is None:
+            return self._memory.metered()
+        return self._memory.metered([*self._module.parameters(), *self._module.buffers()])
+
+    def left_by_others_bytes(self) -> int | None:
+        """What other processes leave of the device now; None: not known."""
+        return self._memory.left_by_others_bytes()
+
+    def release(self, *, thorough: bool = True) -> None:
+        """Give back what nothing refers to any more."""
+        self._memory.release(thorough=thorough)

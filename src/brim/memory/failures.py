@@ -1,4 +1,4 @@
-"""Tells errors apart: out of memory, perhaps out of memory, a size limit, fatal, or something else.
+"""Classifies errors: out of memory, perhaps out of memory, a size limit, fatal, or something else.
 
 The only file that reads the text of an exception. It says what an error is, not what to do about it:
 splitting, retrying and giving up belong to the search and the executor.
@@ -18,12 +18,13 @@ import enum
 import errno
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
 from brim.errors import BrimError
+from brim.settings.caller import named
 
-__all__ = ["Failure", "FailureKind", "classify", "classify_exit"]
+__all__ = ["HALF_PRECISION", "Failure", "FailureKind", "classify", "classify_exit", "memory_remedies", "memory_savings"]
 
 
 class FailureKind(enum.Enum):
@@ -32,7 +33,7 @@ class FailureKind(enum.Enum):
     OUT_OF_MEMORY = "out_of_memory"  # a smaller size helps
     AMBIGUOUS = "ambiguous"  # memory or a bug: one smaller attempt, then the original error
     SIZE_LIMIT = "size_limit"  # a smaller size helps, but no amount of memory would
-    FATAL = "fatal"  # this process cannot go on
+    FATAL = "fatal"  # this process cannot continue
     OTHER = "other"  # not about memory: raise it
 
 
@@ -44,7 +45,7 @@ class Failure:
     reason: str  # one short line for people
     device_lost: bool = False  # the device itself is gone: a fresh process would not get it back either
     communicator_dead: bool = False  # the collective library failed: its process group must be made again
-    requested_bytes: int | None = None  # the allocation that failed, when the message tells
+    requested_bytes: int | None = None  # the allocation that failed, when the message says
     own_limit: bool = False  # this process's own limit refused it: other processes had no part in it
 
 
@@ -350,3 +351,32 @@ def _size(found: re.Match[str]) -> int:
     unit = found["unit"].upper()
     power = 0 if unit.startswith("BYTE") else "BKMGTPE".index(unit[0])  # torch divides by 1024 even for "GB"
     return int(Decimal(found["number"]) * 1024**power)
+
+
+HALF_PRECISION = "half precision (about half of what is in float32)"
+
+
+def memory_savings(*, half_precision: str = "", smaller: str = "", checkpointing: str = "") -> tuple[str, ...]:
+    """What makes a batch of the same size take less, the gentlest first.
+
+    Each argument says how it is asked for, such as `--dtype bfloat16`; an empty one leaves it out.
+    """
+    found = (
+        HALF_PRECISION.replace("half precision", f"half precision: {half_precision}") if half_precision else "",
+        smaller,
+        f"{checkpointing} (trades activations for time)" if checkpointing else "",
+    )
+    return tuple(part for part in found if part)
+
+
+def memory_remedies(
+    savings: Sequence[str],
+    *,
+    batch_size: int = 1,
+    more: str | None = None,
+) -> list[str]:
+    """Remedies for a workload that does not fit: a smaller batch, what `savings` names, more memory."""
+    if more is None:
+        more = f"another device with more memory, or a larger {named('memory_limit')}"
+    smaller = [f"a smaller batch (it was {batch_size})"] if batch_size > 1 else []
+    return [*smaller, *savings, more]

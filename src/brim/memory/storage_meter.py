@@ -39,7 +39,7 @@ class StorageMeter(TorchDispatchMode):
         self.limit_bytes = limit_bytes
         self.current_bytes = 0
         self.peak_bytes = 0
-        self.refusal: str | None = None  # what the last operation was told, if it was refused
+        self.refusal: str | None = None  # the error of the last operation, if it was refused
         self._live: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
 
     def track(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -77,7 +77,7 @@ def _bytes_in(module: nn.Module, dtype: torch.dtype | None) -> int:
 
 
 def _room_on(device: torch.device) -> str:
-    """`2.0 GiB of 80.0 GiB free; process 42 holds 77.1 GiB`, as far as the driver tells; never an error."""
+    """`2.0 GiB of 80.0 GiB free; process 42 holds 77.1 GiB`, as far as the driver reports it; never an error."""
     if device.type != "cuda":
         return f"{format_bytes(memory_of(device).available_bytes())} free"
     uuid = None

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from torch import nn
 
 from brim.errors import RequestError, nearest_names
-from brim.memory.remedies import HALF_PRECISION, memory_savings
+from brim.memory.failures import HALF_PRECISION, memory_savings
 from brim.models import hf_loading, hf_models, python_factory, timm_models, torchvision_models
 from brim.models.base import ModelParts, PartsRequest, Setup, assemble
 from brim.models.names import ModelName, choose_name, split_prefix

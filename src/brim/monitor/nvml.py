@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 __all__ = [
     "CardFigures",
-    "DeviceMemory",
+    "DeviceMemoryUse",
     "OpenCard",
     "ProcessMemory",
     "device_memory",
@@ -41,11 +41,11 @@ _THROTTLE_REASONS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DeviceMemory:
+class DeviceMemoryUse:
     """The memory of one card at one moment, over all processes."""
 
     total_bytes: int
-    used_bytes: int  # by processes; the driver's own reserve is left out where the driver tells it apart
+    used_bytes: int  # by processes; the driver's own reserve is left out where the driver reports it
     used_by_this_process_bytes: int | None  # with its CUDA context; None: the driver does not say (containers)
     used_by_others_bytes: int
 
@@ -65,7 +65,7 @@ class CardFigures:
     utilisation: float | None = None  # fraction of the driver's last sample period in which a kernel ran
     memory_used_bytes: int | None = None  # by all processes
     memory_process_bytes: int | None = None
-    memory_others_bytes: int | None = None  # unlike `DeviceMemory`: None where this process's own share is unknown
+    memory_others_bytes: int | None = None  # unlike `DeviceMemoryUse`: None where this process's own share is unknown
     power_watts: float | None = None
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
@@ -134,8 +134,8 @@ def open_card(device_uuid: str | None = None, index: int = 0) -> OpenCard | None
 
 def device_memory(
     device_uuid: str | None = None, index: int = 0, *, own_bytes: int | None = None
-) -> DeviceMemory | None:
-    """The memory in use on a card, or None where it cannot be told.
+) -> DeviceMemoryUse | None:
+    """The memory in use on a card, or None where it is not known.
 
     `device_uuid` is `str(torch.cuda.get_device_properties(i).uuid)`, with or without its "GPU-"; an unknown one
     gives None rather than another card. `index` counts the driver's cards and is used only without a uuid.
@@ -204,12 +204,12 @@ def _find_device(nvml: Any, device_uuid: str | None, index: int) -> Any:
         return nvml.nvmlDeviceGetHandleByUUID(f"MIG-{bare}")  # torch gives a slice's uuid without saying that it is one
 
 
-def _read_memory(nvml: Any, device: Any, own_bytes: int | None) -> DeviceMemory:
+def _read_memory(nvml: Any, device: Any, own_bytes: int | None) -> DeviceMemoryUse:
     figures = _memory_info(nvml, device)
     total, used = int(figures.total), int(figures.used)
     own = _own_process_bytes(nvml, device, total)
     known_own = own if own is not None else own_bytes or 0
-    return DeviceMemory(
+    return DeviceMemoryUse(
         total_bytes=total,
         used_bytes=used,
         used_by_this_process_bytes=own,

@@ -1,7 +1,7 @@
 """A trace of the card and the host beside a run: a thread reads the figures, `trace_file` keeps them.
 
 A run must never fail, wait or change because it is watched: whatever cannot be read is an empty cell, whatever cannot
-be written stops the writing and is told in `Sampler.write_error`. It knows neither torch nor what the run is.
+be written stops the writing and is kept in `Sampler.write_error`. It knows neither torch nor what the run is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 from brim.errors import RequestError
 from brim.monitor.host import CpuMeter, MemoryMeter, process_resident_bytes
 from brim.monitor.nvml import CardFigures, OpenCard, open_card
-from brim.monitor.trace_file import COLUMNS, Sample, TraceFile, TraceText, read_rows
+from brim.monitor.trace_file import COLUMNS, MonitorSample, TraceFile, TraceText, read_rows
 
 __all__ = ["MonitorSummary", "Sampler", "read_rows"]
 
@@ -30,7 +30,7 @@ _Figure = TypeVar("_Figure")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MonitorSummary:
-    """What the samples of one process come to; None is what nobody could tell.
+    """A summary of the samples of one process; None: not known.
 
     A figure stands for the time since the sample before it, so the means are means over time, however unevenly
     the samples fell.
@@ -38,7 +38,7 @@ class MonitorSummary:
 
     gpu_utilisation_mean: float | None = None  # fraction
     gpu_power_watts_mean: float | None = None
-    gpu_memory_used_peak_bytes: int | None = None  # this process's where the driver tells it, else the card's
+    gpu_memory_used_peak_bytes: int | None = None  # this process's where the driver reports it, else the card's
     others_memory_peak_bytes: int | None = None
     throttle_reasons: tuple[str, ...] = ()  # every one seen but "gpu_idle", sorted
     host_cpu_mean: float | None = None  # fraction of all cores
@@ -90,7 +90,7 @@ class Sampler:
         return self._file.error
 
     def summary(self) -> MonitorSummary:
-        """What the samples so far come to."""
+        """The summary of the samples so far."""
         return self._summary
 
     def __enter__(self) -> Self:
@@ -134,7 +134,7 @@ class Sampler:
     def _take(self, card: OpenCard | None, cores: CpuMeter, memory: MemoryMeter) -> None:
         seconds = self._file.resumed_at_seconds + time.monotonic() - self._started
         gpu = (_or_none(card.read) if card is not None else None) or CardFigures()
-        sample = Sample(
+        sample = MonitorSample(
             time_seconds=seconds,
             gpu_utilisation=gpu.utilisation,
             gpu_memory_used_bytes=gpu.memory_used_bytes,
@@ -192,7 +192,7 @@ class _Tally:
         self._samples = 0
         self._last_seconds: float | None = None
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: MonitorSample) -> None:
         passed = 0.0 if self._last_seconds is None else sample.time_seconds - self._last_seconds
         self._last_seconds = sample.time_seconds
         self._samples += 1

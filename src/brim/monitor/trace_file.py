@@ -14,19 +14,19 @@ from typing import Any
 
 from brim.errors import RequestError
 
-__all__ = ["COLUMNS", "Sample", "TraceFile", "TraceText", "read_rows"]
+__all__ = ["COLUMNS", "MonitorSample", "TraceFile", "TraceText", "read_rows"]
 
 FLUSH_SECONDS = 5.0  # rows wait at most this long in memory; a killed process loses those
 
-_NO_REASON = "none"  # an empty cell would say that the driver does not tell
+_NO_REASON = "none"  # an empty cell would mean that the driver does not report it
 _WHOLE_NUMBERS = ("_bytes", "_mhz", "_c")  # ends of the columns that hold them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sample:
+class MonitorSample:
     """One row; the fields are the columns."""
 
-    time_seconds: float  # since the start of the run; a resumed run goes on from its last row
+    time_seconds: float  # since the start of the run; a resumed run continues from its last row
     gpu_utilisation: float | None
     gpu_memory_used_bytes: int | None
     gpu_memory_process_bytes: int | None
@@ -41,7 +41,7 @@ class Sample:
     process_rss_bytes: int | None
 
 
-COLUMNS = tuple(field.name for field in dataclasses.fields(Sample))
+COLUMNS = tuple(field.name for field in dataclasses.fields(MonitorSample))
 
 
 class TraceFile:
@@ -62,7 +62,7 @@ class TraceFile:
         """Make the file, or take up the one that an earlier part of the run left."""
         self._try(self._take_up)
 
-    def append(self, sample: Sample) -> None:
+    def append(self, sample: MonitorSample) -> None:
         if self.path is None or self.error is not None:
             return
         self._pending.append(_row(sample))
@@ -82,7 +82,7 @@ class TraceFile:
             action(self.path)
         except Exception as error:
             reason = getattr(error, "strerror", None) or error
-            self.error = f"cannot write {self.path}: {reason}; the trace ends here, the run goes on"
+            self.error = f"cannot write {self.path}: {reason}; the trace ends here, the run continues"
 
     def _take_up(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ class TraceText:
     def open(self) -> None:
         """Nothing to make."""
 
-    def append(self, sample: Sample) -> None:
+    def append(self, sample: MonitorSample) -> None:
         self._rows.append(_row(sample))
 
     def flush(self) -> None:
@@ -141,7 +141,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [row for row in (_parse_row(line, columns) for line in lines) if row is not None]
 
 
-def _row(sample: Sample) -> str:
+def _row(sample: MonitorSample) -> str:
     return ",".join(_cell(getattr(sample, column)) for column in COLUMNS)
 
 

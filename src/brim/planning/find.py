@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from brim.errors import BrimError, RequestError
-from brim.evaluation.subject import open_subject
+from brim.evaluation.setup import open_setup
 from brim.evaluation.workload import DataWorkload
 from brim.memory.weights import load_failure
 from brim.models.build import build_workload
@@ -167,7 +167,7 @@ def _prober(
         asked = request if evaluation is None else evaluation
         return IsolatedProber(factory, asked.to_json(), probe_settings(settings))
     if evaluation is not None:
-        on_data = DataWorkload(open_subject(evaluation), evaluation)
+        on_data = DataWorkload(open_setup(evaluation), evaluation)
         if request.mode is not None and request.mode != on_data.mode:
             raise RequestError(
                 f"{given('mode', request.mode)}: the task {on_data.task.name} is a {on_data.mode}; leave "

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import BrimError, RequestError
-from brim.evaluation.subject import open_subject
+from brim.evaluation.setup import open_setup
 from brim.evaluation.workload import DataWorkload
 from brim.forecasting.forecast import Forecaster, TracedWorkload, choose_gpu
 from brim.forecasting.gpus import Gpu, find_gpu, gpu_of_memory
-from brim.forecasting.skeleton import without_initialisation
+from brim.forecasting.shape_tensor import without_initialisation
 from brim.forecasting.table import BatchTable, batch_size_table
 from brim.models.build import build_workload, resolve_model
 from brim.planning.find import own_workload
@@ -99,7 +99,7 @@ def forecast(settings: ForecastSettings, *, note: Callable[[str], None] | None =
 
 def language_model_table(told: Callable[[str], None] | None = None) -> BatchTable:
     """Batch sizes by card memory and size of language model, computed."""
-    return batch_size_table(_language_model) if told is None else batch_size_table(_language_model, told=told)
+    return batch_size_table(_language_model) if told is None else batch_size_table(_language_model, progress=told)
 
 
 def _workload(settings: ForecastSettings, evaluation: EvalRequest | None) -> Workload:
@@ -126,7 +126,7 @@ def _build_on_data(evaluation: EvalRequest) -> Workload:
     """A task on the data's costliest sample, as `brim find -d` searches on it."""
     evaluation = dataclasses.replace(evaluation, device="cpu")
     with without_initialisation():
-        return DataWorkload(open_subject(evaluation), evaluation)
+        return DataWorkload(open_setup(evaluation), evaluation)
 
 
 def _without_weights(request: WorkloadRequest, folder: Path) -> WorkloadRequest:

@@ -14,7 +14,7 @@ from brim.settings.profile_settings import ProfileRequest
 from brim.storage.files import write_atomic, write_json
 from brim.storage.run_folder import write_run
 
-__all__ = ["PROFILE_SCHEMA", "ProfileDocuments"]
+__all__ = ["PROFILE_SCHEMA", "write_documents"]
 
 PROFILE_SCHEMA = "brim.profile/1"
 
@@ -32,53 +32,48 @@ _LATENCY = [
 ]
 
 
-class ProfileDocuments:
-    """The files of one profile's folder."""
-
-    def __init__(
-        self, folder: Path, request: ProfileRequest, environment: Mapping[str, Any], started_at: datetime.datetime
-    ) -> None:
-        self.folder = folder
-        self.request = request
-        self.environment = dict(environment)
-        self.started_at = started_at
-
-    def write(self, entries: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> dict[str, Any]:
-        """Write all three; gives the document of profile.json."""
-        ended_at = datetime.datetime.now(datetime.UTC)
-        request = self.request
-        recommendation = recommend(
-            entries,
-            list(request.axes),
-            within=request.within,
-            target_latency_ms=request.target_latency_ms,
-            target_memory_bytes=request.target_memory_bytes,
-        )
-        document: dict[str, Any] = {
-            "schema": PROFILE_SCHEMA,
-            "knobs": list(request.axes),
-            "metric": next((entry["metric"] for entry in entries if entry.get("metric")), None),
-            "summary": list(entries),
-            "recommendation": recommendation,
-            "notes": list(notes),
-            "request": request.to_json(),
-            "environment": self.environment,
-            "started_at": self.started_at.isoformat(),
-            "ended_at": ended_at.isoformat(),
-            "duration_seconds": (ended_at - self.started_at).total_seconds(),
-        }
-        write_json(self.folder / "profile.json", document)
-        write_atomic(self.folder / "profile.csv", _csv(entries, list(request.axes)))
-        write_run(
-            self.folder,
-            kind="profile",
-            request={**request.to_json(), "command": "profile"},
-            environment=self.environment,
-            plan=None,
-            summary=_run_summary(entries, recommendation, notes),
-            started_at=self.started_at,
-        )
-        return document
+def write_documents(
+    folder: Path,
+    request: ProfileRequest,
+    environment: Mapping[str, Any],
+    started_at: datetime.datetime,
+    entries: Sequence[Mapping[str, Any]],
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """Write all three files of a profile's folder; returns the document of profile.json."""
+    ended_at = datetime.datetime.now(datetime.UTC)
+    recommendation = recommend(
+        entries,
+        list(request.axes),
+        within=request.within,
+        target_latency_ms=request.target_latency_ms,
+        target_memory_bytes=request.target_memory_bytes,
+    )
+    document: dict[str, Any] = {
+        "schema": PROFILE_SCHEMA,
+        "knobs": list(request.axes),
+        "metric": next((entry["metric"] for entry in entries if entry.get("metric")), None),
+        "summary": list(entries),
+        "recommendation": recommendation,
+        "notes": list(notes),
+        "request": request.to_json(),
+        "environment": dict(environment),
+        "started_at": started_at.isoformat(),
+        "ended_at": ended_at.isoformat(),
+        "duration_seconds": (ended_at - started_at).total_seconds(),
+    }
+    write_json(folder / "profile.json", document)
+    write_atomic(folder / "profile.csv", _csv(entries, list(request.axes)))
+    write_run(
+        folder,
+        kind="profile",
+        request={**request.to_json(), "command": "profile"},
+        environment=dict(environment),
+        plan=None,
+        summary=_run_summary(entries, recommendation, notes),
+        started_at=started_at,
+    )
+    return document
 
 
 def _run_summary(

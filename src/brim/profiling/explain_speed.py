@@ -1,4 +1,4 @@
-"""What each thing that makes an evaluation fast brings: it is switched off alone, on a short sample.
+"""How much each optimisation of an evaluation brings: it is switched off alone, on a short sample.
 
 Every row is a run of the same samples as the first one, which has everything on; the sizes are those that the first one
 settled at, except where the size itself is the question.
@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
-from brim.evaluation.listener import EvalListener
-from brim.evaluation.run import run_subject
-from brim.evaluation.subject import Subject, open_subject
+from brim.evaluation.run import run_setup
+from brim.evaluation.setup import EvaluationSetup, open_setup
+from brim.evaluation.worker import EvalListener
 from brim.memory.devices import memory_of
 from brim.models.load import KeptModel
 from brim.ranks.world import current_world
+from brim.settings.caller import named
 from brim.settings.eval_settings import EvalRequest
 from brim.settings.profile_settings import ProfileRequest
 
 __all__ = ["SpeedRow", "explain_point", "explain_speed"]
 
 SAMPLES = 256
-USUAL_BATCH = 32  # what people write down when they have not looked
+USUAL_BATCH = 32  # what people choose without measuring
 USUAL_NEW_TOKENS = 32
 
 
@@ -49,7 +50,7 @@ class _Switch:
     name: str
     setting: str
     off: Callable[[EvalRequest], EvalRequest]
-    where: Callable[[Subject], bool] | None = None  # None: everywhere
+    where: Callable[[EvaluationSetup], bool] | None = None  # None: everywhere
     note: str = ""
 
 
@@ -57,12 +58,12 @@ def _with(**changes: Any) -> Callable[[EvalRequest], EvalRequest]:
     return lambda request: dataclasses.replace(request, **changes)
 
 
-def _generates(subject: Subject) -> bool:
-    return subject.task.unit == "tokens"
+def _generates(setup: EvaluationSetup) -> bool:
+    return setup.task.unit == "tokens"
 
 
-def _on_cuda(subject: Subject) -> bool:
-    return subject.device.type == "cuda"
+def _on_cuda(setup: EvaluationSetup) -> bool:
+    return setup.device.type == "cuda"
 
 
 def _more_tokens(request: EvalRequest) -> EvalRequest:
@@ -82,7 +83,7 @@ SWITCHES = (
     _Switch(name="generation set up once", setting="transformers' generate", off=_with(decode_loop=False),
             where=_generates),
     _Switch(name="CUDA graphs", setting="launched step by step", off=_with(graphs=False),
-            where=lambda subject: _on_cuda(subject) and _generates(subject)),
+            where=lambda setup: _on_cuda(setup) and _generates(setup)),
     _Switch(name="scoring beside the device", setting="scored between batches", off=_with(overlap=False)),
 )  # fmt: skip
 
@@ -96,24 +97,24 @@ def explain_point(request: ProfileRequest, *, listener: EvalListener | None = No
 def explain_speed(request: EvalRequest, *, listener: EvalListener | None = None) -> list[SpeedRow]:
     """One row for everything on, then one for each thing switched off; the model is loaded once."""
     if current_world().size > 1:
-        raise RequestError("--explain-speed: it is measured on one device; start it without torchrun")
+        raise RequestError(f"{named('explain_speed')}: it is measured on one device; start it without torchrun")
     listener = listener or EvalListener()
     request = dataclasses.replace(request, limit=request.limit or SAMPLES, resume=False, use_cache=False)
     load = KeptModel()
-    subject = open_subject(request, load=load)
+    setup = open_setup(request, load=load)
     with tempfile.TemporaryDirectory() as folder:
-        found = _run(request, subject, Path(folder), listener)  # finds the size, and warms up what others find warm
+        found = _run(request, setup, Path(folder), listener)  # finds the size, and warms up what others find warm
         settled = request
         if request.batch_size is None and request.cost_cap is None:
             settled = dataclasses.replace(request, cost_cap=max(found["cap"], 1))
-        base = _run(settled, subject, Path(folder), listener)["rate"]
+        base = _run(settled, setup, Path(folder), listener)["rate"]
         rows = [SpeedRow(name="everything on", setting="", samples_per_second=base, brings=None)]
         for switch in SWITCHES:
-            if switch.where is not None and not switch.where(subject):
+            if switch.where is not None and not switch.where(setup):
                 continue
             listener.note(f"without {switch.name}: {switch.setting}")
             without = switch.off(settled)
-            opened = open_subject(without, data=subject.data, load=load)
+            opened = open_setup(without, data=setup.data, load=load)
             rate = _run(without, opened, Path(folder), listener)["rate"]
             rows.append(
                 SpeedRow(
@@ -127,9 +128,9 @@ def explain_speed(request: EvalRequest, *, listener: EvalListener | None = None)
     return rows
 
 
-def _run(request: EvalRequest, subject: Subject, folder: Path, listener: EvalListener) -> dict[str, Any]:
-    summary = run_subject(request, subject, folder, listener)
-    subject.task.release()
-    memory_of(subject.device).release()
+def _run(request: EvalRequest, setup: EvaluationSetup, folder: Path, listener: EvalListener) -> dict[str, Any]:
+    summary = run_setup(request, setup, folder, listener)
+    setup.task.release()
+    memory_of(setup.device).release()
     rate = summary["samples_per_second"] or 0.0
-    return {"rate": rate, "cap": round((summary["batch_size_used"] or 1) * max(subject.costs))}
+    return {"rate": rate, "cap": round((summary["batch_size_used"] or 1) * max(setup.costs))}

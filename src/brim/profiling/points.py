@@ -42,8 +42,10 @@ def plan_points(request: ProfileRequest) -> list[Point]:
         points = make_points(lists, pairing=request.pairing)
     for place, size in request.batch_size_for:
         if not any(matches(point, place) for point in points):
-            told = ",".join(f"{name}={value}" if name else value for name, value in place.items())
-            raise RequestError(f"{written('batch_size_for', f'{told}={size}')}: no point of this profile has {told}")
+            values = ",".join(f"{name}={value}" if name else value for name, value in place.items())
+            raise RequestError(
+                f"{written('batch_size_for', f'{values}={size}')}: no point of this profile has {values}"
+            )
     if request.order == "given":
         return points
     points = sorted(points, key=lambda point: tuple(_sortable(value) for value in point.values()))
@@ -123,8 +125,7 @@ def _check_new_tokens(request: ProfileRequest) -> None:
     if knob is not None and knob.maximum is not None and base.max_new_tokens > knob.maximum:
         raise RequestError(
             f"{given('max_tokens', base.max_new_tokens)}: {resolve_model(base.model)} has {knob.maximum} positions; "
-            "use fewer "
-            f"than {knob.maximum}, less the tokens of a prompt"
+            f"use fewer than {knob.maximum}, less the tokens of a prompt"
         )
 
 

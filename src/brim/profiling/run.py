@@ -15,30 +15,25 @@ from typing import Any
 
 from brim.data.base import SampleSet
 from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
-from brim.evaluation.listener import EvalListener
 from brim.evaluation.run import EvalResult, evaluate_together
-from brim.evaluation.stage_clock import StageClock
-from brim.evaluation.subject import open_subject, read_data
-from brim.evaluation.worker import Worker
+from brim.evaluation.setup import open_setup, read_data
+from brim.evaluation.timing import StageClock
+from brim.evaluation.worker import EvalListener, Worker
 from brim.memory.devices import memory_of
 from brim.models.load import KeptModel
-from brim.profiling.documents import ProfileDocuments
-from brim.profiling.entry import done_entry, failed_entry, mark_saturation
-from brim.profiling.latency import time_single_samples
-from brim.profiling.listener import ProfileListener
+from brim.profiling.documents import write_documents
+from brim.profiling.entry import done_entry, failed_entry, mark_saturation, time_single_samples
 from brim.profiling.points import Point, matches, plan_points, point_folder, point_label
-from brim.ranks.agreement import Agreement
-from brim.ranks.shared_folder import shared_folder
-from brim.ranks.stopping import stop_signal_as_error
+from brim.ranks.agreement import Agreement, shared_folder, stop_signal_as_error
 from brim.settings.caller import given, named, resume_with
 from brim.settings.eval_settings import EvalRequest
-from brim.settings.profile_settings import ProfileRequest, scale_for
+from brim.settings.profile_settings import ProfileRequest, ProfileSettings, scale_for
 from brim.sizing.priors import NeighbourPriors, Prior
 from brim.storage.files import read_json, write_json
 from brim.storage.fingerprint import fingerprint
 from brim.storage.run_folder import check_no_other_run
 
-__all__ = ["ProfileResult", "profile"]
+__all__ = ["ProfileListener", "ProfileResult", "profile", "profile_as"]
 
 POINT_FILE = "point.json"
 # What of a request does not decide a point's answers.
@@ -51,7 +46,7 @@ _HOW_NOT_WHAT = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProfileResult:
-    """What a profile came to; on every rank but 0 the document is empty."""
+    """The result of a profile; on every rank but 0 the document is empty."""
 
     folder: Path
     document: dict[str, Any]
@@ -82,13 +77,13 @@ def profile(
             with agreement.step(list[Point]) as planning:
                 planning.value = plan_points(request)
             points = [dict(point) for point in planning.values[0]]
-            run = _Run(request, points, folder, listener, rank=agreement.world.rank)
-            with agreement.step(list[int]) as looking:
-                looking.value = run.finished_before()
+            run = _ProfileRun(request, points, folder, listener, rank=agreement.world.rank)
+            with agreement.step(list[int]) as earlier:
+                earlier.value = run.finished_before()
         try:
-            run.go(set(looking.values[0]))
+            run.go(set(earlier.values[0]))
         except KeyboardInterrupt:
-            listener.note(f"what is finished is kept: go on with {resume_with(folder)}")
+            listener.note(f"what is finished is kept: continue with {resume_with(folder)}")
             raise
     return ProfileResult(folder=folder, document=run.document if agreement.world.rank == 0 else {})
 
@@ -105,7 +100,7 @@ def _check_contents(folder: Path, *, resume: bool) -> None:
         )
 
 
-class _Run:
+class _ProfileRun:
     """One rank's way through the points."""
 
     def __init__(
@@ -123,8 +118,8 @@ class _Run:
         self._data: SampleSet | None = None
 
     def finished_before(self) -> list[int]:
-        """The points that need no work: rank 0 looks, and all ranks go by its word."""
-        self._data = self._opener.data()  # wrong data is told before anything is written
+        """The points that need no work: rank 0 reads the folder, and all ranks use its answer."""
+        self._data = self._opener.data()  # mistakes in the data are reported before anything is written
         if self.rank > 0:
             return []
         done = []
@@ -161,7 +156,7 @@ class _Run:
         started_at = datetime.datetime.now(datetime.UTC)
         folder = self._place_of(point)
         request = self._request_for(point, folder)
-        told = folder.relative_to(self.folder).as_posix()
+        place = folder.relative_to(self.folder).as_posix()
         try:
             with Agreement(patient=True, purpose="a profile") as agreement, stop_signal_as_error(agreement):
                 self._opener.aim(point)
@@ -169,21 +164,21 @@ class _Run:
             singles = self._opener.time_singles(self.request.latency_samples) if self.rank == 0 else []
         except LostError as error:
             if error.exit_code == LostError.exit_code:
-                error.args = (f"{error}\nWhat is finished is kept: go on with {resume_with(self.folder)}",)
+                error.args = (f"{error}\nWhat is finished is kept: continue with {resume_with(self.folder)}",)
                 raise
-            return failed_entry(point, str(error), folder=told, exit_code=error.exit_code, started_at=started_at)
+            return failed_entry(point, str(error), folder=place, exit_code=error.exit_code, started_at=started_at)
         except Exception as error:
             code = error.exit_code if isinstance(error, BrimError) else 1
             line = str(error) if isinstance(error, BrimError) else f"{type(error).__name__}: {error}"
             self._opener.forget()
-            return failed_entry(point, line, folder=told, exit_code=code, started_at=started_at)
+            return failed_entry(point, line, folder=place, exit_code=code, started_at=started_at)
         self._opener.learn(point, result)
         if self.rank > 0:
             return {**point, "state": "done"}
         return done_entry(
             point,
             result,
-            folder=told,
+            folder=place,
             ceiling=request.batch_size,
             times=self._opener.times(),
             single_times=singles,
@@ -206,10 +201,10 @@ class _Run:
     def _write(self) -> None:
         entries = [self._entries[place] for place in sorted(self._entries)]
         notes = mark_saturation([entry for entry in entries if entry["state"] == "done"], list(self.request.axes))
-        before = read_json(self.folder / "profile.json") or {}  # of the run that this one goes on with, or of its own
+        before = read_json(self.folder / "profile.json") or {}  # of the run that this one resumes, or its own
         started_at = datetime.datetime.fromisoformat(before.get("started_at") or self._started_at.isoformat())
         environment = self._opener.environment or before.get("environment", {})
-        self.document = ProfileDocuments(self.folder, self.request, environment, started_at).write(entries, notes)
+        self.document = write_documents(self.folder, self.request, environment, started_at, entries, notes)
 
     def _earlier(self, point: Point) -> dict[str, Any] | None:
         """What an earlier run left of a point; without --resume there is nothing."""
@@ -238,7 +233,7 @@ class _Run:
 
 
 class _Opener:
-    """Opens the worker of every point over one data set and one model, with what the points before have taught."""
+    """Opens the worker of every point over one data set and one model, with what earlier points have shown."""
 
     def __init__(self, request: ProfileRequest) -> None:
         self._request = request
@@ -263,10 +258,10 @@ class _Opener:
 
     def __call__(self, request: EvalRequest, listener: EvalListener, monitor: Path) -> Worker:
         self.forget()
-        subject = open_subject(request, data=self.data(), load=self._model)
-        self._clock = StageClock(subject.device, subject.model.module, generates=subject.task.unit == "tokens")
-        self._worker = Worker(request, subject, listener, monitor=monitor, prior=self._prior, stages=self._clock)
-        self.environment = subject.facts().environment
+        setup = open_setup(request, data=self.data(), load=self._model)
+        self._clock = StageClock(setup.device, setup.model.module, generates=setup.task.unit == "tokens")
+        self._worker = Worker(request, setup, listener, monitor=monitor, prior=self._prior, stages=self._clock)
+        self.environment = setup.facts().environment
         return self._worker
 
     def learn(self, point: Point, result: EvalResult) -> None:
@@ -278,21 +273,39 @@ class _Opener:
         return [] if self._clock is None else self._clock.times()
 
     def time_singles(self, count: int) -> list[Any]:
-        """Single samples of the last subject, timed."""
+        """Single samples of the last setup, timed."""
         if count == 0 or self._worker is None:
             return []
-        return time_single_samples(self._worker.subject, count)
+        return time_single_samples(self._worker.setup, count)
 
     def forget(self) -> None:
         """Let go of the last worker and its keys, values and graphs, before the next one needs the memory."""
         if self._worker is not None:
-            subject = self._worker.subject
-            subject.task.release()
+            setup = self._worker.setup
+            setup.task.release()
             self._worker = None
-            memory_of(subject.device).release()
+            memory_of(setup.device).release()
 
 
 def _crops_of(point: Mapping[str, Any]) -> Any:
     """The value that the rule of thumb is about: the most crops, patches or tiles of a picture; None without one."""
     names = ("max_crops", "max_patches", "max_tiles", "max_image_tiles")
     return next((value for name, value in point.items() if name in names), None)
+
+
+class ProfileListener(EvalListener):
+    """Is called for every point, and for the evaluation inside it; each method does nothing by default."""
+
+    def planned(self, points: int, done: int) -> None:
+        """So many points, of which so many were finished by an earlier run."""
+
+    def point(self, place: int, points: int, label: str) -> None:
+        """A point begins; places count from 0."""
+
+    def point_done(self, entry: Mapping[str, Any]) -> None:
+        """A point has ended, well or not."""
+
+
+def profile_as(settings: ProfileSettings, *, listener: ProfileListener | None = None) -> ProfileResult:
+    """Evaluate at every point, and leave the profile's folder behind."""
+    return profile(settings.request, output=settings.output, listener=listener)

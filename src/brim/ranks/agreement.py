@@ -1,4 +1,4 @@
-"""Ranks that agree: everyone says what came out, and everyone goes on, or everyone stops with the same error.
+"""Ranks that agree: every rank reports its result, and all continue, or all stop with the same error.
 
 Votes travel on a gloo group of their own, so that they never meet a collective of the training step half-way.
 They are JSON text, not pickles: what a peer sends is data and never code. Knows nothing of what is voted on.
@@ -11,30 +11,43 @@ import contextlib
 import itertools
 import json
 import os
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, NoReturn, Self, TypeVar, cast
 
 from brim.errors import BrimError, RankError, RequestError, first_line
-from brim.ranks.presence import Facts, Presence, Trouble, await_arrival, ended_ranks, process_names
-from brim.ranks.waiting import WaitWatcher, rank_names
+from brim.ranks.presence import (
+    Facts,
+    Presence,
+    Trouble,
+    WaitWatcher,
+    await_arrival,
+    ended_ranks,
+    process_names,
+    rank_names,
+)
 from brim.ranks.world import World, current_world
 from brim.storage.fingerprint import differing_parts
+from brim.storage.run_folder import check_folder
+from brim.storage.run_lock import locked_folder
 
-__all__ = ["Agreement", "Outcome", "Step", "check_same_work"]
+__all__ = ["Agreement", "Step", "Vote", "check_same_work", "shared_folder", "stop_signal_as_error"]
 
 T = TypeVar("T")
 
-WAIT_SECONDS = 0.05  # between two looks at who has come
-LOOK_SECONDS = 1.0  # between two looks at who is gone, while waiting
-CHECK_SECONDS = 3.0  # the same while at work, where looking takes time: some messages for each rank
+WAIT_SECONDS = 0.05  # between two checks which ranks have arrived
+ENDED_CHECK_SECONDS = 1.0  # between two checks which ranks have ended, while waiting
+CHECK_SECONDS = 3.0  # the same while at work: a check costs some messages for each rank
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Vote:
     """What one rank brings to a vote: a value made of JSON types, or the error it had instead."""
 
     value: Any = None
@@ -68,12 +81,12 @@ class Step(Generic[T]):
         typed = hasattr(self._kind, "from_json")
         value: Any = self.value
         plain = value.to_json() if typed and value is not None else value
-        gathered = self._agreement.gather(Outcome(value=plain, error=error))
+        gathered = self._agreement.gather(Vote(value=plain, error=error))
         self.values = [self._kind.from_json(one) if typed and one is not None else one for one in gathered]
 
 
 class Agreement:
-    """A place where all ranks meet, or learn that they cannot.
+    """Where all ranks exchange results, or learn that one of them cannot.
 
         with Agreement() as agreement:
             with agreement.step(int) as step:
@@ -83,7 +96,7 @@ class Agreement:
     Every rank must enter it, and make the same calls in the same order. Alone (one rank) nothing is started
     and errors pass through unchanged. A rank that does not come within `timeout_seconds` of another's call
     is given up: choose more than the ranks may differ in how long they take. A `patient` one waits without end for
-    ranks that are alive, and for none that is gone; `check` between the calls tells early of a rank in trouble.
+    ranks that are alive, and for none that is gone; `check` between the calls raises early where a rank has failed.
     A wait of more than half a minute is a warning that names the missing ranks; `purpose` says there what the ranks
     are doing.
     """
@@ -96,7 +109,7 @@ class Agreement:
         self.purpose = purpose
         self.world: World = World(0, 1, 0)
         self._group: Any = None
-        self._store: Any = None  # where ranks leave word that they have come
+        self._store: Any = None  # where ranks record that they have arrived
         self._name = ""
         self._round = 0
         self._watcher = WaitWatcher()
@@ -125,24 +138,24 @@ class Agreement:
         """A piece of work that every rank does, and whose value, of this kind, each gives to all."""
         return Step(self, kind)
 
-    def gather(self, outcome: Outcome) -> list[Any]:
+    def gather(self, vote: Vote) -> list[Any]:
         """Every rank's value in rank order, or on every rank a `RankError` about the first rank that failed."""
         if self.world.size == 1:
-            if outcome.error is not None:
-                raise outcome.error
-            return [outcome.value]
+            if vote.error is not None:
+                raise vote.error
+            return [vote.value]
         assert self._group is not None, "gather() outside the `with` block"
-        if outcome.error is not None and outcome.error is self._seen_trouble:
-            outcome = Outcome()  # another rank's error, which that rank has to tell itself
-        vote, error = _encode(outcome)
+        if vote.error is not None and vote.error is self._seen_trouble:
+            vote = Vote()  # another rank's error, which that rank reports itself
+        message, error = _encode(vote)
         if error is not None and self._presence is not None:
-            self._presence.tell_failure(**vote["error"])
+            self._presence.report_failure(**message["error"])
         try:
-            votes = [json.loads(text) for text in self._exchange(json.dumps(vote).encode())]
+            votes = [json.loads(text) for text in self._exchange(json.dumps(message).encode())]
         except RankError as lost:
             if error is None:
                 raise
-            raise _rank_error([(self.world.rank, vote["error"])], f"; besides, {lost}") from error
+            raise _rank_error([(self.world.rank, message["error"])], f"; besides, {lost}") from error
         failed = [(rank, vote["error"]) for rank, vote in enumerate(votes) if "error" in vote]
         if failed:
             raise _rank_error(failed) from error
@@ -153,8 +166,8 @@ class Agreement:
     def check(self) -> None:
         """Raise a `RankError` if another rank has failed or is gone; cheap enough for every batch.
 
-        Only a patient agreement knows. Whoever is told so should still come to the next `gather`, where all ranks
-        learn the same.
+        Only a patient agreement knows. A rank that catches this should still call the next `gather`, where all ranks
+        receive the same error.
         """
         if self._presence is None or time.monotonic() - self._checked_at < CHECK_SECONDS:
             return
@@ -220,24 +233,24 @@ class Agreement:
         return [bytes(row[:size].tolist()) for row, size in zip(rows, sizes, strict=True)]
 
     def _announce(self) -> None:
-        """Leave word in the shared store that this rank has come to this round, for those who miss another."""
+        """Record in the shared store that this rank has arrived at this round, for ranks that wait for another."""
         if self._store is not None:
             with contextlib.suppress(RuntimeError):
                 self._store.set(self._key(self.world.rank), str(self._round))
 
     def _await_all(self) -> None:
-        """In a patient agreement: until every rank has come to this round, or one of them is gone."""
-        looked_at = 0.0
-        while self._presence is not None and (self._missing() or looked_at == 0.0):
-            if time.monotonic() - looked_at >= LOOK_SECONDS:
-                looked_at = time.monotonic()
+        """In a patient agreement: wait until every rank has arrived at this round, or one of them has ended."""
+        checked_at = 0.0
+        while self._presence is not None and (self._missing() or checked_at == 0.0):
+            if time.monotonic() - checked_at >= ENDED_CHECK_SECONDS:
+                checked_at = time.monotonic()
                 if (gone := self._presence.gone()) is not None:
                     self._lost = str(gone.error())
                     raise gone.error()
             time.sleep(WAIT_SECONDS)
 
     def _missing(self) -> list[int]:
-        """The ranks that have not come to this round, as far as the store knows."""
+        """The ranks that have not arrived at this round, as far as the store knows."""
         missing: list[int] = []
         store = self._store
         with contextlib.suppress(RuntimeError):  # the store may have died with the rank that held it
@@ -248,7 +261,7 @@ class Agreement:
         return missing
 
     def _describe_wait(self, seconds: float) -> str | None:
-        """Whom this rank waits for; None if a lower one waits too, which says it for all."""
+        """Whom this rank waits for; None if a lower one waits too, which warns for all."""
         missing = self._missing()
         if min(set(range(self.world.size)) - set(missing), default=self.world.rank) != self.world.rank:
             return None
@@ -317,7 +330,7 @@ def _meeting_place(world: World, timeout_seconds: float, watcher: WaitWatcher) -
         try:
             facts = await_arrival(store, world, watcher, timeout_seconds)
         except BaseException:
-            _kept_store.clear()  # whoever tries again starts afresh
+            _kept_store.clear()  # a second attempt starts anew
             raise
 
     def describe(seconds: float) -> str | None:
@@ -360,13 +373,13 @@ def _launchers_store(world: World, timeout_seconds: float, watcher: WaitWatcher)
     return _kept_store[0]
 
 
-def _encode(outcome: Outcome) -> tuple[dict[str, Any], Exception | None]:
+def _encode(vote: Vote) -> tuple[dict[str, Any], Exception | None]:
     """The vote to send, and this rank's error; a value that JSON cannot hold is an error like any other."""
-    error = outcome.error
+    error = vote.error
     if error is None:
         try:
-            json.dumps(outcome.value)
-            return {"value": outcome.value}, None
+            json.dumps(vote.value)
+            return {"value": vote.value}, None
         except (TypeError, ValueError, RecursionError) as caught:
             error = caught
     if isinstance(error, BrimError):
@@ -389,3 +402,68 @@ def _default_store() -> Any:
 
     find = getattr(distributed_c10d, "_get_default_store", None)
     return find() if find is not None else None
+
+
+@contextlib.contextmanager
+def shared_folder(
+    agreement: Agreement,
+    output: Path | None,
+    *,
+    command: str,
+    check: Callable[[Path], None],
+    note: Callable[[str], None] | None = None,
+) -> Iterator[Path]:
+    """The folder of a run of all ranks, which may outlive the agreement; alone it is `locked_folder` with a check.
+
+    `check` is for rank 0, with the lock held: it raises for a folder whose content does not go with the run.
+    """
+    with contextlib.ExitStack() as stack:
+        with agreement.step(str) as step:
+            step.value = ""
+            if agreement.world.rank == 0:
+                chosen = stack.enter_context(locked_folder(output, command=command, note=note))
+                check(chosen)
+                step.value = str(chosen)
+        folder = Path(step.values[0])
+        if agreement.world.size > 1:
+            with agreement.step(str):
+                check_folder(folder)
+        yield folder
+
+
+class _Stopped(BaseException):
+    """Not an `Exception`: what takes a sample's error for that sample's failure must not take this for one."""
+
+
+@contextlib.contextmanager
+def stop_signal_as_error(agreement: Agreement) -> Iterator[None]:
+    """While inside, SIGTERM is a `RankError` that names the rank that was lost, as far as the agreement knows.
+
+    torchrun sends it to every other rank as soon as one has ended. Alone, outside the main thread, or where somebody
+    else handles the signal, nothing is changed.
+    """
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if agreement.world.size == 1 or not ours:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        yield
+    except _Stopped:
+        raise _error(agreement) from None
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    del number, frame
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: what follows closes files
+    raise _Stopped
+
+
+def _error(agreement: Agreement) -> RankError:
+    own = f"rank {agreement.world.rank} was stopped by the launcher (SIGTERM)"
+    trouble = agreement.trouble()
+    if trouble is None:
+        return RankError(f"{own}, as torchrun does when a rank is lost; its report says which")
+    return trouble.error(f"; {own}")

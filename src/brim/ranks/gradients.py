@@ -1,21 +1,23 @@
 """Gradients, buffers and weights of all ranks made one: flat sums in buckets, several of them under way at a time.
 
 Unlike `DistributedDataParallel`, which sums during the last backward, nothing here runs inside a forward or a backward:
-a rank that runs out of memory half-way has left no collective open. Call these when all ranks have agreed to go on.
+a rank that runs out of memory half-way has left no collective open. Call these when all ranks have agreed to continue.
 Knows nothing of windows, losses or optimizers.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
+from brim.errors import RequestError
 from brim.ranks.world import World, current_world
 
-__all__ = ["RankGroup"]
+__all__ = ["RankGroup", "load_whole_states", "local_part", "shard_model", "whole_states"]
 
 BUCKET_BYTES = 32 * 2**20
 UNDER_WAY = 2  # buckets being summed while the next one is filled
@@ -39,7 +41,7 @@ class RankGroup:
             _join(device)
 
     def prepare(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Make the buckets now, while an out-of-memory error can still be told to all."""
+        """Make the buckets now, while an out-of-memory error can still be reported to all."""
         if self.world.size == 1:
             return
         for dtype, counts in _by_dtype(parameters).items():
@@ -181,3 +183,62 @@ def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         held += size
     if bucket:
         yield bucket
+
+
+def shard_model(model: nn.Module, device: torch.device) -> None:
+    """Shard the parameters of every repeated block, and of what is left, over the ranks, in place."""
+    try:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+    except ImportError as error:
+        raise RequestError(f"training.fsdp: this torch has no fully_shard ({error}); it came with torch 2.6") from error
+    mesh = init_device_mesh(device.type, (current_world().size,))
+    for block in _blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor: all of it, or its shard."""
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
+def whole_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The states of model and optimizer put together from all shards, on the host; every rank must call it."""
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+        get_optimizer_state_dict,
+    )
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights: dict[str, Any] = get_model_state_dict(model, options=options)
+    state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=options)
+    return weights, state
+
+
+def load_whole_states(
+    model: nn.Module, optimizer: torch.optim.Optimizer, weights: Mapping[str, Any], state: Mapping[str, Any]
+) -> None:
+    """Load whole states into the shards; every rank has them and calls it."""
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        set_model_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    options = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(model, dict(weights), options=options)
+    set_optimizer_state_dict(model, optimizer, dict(state), options=options)
+
+
+def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The outermost members of containers that have weights; containers among them are entered."""
+    for child in model.children():
+        inside = isinstance(model, (nn.ModuleList, nn.Sequential))
+        container = isinstance(child, (nn.ModuleList, nn.Sequential))
+        if inside and not container and any(True for _ in child.parameters()):
+            yield child
+        else:
+            yield from _blocks(child)

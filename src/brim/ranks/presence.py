@@ -10,25 +10,78 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from brim.errors import RankError, first_line
-from brim.ranks.waiting import WaitWatcher, rank_names
 from brim.ranks.world import World
 
-__all__ = ["Facts", "Presence", "Trouble", "await_arrival", "ended_ranks", "process_names"]
+__all__ = ["Facts", "Presence", "Trouble", "WaitWatcher", "await_arrival", "ended_ranks", "process_names", "rank_names"]
+
+NOTICE_SECONDS = 30.0  # a shorter wait is not reported
+CHECK_SECONDS = 0.5  # between two checks whether this rank is waiting
+
+Describe = Callable[[float], str | None]  # the seconds waited to the line; None: another rank warns
+
+_log = logging.getLogger("brim.ranks")
+
+
+class WaitWatcher:
+    """A thread that warns once about every wait that lasts."""
+
+    def __init__(self) -> None:
+        self._wait: tuple[float, Describe] | None = None  # since when this rank has been waiting
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def waiting(self, describe: Describe) -> Iterator[None]:
+        """While inside, this rank waits for what `describe` says; it is called from another thread, and may block."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="brim-waiting", daemon=True)
+            self._thread.start()
+        self._wait = (time.monotonic(), describe)
+        try:
+            yield
+        finally:
+            self._wait = None
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        warned: tuple[float, Describe] | None = None
+        while not self._closed.wait(CHECK_SECONDS):
+            wait = self._wait
+            if wait is None or wait is warned or time.monotonic() - wait[0] < NOTICE_SECONDS:
+                continue
+            warned = wait
+            try:
+                line = wait[1](time.monotonic() - wait[0])
+            except RuntimeError:  # the store is gone: the rank that waits learns it from its own call
+                continue
+            if line is not None and self._wait is wait:  # it may have ended meanwhile
+                _log.warning("brim: %s", line)
+
+
+def rank_names(ranks: list[int], where: dict[int, str]) -> str:
+    """`rank 1 (process 7 on node-a)`, `ranks 1, 2 (process 9 on node-b)`; where a rank runs is left out if unknown."""
+    names = ", ".join(f"{rank} ({where[rank]})" if rank in where else str(rank) for rank in ranks)
+    return f"rank{'s' if len(ranks) > 1 else ''} {names}"
+
 
 Facts = dict[str, Any]  # where a rank runs: machine, host, process, and its log if torchrun keeps one
 
-ARRIVAL_SECONDS = 0.05  # between two looks at who has arrived
+ARRIVAL_SECONDS = 0.05  # between two checks which ranks have arrived
 BEAT_SECONDS = 5.0
 SILENT_SECONDS = 120.0  # without a sign of life; a library that loads may keep every thread waiting for a while
 
@@ -44,7 +97,7 @@ class Trouble:
     def error(self, also: str = "") -> RankError:
         """The trouble as the error that every other rank raises.
 
-        Rank 0 says it for all; where the trouble is rank 0's, which cannot, the error has a cause: everyone says it.
+        Rank 0 reports it for all; where rank 0 itself is lost, the error has a cause, and every rank reports it.
         """
         error = RankError(f"rank {self.rank}: {self.message}{also}", exit_code=self.exit_code)
         if self.rank == 0:
@@ -53,7 +106,7 @@ class Trouble:
 
 
 def await_arrival(store: Any, world: World, watcher: WaitWatcher, timeout_seconds: float) -> dict[int, Facts]:
-    """Wait until every rank has arrived at this store, and give what each says of itself; `RankError` if one does not.
+    """Wait until every rank has arrived at this store, and return where each runs; `RankError` if one does not.
 
     The lowest rank that has arrived warns about the missing ones for all.
     """
@@ -75,11 +128,11 @@ def await_arrival(store: Any, world: World, watcher: WaitWatcher, timeout_second
             f"connected yet; brim gives up after {timeout_seconds:g} s in all, see the output of what is missing"
         )
 
-    started = looked = time.monotonic()
+    started = checked = time.monotonic()
     with watcher.waiting(describe):
         while not store.check(keys):
-            if time.monotonic() - looked >= 1.0:
-                looked = time.monotonic()
+            if time.monotonic() - checked >= 1.0:
+                checked = time.monotonic()
                 if ended := ended_ranks(facts := arrived()):
                     raise RankError(
                         f"rank {world.rank}: {rank_names(ended, process_names(facts))} ended before all "
@@ -118,24 +171,24 @@ class Presence:
         self._seen: dict[int, tuple[int, float]] = {}  # the last beat, and when it was first seen
 
     def start(self) -> None:
-        """Say who this is, and go on saying so."""
+        """Publish where this rank runs, and start its signs of life."""
         self._store.set(self._key("facts", self._world.rank), json.dumps(_own_facts()))
         self._thread.start()
 
     def stop(self) -> None:
-        """No more signs of life: this rank leaves in order."""
+        """No more signs of life: this rank leaves as planned."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(BEAT_SECONDS)
 
-    def tell_failure(self, message: str, exit_code: int) -> None:
-        """Let the others know at once that this rank has failed."""
+    def report_failure(self, message: str, exit_code: int) -> None:
+        """Publish at once that this rank has failed."""
         with contextlib.suppress(RuntimeError):
             text = json.dumps({"message": message, "exit_code": exit_code})
             self._store.set(self._key("failure", self._world.rank), text)
 
     def failure(self) -> Trouble | None:
-        """The first other rank that said that it failed."""
+        """The first other rank that reported a failure."""
         return self._first(self._failure)
 
     def gone(self) -> Trouble | None:
@@ -151,15 +204,19 @@ class Presence:
             return Trouble(rank=0, message=f"the ranks' common store is gone ({first_line(error)})")
 
     def _failure(self, rank: int) -> Trouble | None:
-        told = self._read("failure", rank)
-        return None if told is None else Trouble(rank=rank, message=told["message"], exit_code=int(told["exit_code"]))
+        report = self._read("failure", rank)
+        return (
+            None
+            if report is None
+            else Trouble(rank=rank, message=report["message"], exit_code=int(report["exit_code"]))
+        )
 
     def _gone(self, rank: int) -> Trouble | None:
         facts = self._facts.get(rank) or self._read("facts", rank)
         if facts is not None:
             self._facts[rank] = facts
         if facts is not None and facts["machine"] == _machine() and not _process_lives(facts["process"]):
-            ended = f"its process {facts['process']} has ended without a word"
+            ended = f"its process {facts['process']} has ended without a message"
             return Trouble(rank=rank, message=ended + self._log_of(rank))
         beat = int(self._read("beat", rank) or 0)
         last, since = self._seen.get(rank, (-1, 0.0))
@@ -184,7 +241,7 @@ class Presence:
             try:
                 self._store.set(self._key("beat", self._world.rank), str(count))
             except RuntimeError:
-                return  # nobody is left to read it
+                return  # the store has ended, and its readers with it
             if self._stop.wait(BEAT_SECONDS):
                 return
 
@@ -211,7 +268,7 @@ def _process_lives(process: int) -> bool:
     except psutil.NoSuchProcess:
         return False
     except psutil.Error:
-        return True  # it is there, but not for us to look at
+        return True  # it is there, but belongs to another user
 
 
 def _torchrun_log() -> str | None:

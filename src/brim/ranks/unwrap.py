@@ -23,7 +23,7 @@ __all__ = ["communication_bytes", "without_collectives"]
 def without_collectives(modules: Iterable[nn.Module]) -> Iterator[None]:
     """While inside, the modules compute on this rank only: local gradients, local batch statistics.
 
-    `DistributedDataParallel` calls the module it wraps, so its reducer is never told to expect a backward and
+    `DistributedDataParallel` calls the module it wraps, so its reducer never expects a backward and
     its gradient hooks return at once; `SyncBatchNorm` is a plain batch norm. Enter between two steps: after a
     DDP forward whose backward is still to come, the reducer does expect one. Sharded models are refused. With
     `find_unused_parameters=True` the reducer remembers the parameters used inside as used in the next step.

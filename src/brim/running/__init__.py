@@ -1,1 +1,1 @@
-"""Runs work in batches: every item once, dearest first, splitting on OOM, growing back, journalling."""
+"""Runs work in batches: every item once, costliest first, splitting on OOM, growing back, journalling."""

@@ -29,7 +29,7 @@ from brim.memory.failures import FailureKind, classify_exit
 
 __all__ = ["ChildLostError", "ChildProcess", "Ending", "child_command", "wait_for_messages"]
 
-LOOK_SECONDS = 1.0  # between two looks whether a silent process is there: its own children may hold its output open
+LOOK_SECONDS = 1.0  # between two checks whether a silent process is there: its children may hold its output open
 DYING_SECONDS = 10.0  # from the end of a process's output to its own end
 LAST_WORDS_BYTES = 4096
 LAST_WORDS_LETTERS = 200
@@ -62,7 +62,7 @@ def child_command(function: str) -> tuple[str, ...]:
 
 
 class ChildProcess:
-    """A process that was started here. `log` takes what it prints; without one only its last words are kept."""
+    """A process that was started here. `log` takes what it prints; without one only its last lines are kept."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class ChildProcess:
         return self._process.stdout.fileno()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """One request. A process that is gone does not take it: how it ended tells why."""
+        """One request. A process that has ended does not receive it; its exit says why."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -132,7 +132,7 @@ class ChildProcess:
         self.send(message)
         deadline = time.monotonic() + seconds
         while True:
-            gone = self.silent or not self.running  # looked at before the last words are read
+            gone = self.silent or not self.running  # checked before the last lines are read
             answers = self.messages()
             if answers:
                 return _or_raise(answers[0])
@@ -151,7 +151,7 @@ class ChildProcess:
             self._process.send_signal(signal.SIGINT)
 
     def end(self, because: str = "ended") -> Ending:
-        """End it with its own children, if it is there, release what is held for it, and say how it ended."""
+        """End it with its own children, if it is there, release what is held for it, and return how it ended."""
         if self._ending is None:
             if self.running:
                 self._ended_because = because
@@ -177,16 +177,16 @@ class ChildProcess:
     def _classify(self, code: int) -> Ending:
         if self._ended_because is not None:
             return Ending(code=code, kind="timeout", reason=self._ended_because)
-        failure, words = classify_exit(code), self._last_words()
+        failure, lines = classify_exit(code), self._last_lines()
         reason = "the process ended by itself" if failure is None else failure.reason
         memory = failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY
         return Ending(
             code=code,
             kind="out_of_memory" if memory else "killed",
-            reason=f"{reason}; it last wrote: {words}" if words else reason,
+            reason=f"{reason}; it last wrote: {lines}" if lines else reason,
         )
 
-    def _last_words(self) -> str:
+    def _last_lines(self) -> str:
         """The last line it printed. Read in place: the file's position is the child's."""
         file = self._errors.fileno()
         size = os.fstat(file).st_size

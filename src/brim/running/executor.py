@@ -1,9 +1,11 @@
 """The executor: every item once, whatever happens on the way.
 
-An out-of-memory error splits the batch and goes on from the failed part; an item that runs out of memory alone is put
-aside and tried again (`retries.py`); any other error of one item is found by bisection and recorded with that item; a
-fatal error ends the run with what is finished in the journal. No finished batch is computed again. Knows nothing of
-models, data or metrics: it runs a function on lists of item numbers.
+Items run costliest first, so that memory trouble shows in the first batch. A batch weighs its padded cost, the number
+of items times the costliest among them, because every item is padded to the longest. An out-of-memory error splits the
+batch and continues from the failed part; an item that runs out of memory alone is set aside and tried again
+(`retries.py`); any other error of one item is found by bisection and recorded with that item; a fatal error ends the
+run with what is finished in the journal. No finished batch is computed again. Knows nothing of models, data or metrics:
+it runs a function on lists of item numbers.
 """
 
 from __future__ import annotations
@@ -12,22 +14,77 @@ import abc
 import contextlib
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from brim.errors import DoesNotFitError, LostError, RequestError
 from brim.memory.failures import Failure, FailureKind, classify
 from brim.records import Probe, Verdict
-from brim.running.answers import one_for_each
-from brim.running.figures import ExecutionFigures
 from brim.running.interrupts import InterruptWatch
-from brim.running.queue import WorkQueue, padded_cost
+from brim.running.results import ExecutionFigures, one_for_each
 from brim.running.retries import Retries, wait
 from brim.settings.sizes import format_bytes
 from brim.sizing.live import LiveSizer
 from brim.sizing.sizer import Trial
 
-__all__ = ["Executor", "Finished", "ItemFailure", "PeakMemory", "Pending"]
+__all__ = [
+    "BatchWork",
+    "ExecutionPolicy",
+    "Executor",
+    "Finished",
+    "ItemFailure",
+    "PeakMemory",
+    "Pending",
+    "WorkQueue",
+    "padded_cost",
+]
+
+
+def padded_cost(costs: Iterable[int]) -> int:
+    """The cost of a batch of items with these costs, once every item is padded to the costliest."""
+    listed = list(costs)
+    return len(listed) * max(listed, default=0)
+
+
+class WorkQueue:
+    """Items still to do, costliest first; batches that must be run as they are come before the rest."""
+
+    def __init__(self, costs: Sequence[int], items: Iterable[int], *, by_count: bool = False) -> None:
+        self._costs = costs
+        self._by_count = by_count  # the cap counts items
+        self._waiting = deque(sorted(items, key=lambda item: -costs[item]))  # equal costs keep the caller's order
+        self._parts: list[list[int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._parts)
+
+    def take(self, cap: int) -> list[int]:
+        """The next batch: as many items as stay within the cap in padded cost, at least one."""
+        if self._parts:
+            return self._parts.pop()
+        costliest = 1 if self._by_count else self._costs[self._waiting[0]]
+        count = max(cap // max(costliest, 1), 1)
+        return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+
+    def put_back(self, batch: Sequence[int]) -> None:
+        """Return a batch that was not done; its items are next, in the same order, under whatever cap holds then."""
+        self._waiting.extendleft(reversed(batch))
+
+    def add(self, items: Iterable[int]) -> None:
+        """More items, each in its place among those that wait."""
+        self._waiting = deque(sorted([*items, *self._waiting], key=lambda item: -self._costs[item]))
+
+    def bring_cheapest(self) -> None:
+        """Have the cheapest item run next, alone."""
+        if self._waiting:
+            self._parts.append([self._waiting.pop()])
+
+    def split(self, batch: Sequence[int]) -> None:
+        """Have a batch run again as two halves of its own, to find the item that spoils it."""
+        middle = len(batch) // 2
+        self._parts += [list(batch[middle:]), list(batch[:middle])]
+
 
 MOST_TRIALS = 256  # batches that are remembered one by one
 HOPELESS_AFTER = 3  # items that do not fit alone before the cheapest is tried
@@ -78,7 +135,7 @@ class Pending(abc.ABC):
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Flight:
+class _RunningBatch:
     """A batch that was started and not yet recorded."""
 
     batch: list[int]
@@ -111,64 +168,70 @@ class PeakMemory(Protocol):
         """What other processes leave of the device now; None: not known."""
 
 
-class Executor:
-    """Runs `function` on batches of item numbers until every item is done.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchWork:
+    """What an executor runs, and whom it asks on the way.
 
-    Items are given out as soon as they end, so that a journal is never behind. With `memory`, a failed
-    batch's memory is given back before the next try, and, if `metered`, every batch's peak is taken. Where the
-    function gives a `Pending`, the next batch is started before the last one is read, once the size has settled
-    (`overlap=False`: never).
+    `launch` starts a batch of item numbers. Where it returns a `Pending`, the next batch is started before the last one
+    is read, once the size has settled. `costs` has the cost of every item.
+    """
+
+    launch: Callable[[list[int]], Sequence[Any] | Pending]
+    costs: Sequence[int]
+    note: Callable[[str], None] | None = None  # is given a line for every step taken to survive
+    set_aside: Callable[[list[int]], None] | None = None  # these items wait until all others have run
+    last_resort: Callable[[], bool] | None = None  # an item does not fit alone; whether something was changed for it
+    pause: Callable[[float], None] | None = None  # so many seconds, before the last try of items that do not fit
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExecutionPolicy:
+    """How an executor treats sizes and failures.
 
     With `by_count` the cap counts items, whatever they cost. With `fixed` it never moves: a batch that does not fit is
-    halved until it does, and the next one has the full size again. `tell` is given a line for every step taken to
-    survive. An item that runs out of memory alone is put aside (`put_aside` is told, once it is sure that all others
-    come first) and tried again after the others, and once more after a `pause`. When it does not fit then either,
-    `last_resort` may change something and have it tried again. With `stop_if_hopeless` the run ends when the first
+    halved until it does, and the next one has the full size again. With `stop_if_hopeless` the run ends when the first
     items do not fit alone, in all their tries, and the cheapest does not either; what was not tried is then neither
     done nor failed.
     """
 
+    by_count: bool = False
+    fixed: bool = False
+    overlap: bool = True  # False: a batch is read before the next one is started
+    fail_fast: bool = False  # raise the first error of a single item
+    fail_on_oom: bool = False  # raise the first out-of-memory error
+    stop_if_hopeless: bool = False
+
+
+class Executor:
+    """Runs work in batches until every item is done.
+
+    Items are given out as soon as they end, so that a journal is never behind. With `memory`, a failed batch's memory
+    is given back before the next try, and, if `metered`, every batch's peak is measured. An item that runs out of
+    memory alone is set aside and tried again after the others, and once more after a pause; then comes the last resort.
+    """
+
     def __init__(
         self,
-        function: Callable[[list[int]], Sequence[Any] | Pending],
-        costs: Sequence[int],
+        work: BatchWork,
         *,
         sizer: LiveSizer,
         memory: PeakMemory | None = None,
         metered: bool = True,
-        fail_fast: bool = False,
-        fail_on_oom: bool = False,
-        by_count: bool = False,
-        overlap: bool = True,
-        fixed: bool = False,
-        stop_if_hopeless: bool = False,
-        tell: Callable[[str], None] | None = None,
-        last_resort: Callable[[], bool] | None = None,
-        put_aside: Callable[[list[int]], None] | None = None,
-        pause: Callable[[float], None] | None = None,
+        policy: ExecutionPolicy | None = None,
     ) -> None:
         self.sizer = sizer
         self.figures = ExecutionFigures()
         self.trials: list[Probe] = []  # the batches that the size was found by, and those that failed
-        self._function = function
-        self._costs = costs
+        self._work = work
+        self._policy = policy if policy is not None else ExecutionPolicy()
+        self._costs = work.costs
         self._finished: list[Finished] = []  # not handed out yet
         self._memory = memory
         self._meter_on = memory is not None and metered
-        self._fail_fast = fail_fast
-        self._fail_on_oom = fail_on_oom
-        self._by_count = by_count
-        self._overlap = overlap
-        self._fixed = fixed
-        self._tell = tell if tell is not None else _say_nothing
-        self._last_resort = last_resort
-        self._put_aside = put_aside
-        self._pause = pause if pause is not None else wait
         self._retries = Retries()
         self._by_others = True  # whether other processes may have caused the last failure
-        self._stop_if_hopeless = stop_if_hopeless
-        self._lonely_failures = 0  # items that did not fit alone, while nothing has fitted
-        self._landed_at = 0.0
+        self._failures_alone = 0  # items that did not fit alone, while nothing has fitted
+        self._finished_at = 0.0
         self._suspects: list[_Suspect] = []
 
     def run(self, items: Iterable[int]) -> Generator[list[Finished], None, None]:
@@ -176,74 +239,74 @@ class Executor:
 
         Whoever stops before the end should close it (`contextlib.closing`): it watches for interrupts until then.
         """
-        queue = WorkQueue(self._costs, items, by_count=self._by_count)
+        queue = WorkQueue(self._costs, items, by_count=self._policy.by_count)
         with InterruptWatch() as interrupts:
-            yield from self._empty(queue, interrupts)
+            yield from self._run_all(queue, interrupts)
             while self._retries:
                 yield from self._try_again(queue, interrupts)
-                yield from self._empty(queue, interrupts)
+                yield from self._run_all(queue, interrupts)
         if queue:
-            self._tell("not even the cheapest sample fits alone: the others are not tried")
+            self._note("not even the cheapest sample fits alone: the others are not tried")
 
-    def _empty(self, queue: WorkQueue, interrupts: InterruptWatch) -> Iterator[list[Finished]]:
-        """Batch by batch, one of them under way while the next is started."""
-        flight: _Flight | None = None
-        while (queue or flight is not None) and not self._hopeless():
+    def _run_all(self, queue: WorkQueue, interrupts: InterruptWatch) -> Iterator[list[Finished]]:
+        """Batch by batch; one may still run on the device while the next is started."""
+        running: _RunningBatch | None = None
+        while (queue or running is not None) and not self._is_hopeless():
             interrupts.check()
             if self.sizer.disturbed and self.sizer.return_after_others(self._left_by_others()):
-                self._tell("other processes have given memory back: batches are as large as before again")
-            following = self._take_off(queue, queue.take(self.sizer.next_size())) if queue else None
-            yield from self._hand_out()
-            if flight is not None:
-                self._land(queue, flight)
-                yield from self._hand_out()
-            flight = following
-            overlaps = self._overlap and self.sizer.overlaps
-            if flight is not None and not (overlaps and isinstance(flight.results, Pending)):
-                self._land(queue, flight)
-                flight = None
-                yield from self._hand_out()
+                self._note("other processes have given memory back: batches are as large as before again")
+            following = self._start(queue, queue.take(self.sizer.next_size())) if queue else None
+            yield from self._yield_finished()
+            if running is not None:
+                self._finish(queue, running)
+                yield from self._yield_finished()
+            running = following
+            overlaps = self._policy.overlap and self.sizer.overlaps
+            if running is not None and not (overlaps and isinstance(running.results, Pending)):
+                self._finish(queue, running)
+                running = None
+                yield from self._yield_finished()
 
     def _try_again(self, queue: WorkQueue, interrupts: InterruptWatch) -> Iterator[list[Finished]]:
-        """What was put aside, one by one: now that all others are done, and once more after a pause."""
+        """The items that were set aside, one by one: now that all others are done, and once more after a pause."""
         for last in (False, True):
             seconds = self._retries.next_pause() if last and self._retries else 0.0
             if seconds > 0:
                 who = "1 sample does" if len(self._retries) == 1 else f"{len(self._retries)} samples do"
-                self._tell(f"{who} not fit alone: tried once more in {seconds:g} s")
-                self._pause(seconds)
+                self._note(f"{who} not fit alone: tried once more in {seconds:g} s")
+                (self._work.pause or wait)(seconds)
             for item in self._retries.items:
                 interrupts.check()
-                if item in self._retries and (flight := self._take_off(queue, [item])) is not None:
-                    self._land(queue, flight)
-                yield from self._hand_out()
+                if item in self._retries and (running := self._start(queue, [item])) is not None:
+                    self._finish(queue, running)
+                yield from self._yield_finished()
 
-    def _hand_out(self) -> Iterator[list[Finished]]:
+    def _yield_finished(self) -> Iterator[list[Finished]]:
         finished, self._finished = self._finished, []
         if finished:
             yield finished
 
-    def _take_off(self, queue: WorkQueue, batch: list[int]) -> _Flight | None:
-        """Start a batch; None if it failed, which is dealt with here."""
-        flight: _Flight | None = None
+    def _start(self, queue: WorkQueue, batch: list[int]) -> _RunningBatch | None:
+        """Start a batch; None if it failed, which is handled here."""
+        running: _RunningBatch | None = None
         failure, error = None, ""
         started = time.perf_counter()
         try:
             with self._metered() as reading:
-                results = self._function(batch)
+                results = self._work.launch(batch)
             cost = self._weight(batch)
-            flight = _Flight(batch=batch, cost=cost, results=results, started=started, reading=reading)
+            running = _RunningBatch(batch=batch, cost=cost, results=results, started=started, reading=reading)
         except Exception as problem:
-            failure, error = self._told_apart(problem, batch)
-        if flight is None:
+            failure, error = self._classified(problem, batch)
+        if running is None:
             assert failure is not None
             self._clean_up(failure, started)  # the except block has ended: nothing pins the batch's tensors any more
             self._after_failure(queue, batch, failure, error)
-        return flight
+        return running
 
-    def _land(self, queue: WorkQueue, flight: _Flight) -> None:
+    def _finish(self, queue: WorkQueue, running: _RunningBatch) -> None:
         """Wait for a batch, count it and record it."""
-        batch, results = flight.batch, flight.results
+        batch, results = running.batch, running.results
         failure, error = None, ""
         busy: float | None = None
         try:
@@ -252,25 +315,25 @@ class Executor:
                 busy = pending.busy_seconds()
                 del pending
         except Exception as problem:
-            failure, error = self._told_apart(problem, batch)
+            failure, error = self._classified(problem, batch)
         if failure is not None:
-            started = max(flight.started, self._landed_at)
-            del flight, results
+            started = max(running.started, self._finished_at)
+            del running, results
             self._clean_up(failure, started)
             self._after_failure(queue, batch, failure, error)
             return
         assert not isinstance(results, Pending)
         results = one_for_each(results, len(batch))
         now = time.perf_counter()
-        seconds, self._landed_at = now - max(flight.started, self._landed_at), now
+        seconds, self._finished_at = now - max(running.started, self._finished_at), now
         failed = sum(isinstance(result, ItemFailure) for result in results)
         self.figures.seconds += seconds
-        self._count(flight, seconds if busy is None else busy, failed=failed)
-        self._clear(batch)
+        self._count(running, seconds if busy is None else busy, failed=failed)
+        self._mark_ran(batch)
         self._finished += [_finished(item, result, len(batch)) for item, result in zip(batch, results, strict=True)]
 
-    def _told_apart(self, error: Exception, batch: list[int]) -> tuple[Failure, str]:
-        """What kind of failure an error is, with its own words; raises what must not be survived."""
+    def _classified(self, error: Exception, batch: list[int]) -> tuple[Failure, str]:
+        """The kind of failure that an error is, and its message; raises what must not be survived."""
         if isinstance(error, (RequestError, LostError)):
             raise error
         failure = classify(error)
@@ -279,7 +342,7 @@ class Executor:
                 f"{failure.reason}; the device cannot be used again by this process. What is finished is kept: "
                 "start again with resume"
             ) from error
-        if self._fail_fast and failure.kind in (FailureKind.OTHER, FailureKind.AMBIGUOUS) and len(batch) == 1:
+        if self._policy.fail_fast and failure.kind in (FailureKind.OTHER, FailureKind.AMBIGUOUS) and len(batch) == 1:
             raise error
         return failure, f"{type(error).__name__}: {error}"
 
@@ -289,44 +352,44 @@ class Executor:
         if smaller_helps:
             self._remember(batch, "oom" if failure.kind is FailureKind.OUT_OF_MEMORY else "size_limit", failure.reason)
             self.figures.oom_events += failure.kind is FailureKind.OUT_OF_MEMORY
-            if self._fail_on_oom and failure.kind is not FailureKind.AMBIGUOUS:
+            if self._policy.fail_on_oom and failure.kind is not FailureKind.AMBIGUOUS:
                 raise DoesNotFitError(f"a batch of {len(batch)} does not fit: {failure.reason} (fail on OOM was asked)")
             if batch[0] in self._retries:
                 pass  # it is tried again, alone: the sizer knows already
-            elif self._by_count and len(batch) == 1:
+            elif self._policy.by_count and len(batch) == 1:
                 self.sizer.blame_item()
-            elif not self._fixed:
+            elif not self._policy.fixed:
                 self.sizer.record(Trial(size=cost, verdict="oom"))
             if len(batch) > 1:
-                self._tell(f"a batch of {len(batch)} failed ({failure.reason}): its samples run again in smaller ones")
+                self._note(f"a batch of {len(batch)} failed ({failure.reason}): its samples run again in smaller ones")
         elif len(batch) > 1:
             self._suspects.append(_Suspect(batch=batch, cost=cost, left=set(batch), error=error))
         if len(batch) == 1:
             self._failed_alone(queue, batch[0], failure, error)
-        elif failure.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT) and not self._fixed:
+        elif failure.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT) and not self._policy.fixed:
             queue.put_back(batch)
         else:
             queue.split(batch)
 
     def _failed_alone(self, queue: WorkQueue, item: int, failure: Failure, error: str) -> None:
-        """Put the item aside for another try; after the last one, the last resort, or its failure is recorded."""
+        """Set the item aside for another try; after the last one, the last resort, or its failure is recorded."""
         out_of_memory = failure.kind is FailureKind.OUT_OF_MEMORY
         first = item not in self._retries
         if self._retries.failed(item, failure, by_others=self._by_others and not failure.own_limit):
-            if first and self._put_aside is not None and self.figures.batches > 0:
-                self._put_aside([item])
-        elif out_of_memory and self._last_resort is not None and self._last_resort():
-            self._lonely_failures = 0
+            if first and self._work.set_aside is not None and self.figures.batches > 0:
+                self._work.set_aside([item])
+        elif out_of_memory and self._work.last_resort is not None and self._work.last_resort():
+            self._failures_alone = 0
             queue.add([item, *self._retries.release()])
             return
         else:
-            self._give_up_on(item, failure, error)
+            self._record_failure(item, failure, error)
         if first:
-            self._lonely_failures += out_of_memory and self.figures.batches == 0
-            if self._stop_if_hopeless and self._lonely_failures == HOPELESS_AFTER and queue:
+            self._failures_alone += out_of_memory and self.figures.batches == 0
+            if self._policy.stop_if_hopeless and self._failures_alone == HOPELESS_AFTER and queue:
                 queue.bring_cheapest()
 
-    def _clear(self, batch: list[int]) -> None:
+    def _mark_ran(self, batch: list[int]) -> None:
         """These items ran. Where all of a suspect's have, in smaller batches, its size was to blame: stay below it."""
         for item in batch:
             self._retries.ran(item)
@@ -338,17 +401,17 @@ class Executor:
         smallest = min(proven, key=lambda suspect: suspect.cost)
         # The larger ones were split into it.
         self._suspects = [suspect for suspect in self._suspects if suspect.left and suspect.cost < smallest.cost]
-        if not self._fixed:
+        if not self._policy.fixed:
             self.sizer.record(Trial(size=smallest.cost, verdict="size_limit"))
         why = smallest.error.strip().splitlines()[0]
         self._remember(smallest.batch, "size_limit", why)
-        self._tell(f"a batch of {len(smallest.batch)} failed, and all its samples ran in smaller ones: {why}")
+        self._note(f"a batch of {len(smallest.batch)} failed, and all its samples ran in smaller ones: {why}")
 
-    def _hopeless(self) -> bool:
-        """Whether the dearest and then the cheapest did not fit: nothing will."""
-        return self._stop_if_hopeless and self._lonely_failures > HOPELESS_AFTER and self.figures.batches == 0
+    def _is_hopeless(self) -> bool:
+        """Whether the costliest and then the cheapest did not fit: nothing will."""
+        return self._policy.stop_if_hopeless and self._failures_alone > HOPELESS_AFTER and self.figures.batches == 0
 
-    def _give_up_on(self, item: int, failure: Failure, error: str) -> None:
+    def _record_failure(self, item: int, failure: Failure, error: str) -> None:
         self._suspects = [suspect for suspect in self._suspects if item not in suspect.left]  # the item was to blame
         reason: FailureReason = "error"
         message, needed = error, None
@@ -364,8 +427,8 @@ class Executor:
         given_up = ItemFailure(reason=reason, message=message, needed_bytes=needed, attempts=attempts)
         self._finished.append(Finished(item=item, result=None, failure=given_up, batch_size=1))
 
-    def _count(self, flight: _Flight, seconds: float, *, failed: int) -> None:
-        figures, batch, reading = self.figures, flight.batch, flight.reading
+    def _count(self, running: _RunningBatch, seconds: float, *, failed: int) -> None:
+        figures, batch, reading = self.figures, running.batch, running.reading
         figures.items += len(batch)
         figures.failed += failed
         figures.batches += 1
@@ -373,7 +436,7 @@ class Executor:
         costs = [self._costs[item] for item in batch]
         figures.cost += sum(costs)
         figures.padded_cost += padded_cost(costs)
-        figures.largest_padded_cost = max(figures.largest_padded_cost, flight.cost)
+        figures.largest_padded_cost = max(figures.largest_padded_cost, running.cost)
         figures.batch_counts.append(len(batch))
         if failed == len(batch):
             return  # none of it reached the device: that was quick, and says nothing of the size
@@ -391,7 +454,7 @@ class Executor:
             peak = reading.peak_reserved_bytes
             figures.peak_allocated_bytes = max(figures.peak_allocated_bytes, reading.peak_allocated_bytes)
             figures.peak_reserved_bytes = max(figures.peak_reserved_bytes, reading.peak_reserved_bytes)
-        self.sizer.record(Trial(size=flight.cost, seconds=seconds, peak_bytes=peak, costliest_item=max(costs)))
+        self.sizer.record(Trial(size=running.cost, seconds=seconds, peak_bytes=peak, costliest_item=max(costs)))
 
     def _remember(
         self, batch: list[int], verdict: Verdict, detail: str, *, seconds: float | None = None, reading: Any = None
@@ -414,8 +477,8 @@ class Executor:
         )
 
     def _weight(self, batch: list[int]) -> int:
-        """What a batch comes to in the unit of the cap."""
-        return len(batch) if self._by_count else padded_cost(self._costs[item] for item in batch)
+        """The size of a batch in the unit of the cap."""
+        return len(batch) if self._policy.by_count else padded_cost(self._costs[item] for item in batch)
 
     @contextlib.contextmanager
     def _metered(self) -> Iterator[Any]:
@@ -437,12 +500,12 @@ class Executor:
             self._memory.release()
         self.figures.lost_seconds += time.perf_counter() - started
 
+    def _note(self, line: str) -> None:
+        if self._work.note is not None:
+            self._work.note(line)
+
     def _left_by_others(self) -> int | None:
         return None if self._memory is None else self._memory.left_by_others_bytes()
-
-
-def _say_nothing(line: str) -> None:
-    del line
 
 
 def _finished(item: int, result: Any, batch_size: int) -> Finished:

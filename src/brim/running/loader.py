@@ -3,7 +3,7 @@
 It hands out single items, not batches: a batch that is split or made smaller after an out-of-memory error is put
 together again from what is here already. What one item's preparation raises is that item's failure. Processes are
 torch's own (`DataLoader`); with no workers an item is prepared when it is asked for. Items may come through memory that
-is shared once, and locked where a GPU reads from it (`memory/shared_room.py`).
+is shared once, and pinned where a GPU reads from it (`memory/pinned_shared_pool.py`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from brim.errors import BrimError
-from brim.monitor.cores import own_cores
-from brim.monitor.host import free_shared_bytes
+from brim.monitor.host import free_shared_bytes, own_cores
 from brim.settings.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from brim.memory.shared_room import Packed, SharedRoom
+    from brim.memory.pinned_shared_pool import Packed, PinnedSharedPool
 
 __all__ = ["Loader", "LoaderSettings", "NotPrepared", "Order", "suggest_workers"]
 
@@ -49,8 +48,8 @@ class LoaderSettings:
     prefetch_factor: int = 4  # items that each process prepares ahead
     ahead: int = 0  # items that all of them prepare ahead, if that is more and they are small
     item_bytes: int | None = None  # of the tensors of a usual item
-    # Where items may lie in room that others are written to once they are done: on the way to a GPU they are copied.
-    room: Literal["for_device", "always", "never"] = "for_device"
+    # Whether items may lie in a pool whose slots are written again once they are done: "for_device" where a GPU copies.
+    pool: Literal["for_device", "always", "never"] = "for_device"
 
 
 class Order(Protocol):
@@ -63,26 +62,26 @@ class Order(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class NotPrepared:
-    """Why an item could not be prepared, in the words of its error."""
+    """Why an item could not be prepared, by the message of its error."""
 
     message: str
 
 
 def suggest_workers(prepare: Callable[[int], Any], items: Order, *, cores: int | None = None) -> int:
-    """Prepare a few items here and say how many processes would keep up: 0 where that takes next to no time."""
+    """Prepare a few items here: how many processes would keep up, 0 where that takes next to no time."""
     return _try_items(prepare, items, own_cores() if cores is None else cores).workers
 
 
 @dataclasses.dataclass(frozen=True)
 class _Trial:
-    """What a few items said: how many processes would keep up, and how large an item is."""
+    """What a few items showed: how many processes would keep up, and how large an item is."""
 
     workers: int
     item_bytes: int
 
 
 def _try_items(prepare: Callable[[int], Any], items: Order, cores: int) -> _Trial:
-    from brim.memory.shared_room import tensor_bytes
+    from brim.memory.pinned_shared_pool import tensor_bytes
 
     trial = _first(items, 3)
     if not trial or cores < 2:
@@ -90,7 +89,7 @@ def _try_items(prepare: Callable[[int], Any], items: Order, cores: int) -> _Tria
     largest = 0
     started = time.perf_counter()
     for item in trial:
-        with contextlib.suppress(MemoryError):  # it will come again, in `take`, where it can be dealt with
+        with contextlib.suppress(MemoryError):  # it will happen again in `take`, where it can be handled
             largest = max(largest, tensor_bytes(_prepared(prepare, item)))
     seconds = (time.perf_counter() - started) / len(trial)
     if seconds < CHEAP_SECONDS or seconds * len(items) < 2.0:  # the processes take as long to start
@@ -123,8 +122,8 @@ class Loader:
         self.notes: list[str] = []
         self._ready: dict[int, Any] = {}
         self._coming: Iterator[tuple[int, Any]] | None = None
-        self._room: SharedRoom | None = None
-        self._packed: dict[int, Packed] = {}  # what lies in the room, by item
+        self._pool: PinnedSharedPool | None = None
+        self._packed: dict[int, Packed] = {}  # what lies in the pool, by item
 
     def __enter__(self) -> Self:
         if self.workers is None:
@@ -145,8 +144,8 @@ class Loader:
         self._coming = None  # the processes end with their iterator
         self._ready.clear()
         self._packed.clear()
-        if self._room is not None:
-            self._room.give_back()
+        if self._pool is not None:
+            self._pool.release()
 
     @property
     def running(self) -> bool:
@@ -154,9 +153,9 @@ class Loader:
         return self._coming is not None
 
     @property
-    def holds_room(self) -> bool:
-        """Whether it has the locked room, which is there only once."""
-        return self._room is not None and self._room.is_locked
+    def holds_pinned_pool(self) -> bool:
+        """Whether it has the pinned pool, of which a process has one."""
+        return self._pool is not None and self._pool.is_pinned
 
     def take(self, items: Sequence[int]) -> list[Any]:
         """The prepared items; waits for those that are not here yet."""
@@ -187,8 +186,8 @@ class Loader:
         """Forget items that will not be asked for again."""
         for item in items:
             self._ready.pop(item, None)
-        if self._room is not None:
-            self._room.free([self._packed.pop(item) for item in items if item in self._packed])
+        if self._pool is not None:
+            self._pool.free([self._packed.pop(item) for item in items if item in self._packed])
 
     def _affordable(self, workers: int) -> int:
         """As many processes as there is shared memory for what they prepare ahead: a container may have 64 MB of it."""
@@ -206,33 +205,33 @@ class Loader:
     def _prefetch(self, workers: int) -> int:
         """Items that each process prepares ahead: a batch in all, where that is wanted and takes little memory."""
         least, each = self._settings.prefetch_factor, max(self.item_bytes or 0, 1)
-        if self.holds_room:
+        if self.holds_pinned_pool:
             return least
         free = free_shared_bytes()
-        room = AHEAD_BYTES if free is None else min(AHEAD_BYTES, SHARE_OF_SHM * free)
-        return max(least, min(math.ceil(min(self._settings.ahead, room / each) / workers), MOST_AHEAD))
+        available = AHEAD_BYTES if free is None else min(AHEAD_BYTES, SHARE_OF_SHM * free)
+        return max(least, min(math.ceil(min(self._settings.ahead, available / each) / workers), MOST_AHEAD))
 
     def _unpacked(self, item: int, prepared: Any) -> Any:
-        from brim.memory.shared_room import Packed
+        from brim.memory.pinned_shared_pool import Packed
 
-        if self._room is None or not isinstance(prepared, Packed):
+        if self._pool is None or not isinstance(prepared, Packed):
             return prepared
         self._packed[item] = prepared
-        return self._room.unpack(prepared)
+        return self._pool.unpack(prepared)
 
     def _start(self, workers: int) -> Iterator[tuple[int, Any]]:
         import torch
         from torch.utils.data import DataLoader
 
-        from brim.memory.shared_room import SharedRoom
+        from brim.memory.pinned_shared_pool import PinnedSharedPool
 
-        roomy = self._settings.room == "always" or (self._settings.room == "for_device" and self._pin)
-        if self.item_bytes is None and (roomy or self._settings.ahead > 0):
+        pooled = self._settings.pool == "always" or (self._settings.pool == "for_device" and self._pin)
+        if self.item_bytes is None and (pooled or self._settings.ahead > 0):
             self.item_bytes = _try_items(self._prepare, _first(self._order, 1), cores=2).item_bytes
-        if roomy:
-            self._room = SharedRoom.lend(self.item_bytes or 0, workers=workers, lock=self._pin)
+        if pooled:
+            self._pool = PinnedSharedPool.acquire(self.item_bytes or 0, workers=workers, pin=self._pin)
         loader: Any = DataLoader(
-            _Items(self._prepare, self._room),  # type: ignore[arg-type]  # a map of item numbers, as torch asks for
+            _Items(self._prepare, self._pool),  # type: ignore[arg-type]  # a map of item numbers, as torch asks for
             batch_size=None,
             collate_fn=_as_it_is,  # torch would make lists of tuples, which the same item prepared here is not
             sampler=self._order,
@@ -280,18 +279,18 @@ def _watch_no_more(coming: Any) -> None:
 class _Items:
     """Items as a DataLoader's dataset: every item gives something, if only the reason why not."""
 
-    def __init__(self, prepare: Callable[[int], Any], room: SharedRoom | None) -> None:
+    def __init__(self, prepare: Callable[[int], Any], pool: PinnedSharedPool | None) -> None:
         self._prepare = prepare
-        self._room = room
+        self._pool = pool
 
     def __getitem__(self, item: int) -> tuple[int, Any]:
         prepared = _prepared(self._prepare, item)
-        if self._room is None:
+        if self._pool is None:
             return item, prepared
         from torch.utils.data import get_worker_info
 
         own = get_worker_info()
-        return item, prepared if own is None else self._room.pack(prepared, worker=own.id)
+        return item, prepared if own is None else self._pool.pack(prepared, worker=own.id)
 
 
 def _prepared(prepare: Callable[[int], Any], item: int) -> Any:
@@ -332,6 +331,6 @@ def _keep_freed_memory() -> None:
 def _cloned(value: Any) -> Any:
     import torch
 
-    from brim.memory.nested import replaced
+    from brim.memory.transfer import replaced
 
     return replaced(value, torch.Tensor, torch.clone)

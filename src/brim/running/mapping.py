@@ -1,6 +1,6 @@
 """`brim.map`: any function over any items, in batches that fit, every item once.
 
-Torch is not needed: without a device, out-of-memory errors are still told apart by what the function raises.
+Torch is not needed: without a device, out-of-memory errors are still recognised by what the function raises.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Literal, overload
 
 from brim.errors import RequestError
 from brim.records import BatchSizes
-from brim.running.executor import Executor, Finished, ItemFailure
-from brim.running.figures import ExecutionFigures
+from brim.running.executor import BatchWork, ExecutionPolicy, Executor, Finished, ItemFailure
+from brim.running.results import ExecutionFigures
 from brim.settings.sizes import parse_bytes
 from brim.sizing.live import LiveSizer
 from brim.sizing.priors import LiveRequest, Prior, Room, start_live
@@ -80,14 +80,14 @@ def map(
 ) -> MapResult:
     """Call `function` on lists of items and return one result per item, in order, whatever happens on the way.
 
-    As `[f(x) for x in items]`, but in batches that are found as it runs: dearest items first, larger batches while
+    As `[f(x) for x in items]`, but in batches that are found as it runs: costliest items first, larger batches while
     they pay, split on out-of-memory errors and grown back afterwards. An item that fails alone is recorded with its
     error and does not stop the rest (`fail_fast` stops instead); one that runs out of memory alone is first tried again
     after the others, and once more after a pause.
 
         embeddings = brim.map(lambda texts: model.encode(texts), texts, cost=len, device="cuda")
 
-    `function` takes a list and returns as many results. `cost` says what an item weighs (tokens, pixels): batches are
+    `function` takes a list and returns as many results. `cost` gives the cost of an item (tokens, pixels): batches are
     then capped in padded cost, not in number. `batch_size=N` is a ceiling in items. With `journal`, results (JSON
     values) are appended to that file as they come and `resume=True` continues where a killed run stopped; `key` names
     what the function does, so that a journal is not resumed by another one. Items are known to a journal by their
@@ -118,14 +118,11 @@ def map(
             stack.enter_context(memory.limited(limit_bytes))
         order = sorted((item for item in range(len(items)) if item not in done), key=lambda item: -costs[item])
         executor = Executor(
-            lambda batch: function([items[item] for item in batch]),
-            costs,
+            BatchWork(launch=lambda batch: function([items[item] for item in batch]), costs=costs),
             sizer=_sizer(batch_size, [costs[item] for item in order], limit_bytes),
             memory=memory,
             metered=memory is not None and (not memory.meter_slows or memory_limit is not None),
-            fail_fast=fail_fast,
-            fail_on_oom=fail_on_oom,
-            by_count=batch_size != "auto",
+            policy=ExecutionPolicy(by_count=batch_size != "auto", fail_fast=fail_fast, fail_on_oom=fail_on_oom),
         )
         for finished in stack.enter_context(contextlib.closing(executor.run(order))):
             if book is not None:
@@ -168,8 +165,7 @@ def _memory(device: Any, memory_limit: int | str | None) -> tuple[Any, int | Non
         if memory_limit is not None:
             raise RequestError("memory_limit needs device=, the device whose memory it limits")
         return None, None
-    from brim.memory.devices import existing_device, memory_of
-    from brim.memory.limit import resolve_limit
+    from brim.memory.devices import existing_device, memory_of, resolve_limit
 
     memory = memory_of(existing_device(device, argument="device="))
     asked = None if memory_limit is None else parse_bytes(memory_limit)
@@ -187,7 +183,7 @@ def _digest(items: Sequence[Any], key: str | None) -> str:
             if key is None:
                 raise RequestError(
                     f"journal=: an item holds a value whose content cannot be read ({error}), so other items could not "
-                    "be told from these; give key=, a text that changes when the items do"
+                    "be distinguished from these; give key=, a text that changes when the items do"
                 ) from error
             texts.append(type(item).__name__)
     return fingerprint({"items": texts})

@@ -1,8 +1,8 @@
 """Ray: the cluster at `RAY_ADDRESS` or one of this process's own on loopback, what is started on it, and how that ends.
 
 The only file that imports ray. Callers say what runs and what an answer means; that a worker was lost, with its node,
-its process or its device, is told from an error of the work itself here. Ray's own messages are cut to a line each,
-and stay off standard output.
+its process or its device, is distinguished from an error of the work itself here. Ray's own messages are cut to a
+line each, and stay off standard output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from brim.errors import LostError, RequestError, first_line
 from brim.settings.caller import written
 
-__all__ = ["Answer", "RayCluster", "WorkerLostError", "connected_ray", "forwarded_variables"]
+__all__ = ["CallResult", "RayCluster", "WorkerLostError", "connected_ray", "forwarded_variables"]
 
 OBJECT_STORE_BYTES = 256 * 2**20  # of a Ray that is started here: only small things pass through it
 MESSAGE_LETTERS = 240  # of what Ray says, where more than the beginning is rarely of use
@@ -40,7 +40,7 @@ class WorkerLostError(LostError):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Answer:
+class CallResult:
     """What came of a call: a value, or the error instead, a `WorkerLostError` or what the work itself raised."""
 
     call: Any
@@ -77,16 +77,16 @@ class RayCluster:
         """Call a method of an actor; that of a generator is a stream, with an answer for each value."""
         return getattr(actor, method).remote(*arguments)
 
-    def next_answer(self, calls: Sequence[Any], *, seconds: float | None = None) -> Answer | None:
+    def next_result(self, calls: Sequence[Any], *, seconds: float | None = None) -> CallResult | None:
         """Wait for any of the calls; None if there is no answer in time."""
         ready, _ = self._ray.wait(list(calls), timeout=seconds, fetch_local=False)
         if not ready:
             return None
         call = ready[0]
         try:
-            return Answer(call=call, value=self._ray.get(next(call) if isinstance(call, Iterator) else call))
+            return CallResult(call=call, value=self._ray.get(next(call) if isinstance(call, Iterator) else call))
         except self._ray.exceptions.RayError as error:
-            return Answer(call=call, error=_own_error(error))
+            return CallResult(call=call, error=_own_error(error))
 
     def ask_nodes(self, function: Callable[[], Any], *, having: str) -> list[tuple[Mapping[str, float], Any]]:
         """Call a short function on every node that has a resource: each node's resources, and its answer."""
@@ -94,7 +94,7 @@ class RayCluster:
         calls = [self.start_task(function, num_cpus=0, scheduling_strategy=_stay_on(node["NodeID"])) for node in nodes]
         found = []
         for node, call in zip(nodes, calls, strict=True):
-            answer = self.next_answer([call], seconds=NODE_SECONDS)
+            answer = self.next_result([call], seconds=NODE_SECONDS)
             if answer is None or answer.error is not None:
                 reason = f"silent for {NODE_SECONDS:g} s" if answer is None else answer.error
                 raise LostError(f"a node of the cluster does not answer: {reason}")
@@ -145,7 +145,7 @@ def connected_ray(workers: int | None = None) -> Iterator[RayCluster]:
             context = ray.init(address=address, **quiet, **(own if address == "local" else {}))
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise RequestError(f"cannot reach Ray at RAY_ADDRESS={address}: {first_line(error)}") from error
-        failed = True  # where Ray's logs may tell why
+        failed = True  # where Ray's logs may explain it
         try:
             yield RayCluster(ray)
             failed = False

@@ -1,6 +1,6 @@
-"""Items that ran out of memory alone: put aside, tried again after the others, and once more after a pause.
+"""Items that ran out of memory alone: set aside, tried again after the others, and once more after a pause.
 
-A neighbour may have held the card for a moment, and then one failure says nothing about the item. All items wait
+Another process may have held the memory for a moment, and then one failure says nothing about the item. All items wait
 together: one pause, longer the more of them have failed in a row, and short in total, so that a data set of which a
 thousand samples truly do not fit is not held up. Runs nothing: the executor does.
 """
@@ -19,7 +19,7 @@ ATTEMPTS = 3  # of one item, alone: in its turn, after the others, after a pause
 FIRST_PAUSE_SECONDS = 1.0  # doubled with each further failure in a row
 LONGEST_PAUSE_SECONDS = 10.0
 ALL_PAUSES_SECONDS = 30.0  # of one executor
-SLICE_SECONDS = 0.1  # of a pause, between two looks at whether the run is to stop
+SLICE_SECONDS = 0.1  # of a pause, between two checks whether the run is to stop
 
 
 def wait(seconds: float, between: Callable[[], None] = lambda: None) -> None:
@@ -32,7 +32,7 @@ def wait(seconds: float, between: Callable[[], None] = lambda: None) -> None:
 
 
 class Retries:
-    """Which items are put aside, how often each was tried alone, and how long to wait before the last try."""
+    """Which items are set aside, how often each was tried alone, and how long to wait before the last try."""
 
     def __init__(self) -> None:
         self._aside: dict[int, bool] = {}  # by item: whether other processes may have been to blame
@@ -51,7 +51,7 @@ class Retries:
 
     @property
     def items(self) -> list[int]:
-        """What is put aside, in the order in which it first failed."""
+        """What is set aside, in the order in which it first failed."""
         return list(self._aside)
 
     def attempts(self, item: int) -> int:
@@ -59,7 +59,7 @@ class Retries:
         return self._attempts[item]
 
     def failed(self, item: int, failure: Failure, *, by_others: bool) -> bool:
-        """An item failed alone, perhaps because of other processes; whether it is put aside, to be tried again."""
+        """An item failed alone, perhaps because of other processes; whether it is set aside, to be tried again."""
         self._attempts[item] += 1
         self._in_a_row += 1
         may_pass = failure.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.AMBIGUOUS)

@@ -10,7 +10,7 @@ import traceback
 from typing import Any
 
 from brim.errors import BrimError
-from brim.forecasting.forecast_curve import forecast_curve
+from brim.forecasting.forecast import forecast_curve
 from brim.ranks.agreement import Agreement
 from brim.records import MemoryFigures, Plan, Probe
 from brim.searching.probe import DeviceProber, Prober, ProbeSettings, WorkloadError
@@ -18,7 +18,7 @@ from brim.settings.search_settings import SearchSettings
 from brim.settings.sizes import format_bytes
 from brim.sizing.plans import CachedPlan, PlanCache
 from brim.sizing.priors import ForecastCurve
-from brim.sizing.probing import Found, ProbeContext, SizeSearch, size_grid
+from brim.sizing.probing import ProbeContext, SearchResult, SizeSearch, size_grid
 from brim.storage.fingerprint import fingerprint
 from brim.workloads.base import Workload
 
@@ -26,7 +26,7 @@ __all__ = ["SearchListener", "find_plan", "find_with"]
 
 
 class SearchListener:
-    """Told what a search does, as it does it; the command line draws its table from this."""
+    """Is called as a search proceeds; the command line prints its table from this."""
 
     def started(self, context: ProbeContext) -> None:
         """The search knows its device and limit."""
@@ -101,7 +101,7 @@ def _find_here(prober: Prober, settings: SearchSettings, listener: SearchListene
     return dataclasses.replace(plan, notes=(*plan.notes, *ignored))  # of this search alone, so it is not cached
 
 
-def _search(prober: Prober, search: SizeSearch, listener: SearchListener) -> Found:
+def _search(prober: Prober, search: SizeSearch, listener: SearchListener) -> SearchResult:
     """Probe the sizes that a search asks for, until it has found one."""
     while search.found is None:
         size = search.next_size()
@@ -184,7 +184,9 @@ def _from_cache(entry: CachedPlan, prober: Prober, settings: SearchSettings, lis
     return dataclasses.replace(entry.plan, cached=True, memory=_figures(context, again), probes=(again,), reason=reason)
 
 
-def _make_plan(found: Found, context: ProbeContext, settings: SearchSettings, identity: dict[str, Any] | None) -> Plan:
+def _make_plan(
+    found: SearchResult, context: ProbeContext, settings: SearchSettings, identity: dict[str, Any] | None
+) -> Plan:
     notes = [*context.notes, *found.notes]
     if context.used_by_others_bytes:
         notes.append(f"other processes hold {format_bytes(context.used_by_others_bytes)} on {context.device}")

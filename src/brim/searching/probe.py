@@ -1,4 +1,4 @@
-"""One probe: try one size of a workload on its device, and say what happened in a record.
+"""One probe: try one size of a workload on its device, and record what happened.
 
 A probe starts from an emptied cache, warms up, and runs several steady steps. It knows nothing of which
 size to try next.
@@ -18,16 +18,16 @@ from typing import Any, Self
 import torch
 
 from brim.errors import LostError, RequestError, plural
-from brim.memory.devices import DeviceMemory, Reading, device_name, memory_of
+from brim.memory.devices import DeviceMemory, MemoryReading, device_name, memory_of, resolve_limit
 from brim.memory.environment import environment_facts
 from brim.memory.failures import Failure, FailureKind, classify
-from brim.memory.limit import resolve_limit
 from brim.memory.snapshot import StateSnapshot, required_bytes
 from brim.memory.storage_meter import refuse_compiled
 from brim.monitor.host import available_host_bytes
 from brim.ranks.unwrap import communication_bytes, without_collectives
 from brim.ranks.world import current_world
 from brim.records import Probe, Verdict
+from brim.settings.caller import named, written
 from brim.settings.sizes import format_bytes
 from brim.sizing.probing import ProbeContext
 from brim.workloads.base import Workload
@@ -63,7 +63,7 @@ class Prober(ABC):
     """Tries sizes, here or in a child process; used as a context manager."""
 
     context: ProbeContext
-    stage: str = "the step"  # which part of the workload ran last, for whoever words its error
+    stage: str = "the step"  # which part of the workload ran last, for error messages
 
     @abstractmethod
     def probe(self, size: int) -> Probe:
@@ -127,7 +127,7 @@ class DeviceProber(Prober):
 
     def probe(self, size: int) -> Probe:
         """Try one size; an error that is not about memory or size is the user's own and is raised."""
-        reading = Reading()
+        reading = MemoryReading()
         failure: Failure | None = None
         result: Probe | None = None
         self._begin()
@@ -145,7 +145,7 @@ class DeviceProber(Prober):
             if failure.kind is FailureKind.FATAL:
                 raise LostError(
                     f"batch size {size}: {failure.reason}; the device cannot be used again by this process. "
-                    "Search with --isolate, which probes in a child process and goes on"
+                    f"Search with {named('isolate')}, which probes in a child process and continues"
                 ) from error
         # The except block has ended, so the traceback no longer pins the failed step's tensors.
         self._clean_up(thorough=result is None)
@@ -182,10 +182,11 @@ class DeviceProber(Prober):
         if snapshot_bytes > 0.8 * room:
             raise RequestError(
                 f"keeping a copy of the model and optimizer takes {format_bytes(snapshot_bytes)} of host memory and "
-                f"{format_bytes(room)} are free; search on a copy in a child process instead (brim find --isolate)"
+                f"{format_bytes(room)} are free; search on a copy in a child process "
+                f"instead ({named('isolate')})"
             )
 
-    def _attempt(self, size: int, reading: Reading) -> Probe:
+    def _attempt(self, size: int, reading: MemoryReading) -> Probe:
         started = time.perf_counter()
         # A meter that is off while steps are timed must see a second step: gradients and optimizer state that the
         # first one leaves are there from then on.
@@ -205,7 +206,7 @@ class DeviceProber(Prober):
                 self.memory.timed(_nothing, repeats=1)  # drain the queue
             if self._timed_out(started):
                 return self._timeout(size, reading)
-        steady = Reading()
+        steady = MemoryReading()
         with contextlib.nullcontext() if self.memory.meter_slows else self._metered(steady):
             near_limit = reading.peak_reserved_bytes > SAFE_FRACTION * self.context.limit_bytes
             step_seconds, steps = self._time_steps(batch, started, in_use, near_limit=near_limit)
@@ -216,7 +217,9 @@ class DeviceProber(Prober):
         probe = self._judge(size, batch, step_seconds, steps, reading, steady.alloc_retries)
         return dataclasses.replace(probe, growth_bytes_per_step=_growth_per_step(in_use))
 
-    def _judge(self, size: int, batch: Any, step_seconds: float, steps: int, reading: Reading, retries: int) -> Probe:
+    def _judge(
+        self, size: int, batch: Any, step_seconds: float, steps: int, reading: MemoryReading, retries: int
+    ) -> Probe:
         """Fits, unless the allocator retried or the rate fell behind a smaller size for want of memory."""
         verdict: Verdict = "fits"
         detail = ""
@@ -283,9 +286,9 @@ class DeviceProber(Prober):
         return batch
 
     @contextlib.contextmanager
-    def _metered(self, reading: Reading) -> Iterator[None]:
+    def _metered(self, reading: MemoryReading) -> Iterator[None]:
         """Meter a block into `reading`, also when the block raises."""
-        inner = Reading()
+        inner = MemoryReading()
         try:
             with self.memory.metered(self._resident()) as inner:
                 yield
@@ -312,7 +315,7 @@ class DeviceProber(Prober):
             return repeated or size <= self.context.smallest_size
         return failure.kind is FailureKind.OTHER
 
-    def _failed(self, size: int, failure: Failure, reading: Reading) -> Probe:
+    def _failed(self, size: int, failure: Failure, reading: MemoryReading) -> Probe:
         verdict: Verdict = "size_limit" if failure.kind is FailureKind.SIZE_LIMIT else "oom"
         detail, needed = failure.reason, None
         if failure.requested_bytes:
@@ -332,13 +335,13 @@ class DeviceProber(Prober):
         limit = self.settings.timeout_seconds
         return limit is not None and time.perf_counter() - started > limit
 
-    def _timeout(self, size: int, reading: Reading) -> Probe:
+    def _timeout(self, size: int, reading: MemoryReading) -> Probe:
         return Probe(
             batch_size=size,
             verdict="timeout",
             peak_allocated_bytes=reading.peak_allocated_bytes or None,
             peak_reserved_bytes=reading.peak_reserved_bytes or None,
-            detail=f"took longer than --probe-timeout {self.settings.timeout_seconds:g} s",
+            detail=f"took longer than {written('probe_timeout', f'{self.settings.timeout_seconds:g}')} s",
         )
 
     def _drop_leftovers(self) -> None:

@@ -60,7 +60,7 @@ class ByteModel:
         self.prior, self.base_bytes, self.most_off = prior, base_bytes, most_off
 
     def observe(self, size: int, peak_bytes: int) -> None:
-        """Take in one measured or traced point; a second look at a size keeps the larger figure."""
+        """Take in one measured or traced point; a second measurement of a size keeps the larger figure."""
         self._points[size] = max(peak_bytes, self._points.get(size, 0))
 
     @property
@@ -209,7 +209,9 @@ class ByteModel:
         if len(points) == 3 and self._bends(*points):
             return _quadratic(*points)
         (n1, y1), (n2, y2) = points[-2], points[-1]
-        if y2 - y1 <= self.noise * y2:  # a rise that may be noise says nothing of the slope: look from farther off
+        if (
+            y2 - y1 <= self.noise * y2
+        ):  # a rise that may be noise says nothing of the slope: compare with a point farther off
             n1, y1 = points[0]
         slope = (y2 - y1) / (n2 - n1)
         return y1 - slope * n1, slope, 0.0

@@ -21,12 +21,12 @@ from brim.sizing.constants import (
     MOST_DOUBTS,
 )
 
-__all__ = ["Comparison", "Drifting", "Next", "Steady"]
+__all__ = ["Drifting", "Next", "RateComparison", "Steady"]
 
 Next = Literal["this", "larger", "keep", "refuse"]  # which size to run next, or which one it is to be
 
 
-class Comparison(abc.ABC):
+class RateComparison(abc.ABC):
     """Rates of this size and of a larger one."""
 
     steady: ClassVar[bool] = False  # whether a rate is the size's own, whenever it was seen
@@ -81,7 +81,7 @@ class Comparison(abc.ABC):
         """With this size seen before and after the trials."""
 
 
-class Drifting(Comparison):
+class Drifting(RateComparison):
     """The larger size must beat the mean of this one before and after it."""
 
     def _judge(self, before: float, again: float, larger: float) -> Next:
@@ -92,7 +92,7 @@ class Drifting(Comparison):
         return "keep"
 
 
-class Steady(Comparison):
+class Steady(RateComparison):
     """The larger size is kept at once if it beats this one, and refused with care.
 
     In a run's first seconds the host prepares items and loads kernels, all sizes seem slow, and twice the size no
@@ -117,7 +117,7 @@ class Steady(Comparison):
         self._doubts, self._seconds = data.get("doubts", MOST_DOUBTS), data.get("seconds", 0.0)
 
     def timed(self, seconds: float) -> None:
-        """It tells a run's first seconds from those after."""
+        """Count the seconds: larger sizes are tried more often in a run's first ones."""
         self._seconds += seconds
 
     def _convinced(self, before: float, rate: float) -> bool:

@@ -20,7 +20,7 @@ FIRST_ITEMS = 2  # of the costliest: one sample may be a special case (batch nor
 FIRST_LIMIT_FRACTION = 1 / 16
 NEIGHBOUR_LIMIT_FRACTION = 0.75  # of the free bytes, by another knob value's batches: a guess, and rising costs nothing
 MAX_FORECAST_ERROR = 2.0  # a forecast that its first batch shows to be off by more than this factor is dropped
-FEWEST_BATCHES = 4  # a size that would leave fewer batches than this is not looked for: it has no time to pay
+FEWEST_BATCHES = 4  # a size that would leave fewer batches than this is not searched for: it has no time to pay
 STEEPEST_ITEM_GROWTH = 2.0  # bytes of an item grow at most with the square of its cost (unfused attention)
 USUAL_ITEM_GROWTH = 1.5  # and at least like this: a part that grows with the square shows only once it is large
 MAX_CARRIED_COST_RATIO = 1.5  # items that differ by more in cost say nothing about each other's sizes
@@ -61,7 +61,7 @@ STEP_BACK_SURPRISED = 0.5  # of the gap, where the failure was not expected
 WORTH_A_CLIMB = 1.1  # times the largest size that fits: what is nearer is not probed
 WORTH_A_CLIMB_AFTER_FORECAST = 1.05  # which has led near the limit, but not quite
 KNEE_ABOVE = 1.1  # times the size below the knee, and …
-KNEE_BELOW = 0.85  # … of the good size above it: between these a probe tells something new
+KNEE_BELOW = 0.85  # … of the good size above it: between these a probe adds information
 
 # --- Probing for the largest size -------------------------------------------------------------------------------------
 # Bisection alone settles any curve up to 4,096 in 13 probes; once a failing size is known, proposals are kept where

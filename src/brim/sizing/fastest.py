@@ -33,9 +33,8 @@ from brim.sizing.constants import (
     WORTH_A_CLIMB,
     WORTH_A_CLIMB_AFTER_FORECAST,
 )
-from brim.sizing.grid import SizeGrid
 from brim.sizing.priors import ForecastCurve
-from brim.sizing.sizer import Evidence, ProbingSizer, Trial
+from brim.sizing.sizer import Evidence, ProbingSizer, SizeGrid, Trial
 
 __all__ = ["FastestSizer"]
 
@@ -132,7 +131,7 @@ class FastestSizer(ProbingSizer):
         """Up to three sizes: the smallest, and twice one half of what a line through the points so far allows.
 
         The first line starts at what is resident. Bytes that bend upwards too sharply for half a line cost one
-        out-of-memory error, after which the climb goes on below it.
+        out-of-memory error, after which the climb continues below it.
         """
         if len(self._fitting) >= 3 or self._failed_climbs or self._looked:
             return None
@@ -192,7 +191,7 @@ class FastestSizer(ProbingSizer):
         return low
 
     def _expected_seconds(self, size: int) -> float:
-        """The step time at a larger size, if step times go on in a line through the last two."""
+        """The step time at a larger size, if step times continue in a line through the last two."""
         trials = self._by_size()
         seconds = trials[-1].seconds or 0.0
         if len(trials) > 1:

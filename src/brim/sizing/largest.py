@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 
 from brim.sizing.constants import LONGEST_BLIND_LEAP, PROBE_ALLOWANCE
-from brim.sizing.grid import SizeGrid
-from brim.sizing.sizer import Evidence, ProbingSizer, Trial
+from brim.sizing.sizer import Evidence, ProbingSizer, SizeGrid, Trial
 
 __all__ = ["LargestSizer"]
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from brim.sizing.byte_model import ByteModel
-from brim.sizing.comparison import Comparison, Drifting, Steady
+from brim.sizing.comparison import Drifting, RateComparison, Steady
 from brim.sizing.constants import (
     ALLOCATOR_NOISE,
     FAR_ENOUGH,
@@ -106,7 +106,7 @@ class LiveSizer(Sizer):
         self._goal: float = self.ceiling if self.phase == "rising" else self.size
         self._quiet_batches = 0  # since the last trouble or growth
         self._best_size, self._best_rate = self.size, 0.0  # while climbing
-        self._comparison: Comparison = Steady() if steady else Drifting()
+        self._comparison: RateComparison = Steady() if steady else Drifting()
         self._larger_size = 0  # what this size was last compared with
         self._compares_far = compares_far
         self._proven_size = 0  # the size before it grew back, until a batch has run at the new one

@@ -99,7 +99,7 @@ class MicroBatchSizer:
 
     @property
     def new(self) -> bool:
-        """Whether the next micro-batch is the first at its size, while the size is looked for."""
+        """Whether the next micro-batch is the first at its size, while the size is searched for."""
         return not self.settled and self._warm_size != self.live.size
 
     def next_size(self) -> int:
@@ -111,7 +111,7 @@ class MicroBatchSizer:
         return max(int(min(self.live.size, self.agreed, max(self._fitting(), 1))), 1)
 
     def wish(self, *, in_step: bool = False) -> int:
-        """What this rank would allow, whatever the others say.
+        """What this rank would allow, whatever the others allow.
 
         In step with others an out-of-memory error ends the run: then no further than a line through what has been
         seen, from nothing, allows.
@@ -296,7 +296,7 @@ class MicroBatchSizer:
 
     @property
     def probes(self) -> tuple[Probe, ...]:
-        """Every length that was tried while the size was looked for, or that did not fit."""
+        """Every length that was tried while the size was searched for, or that did not fit."""
         return tuple(self._tried[length] for length in sorted(self._tried))
 
     def _fitting(self) -> float:

@@ -155,7 +155,7 @@ class PlanFile:
         return (entry.plan if self.limit_bytes >= MIN_LIMIT_OF_PLAN * made_for else None), ()
 
     def save(self, plan: Plan) -> None:
-        """File it for the next run, unless the user said otherwise."""
+        """File it for the next run, unless the user switched that off."""
         if self.use_cache:
             PlanCache().save(plan, self.identity, self.environment)
 

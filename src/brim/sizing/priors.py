@@ -218,7 +218,7 @@ class NeighbourPriors:
         """Whether the points differ in numbers only: bytes under another precision, say, are no guide."""
         if self._learned_at is None:
             return False
-        return _words(self._learned_at) == _words(point)
+        return _not_numbers(self._learned_at) == _not_numbers(point)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -263,7 +263,7 @@ def start_live(asked: LiveRequest, prior: Prior, room: Room) -> LiveSizer:
     return sizer
 
 
-def _words(point: Mapping[str, Any]) -> dict[str, str]:
+def _not_numbers(point: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in point.items() if isinstance(value, str)}
 
 

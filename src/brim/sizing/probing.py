@@ -17,8 +17,9 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from brim.errors import BrimError, DoesNotFitError, LostError, RequestError, first_line
-from brim.memory.remedies import memory_remedies
+from brim.memory.failures import memory_remedies
 from brim.records import Mode, Probe, Unit
+from brim.settings.caller import given, named
 from brim.settings.search_settings import SearchSettings
 from brim.settings.sizes import format_bytes
 from brim.sizing.byte_model import ByteModel
@@ -30,12 +31,11 @@ from brim.sizing.constants import (
     USABLE_LIMIT_FRACTION,
 )
 from brim.sizing.fastest import FastestSizer
-from brim.sizing.grid import SizeGrid
 from brim.sizing.largest import LargestSizer
 from brim.sizing.priors import ForecastCurve
-from brim.sizing.sizer import Evidence, ProbingSizer, Trial
+from brim.sizing.sizer import Evidence, ProbingSizer, SizeGrid, Trial
 
-__all__ = ["Found", "ProbeContext", "SizeSearch", "notes_on", "size_grid"]
+__all__ = ["ProbeContext", "SearchResult", "SizeSearch", "notes_on", "size_grid"]
 
 _Result = TypeVar("_Result")
 _Strategy = TypeVar("_Strategy", bound=ProbingSizer)
@@ -64,7 +64,7 @@ class ProbeContext:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """The size that a search has found, and why."""
 
     chosen: Probe
@@ -97,7 +97,7 @@ class SizeSearch:
         self.context = context
         self.settings = settings
         self.probes: list[Probe] = []
-        self.found: Found | None = None  # once settled
+        self.found: SearchResult | None = None  # once settled
         fastest = settings.objective == "fastest" and settings.batch_size is None
         self._forecast = forecast if fastest else None
         self._grid = size_grid(context, settings)
@@ -128,7 +128,7 @@ class SizeSearch:
         except StopIteration as end:
             self.found = end.value
 
-    def _search(self) -> _Steps[Found]:
+    def _search(self) -> _Steps[SearchResult]:
         if self.settings.fixed:
             return (yield from self._fixed())
         if self.settings.batch_size is not None:
@@ -137,7 +137,7 @@ class SizeSearch:
                 return found
         return (yield from (self._largest() if self.settings.objective == "largest" else self._fastest()))
 
-    def _fixed(self) -> _Steps[Found]:
+    def _fixed(self) -> _Steps[SearchResult]:
         """Exactly the size asked for; where it does not fit, the largest part it can be split into."""
         size = self.settings.batch_size
         assert size is not None
@@ -153,7 +153,7 @@ class SizeSearch:
         reason = f"the size asked for ({size}) does not fit and is split into parts of {part.chosen.batch_size}"
         return dataclasses.replace(part, reason=reason)
 
-    def _ceiling(self) -> _Steps[Found | None]:
+    def _ceiling(self) -> _Steps[SearchResult | None]:
         """The size asked for, if it fits; else None, and the search continues below it."""
         size = self._grid.floor(self._grid.last)
         probe = yield from self._try(size)
@@ -165,7 +165,7 @@ class SizeSearch:
         self._grid = dataclasses.replace(self._grid, last=size - 1)
         return None
 
-    def _largest(self) -> _Steps[Found]:
+    def _largest(self) -> _Steps[SearchResult]:
         """The largest size that fits."""
         resolution = 0.0 if self.context.exact else ALLOCATOR_RESOLUTION
         sizer = yield from self._drive(lambda: LargestSizer(self._evidence, grid=self._grid, resolution=resolution))
@@ -174,7 +174,7 @@ class SizeSearch:
             raise self._nothing_fits(self.probes[-1])
         return self._result(chosen, self._why_largest(chosen))
 
-    def _fastest(self) -> _Steps[Found]:
+    def _fastest(self) -> _Steps[SearchResult]:
         """The smallest size within tolerance of the best rate in reach."""
         sizer = yield from self._drive(
             lambda: FastestSizer(
@@ -222,7 +222,8 @@ class SizeSearch:
         if self.probes[-1].verdict in ("fatal", "timeout"):
             raise self._nothing_fits(self.probes[-1])
         raise DoesNotFitError(
-            f"none of the {len(self.probes)} sizes tried fits, and --max-probes {most} is used up; allow more probes"
+            f"none of the {len(self.probes)} sizes tried fits, and {given('max_probes', most)} is used up; "
+            "allow more probes"
         )
 
     def _try(self, size: int) -> _Steps[Probe | None]:
@@ -278,8 +279,8 @@ class SizeSearch:
             runs = yield from self._runs(multiple)
             if runs is not None and runs.fits and (yield from self._runs(other)) is None:
                 return RequestError(
-                    f"batch sizes {other} and {size} cannot step, and {multiple} can: give --multiple-of {number} "
-                    f"(at {size}: {first_line(self._raised[size])})"
+                    f"batch sizes {other} and {size} cannot step, and {multiple} can: give "
+                    f"{given('multiple_of', number)} (at {size}: {first_line(self._raised[size])})"
                 )
         return None
 
@@ -289,13 +290,13 @@ class SizeSearch:
         curve = ByteModel(base_bytes=self.context.base_bytes, noise=noise, prior=prior)
         return Evidence(curve, limit_bytes=self.context.limit_bytes)
 
-    def _result(self, chosen: Probe, reason: str) -> Found:
+    def _result(self, chosen: Probe, reason: str) -> SearchResult:
         largest = max(probe.batch_size for probe in self.probes if probe.fits)
         estimate = self._evidence.bytes.largest_within(self.context.limit_bytes)
         failed = [probe.batch_size for probe in self.probes if not probe.fits]
         if estimate is not None:
             estimate = max(min([estimate, self._grid.last, *(size - 1 for size in failed)]), largest)
-        return Found(
+        return SearchResult(
             chosen=chosen,
             largest=largest,
             largest_estimate=estimate,
@@ -315,7 +316,7 @@ class SizeSearch:
         return f"the largest size that fits: {nearest.batch_size} does not ({nearest.verdict})"
 
     def _out_of_probes(self) -> str:
-        return f"; --max-probes {self.settings.max_probes} was used up, so a better size may exist"
+        return f"; {given('max_probes', self.settings.max_probes)} was used up, so a better size may exist"
 
     def _nothing_fits(self, probe: Probe) -> BrimError:
         """What to raise when no size was seen to fit; `probe` is that of the last size tried."""
@@ -325,7 +326,7 @@ class SizeSearch:
         if probe.verdict == "timeout":
             return LostError(
                 f"a batch of {probe.batch_size} {unit} did not finish: {probe.detail}. It hangs, or it needs a longer "
-                "--probe-timeout"
+                f"{named('probe_timeout')}"
             )
         needed = f"at least {format_bytes(probe.needed_bytes)}" if probe.needed_bytes else "more memory than there is"
         remedies = "\n  - ".join(memory_remedies(self.context.savings, batch_size=probe.batch_size))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
-from brim.monitor.cores import own_cores
+from brim.monitor.host import own_cores
 from brim.sweeps.scheduler import Device
 
 __all__ = ["local_devices", "mps_is_running"]

@@ -72,7 +72,7 @@ def forecast_workload(
 ) -> dict[str, Any]:
     """By the text of each size: the forecast of a micro-batch of it. `auto` is the largest useful one that fits."""
     from brim.forecasting.forecast import Forecaster, TracedWorkload, choose_gpu
-    from brim.forecasting.skeleton import without_initialisation
+    from brim.forecasting.shape_tensor import without_initialisation
     from brim.settings.nested_keys import flatten
     from brim.settings.sizes import parse_bytes
     from brim.settings.train_settings import train_settings
@@ -138,7 +138,7 @@ class _HostMemory:
     """The same for training on the CPU: there is no context of a GPU, and nothing is cached."""
 
     def __init__(self, forecaster: Forecaster, *, limit: int | None, margin: float | None) -> None:
-        from brim.memory.limit import DEFAULT_MARGIN
+        from brim.memory.devices import DEFAULT_MARGIN
         from brim.monitor.host import available_host_bytes
 
         self._forecaster = forecaster

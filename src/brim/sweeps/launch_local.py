@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from brim.monitor.cores import CORES_VARIABLE, own_cores
+from brim.monitor.host import CORES_VARIABLE, own_cores
 from brim.running.child_process import wait_for_messages
 from brim.sweeps.experiment_process import CHILD_COMMAND, ExperimentProcess
 from brim.sweeps.job import Job

@@ -91,7 +91,7 @@ class RayLauncher(RemoteLauncher):
         return found
 
     def _wait(self, handles: Sequence[Any]) -> list[tuple[Any, Delivery | Exception]]:
-        answer = self._cluster.next_answer(handles, seconds=WAIT_SECONDS)
+        answer = self._cluster.next_result(handles, seconds=WAIT_SECONDS)
         if answer is None:
             return []
         error = answer.error

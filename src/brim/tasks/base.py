@@ -23,8 +23,7 @@ import torch
 
 from brim.data.base import Sample, SampleSet
 from brim.generation.settings import GenerationSettings
-from brim.memory.nested import replaced
-from brim.memory.transfer import moved
+from brim.memory.transfer import moved, replaced
 from brim.models.base import LoadedModel
 from brim.records import Unit
 from brim.running.executor import ItemFailure, Pending

@@ -7,8 +7,8 @@ from typing import Any
 
 from brim.data.base import SampleSet
 from brim.models.base import LoadedModel
-from brim.running.answers import one_for_each
 from brim.running.executor import Pending
+from brim.running.results import one_for_each
 from brim.tasks.base import Answer, ReadyAnswers, Task, TaskSettings
 
 __all__ = ["FunctionTask"]

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from brim.errors import RequestError
-from brim.memory.devices import DeviceMemory, device_name, memory_of
+from brim.memory.devices import DeviceMemory, device_name, memory_of, resolve_limit
 from brim.memory.environment import environment_facts
-from brim.memory.limit import resolve_limit
 from brim.ranks.agreement import Agreement
 from brim.ranks.gradients import RankGroup
 from brim.records import Plan

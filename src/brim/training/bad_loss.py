@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from brim.errors import BrimError
-from brim.ranks.agreement import Agreement, Outcome
+from brim.ranks.agreement import Agreement, Vote
 from brim.training.items import Items
 from brim.training.micro_batches import WindowDone
 from brim.training.run_files import RunFiles
@@ -25,7 +25,7 @@ def refuse_loss(
     Every rank comes here at the same step, since the sums are the same on all.
     """
     guilty = [items.ids[item] for part in done.parts if not math.isfinite(float(part.total)) for item in part.items]
-    ids = [name for rank in agreement.gather(Outcome(value=guilty)) for name in rank]
+    ids = [name for rank in agreement.gather(Vote(value=guilty)) for name in rank]
     step = record["step"]
     files.write_bad_batch(step=step, epoch=record["epoch"], loss=loss, ids=ids)
     last = files.last_checkpoint()

@@ -112,7 +112,7 @@ class EpochLoader:
         Running processes stay, unless another loader will need the pinned memory that they hold.
         """
         loader = self._loader
-        if loader is not None and (not loader.running or (another and loader.holds_room)):
+        if loader is not None and (not loader.running or (another and loader.holds_pinned_pool)):
             self.close()
 
     def close(self) -> None:

@@ -22,8 +22,7 @@ from brim.data.base import Sample, SampleSet
 from brim.data.images import load_image
 from brim.data.video import load_video
 from brim.errors import RequestError, plural
-from brim.memory.nested import replaced
-from brim.memory.transfer import stacked
+from brim.memory.transfer import replaced, stacked
 from brim.models import python_factory
 from brim.running.loader import LoaderSettings
 from brim.settings.train_settings import DataSettings, TrainSettings
@@ -180,7 +179,7 @@ class Items(abc.ABC):
 
     def loader_settings(self, settings: LoaderSettings) -> LoaderSettings:
         """The settings of a loader for these items."""
-        return dataclasses.replace(settings, room="always" if self.join_copies else "never")
+        return dataclasses.replace(settings, pool="always" if self.join_copies else "never")
 
     def prepare_for_epoch(self, epoch: int, item: int, *, seed: int) -> Any:
         """The item in an epoch: the same in every epoch, unless `prepare` draws random numbers."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from brim.ranks.agreement import Agreement, Outcome
+from brim.ranks.agreement import Agreement, Vote
 from brim.ranks.gradients import RankGroup
 from brim.running.loader import LoaderSettings
 from brim.training.adaptive import Adaptive
@@ -108,7 +108,7 @@ class Trainer:
         """Train to the end; a `KeyboardInterrupt` after a checkpoint where somebody asked to stop."""
         self._listener.started(self._total_samples(), self.progress.samples)
         if self.settings.in_step:
-            self._agree_on_sizes(self._agreement.gather(Outcome(value=self._size_vote())))
+            self._agree_on_sizes(self._agreement.gather(Vote(value=self._size_vote())))
         try:
             while not self._finished():
                 if self.progress.position < len(self._items):
@@ -224,14 +224,14 @@ class Trainer:
         try:
             done = self._micro.run(work)
         except Exception as error:
-            outcome = Outcome(error=error)
+            outcome = Vote(error=error)
         if outcome is None:
             more = {
                 "stop": self._interrupt.asked,
                 "absent": self._stepper.absent(),
                 "oom_events": sizes.oom_events,
             }
-            outcome = Outcome(value=self._size_vote() | more)
+            outcome = Vote(value=self._size_vote() | more)
         votes = self._agreement.gather(outcome)
         assert done is not None
         return done, votes
@@ -287,7 +287,7 @@ class Trainer:
         if self._world.size == 1:
             return
         rewinder = self._micro.rewinder
-        moved: list[list[int]] = self._agreement.gather(Outcome(value=rewinder.moving()))
+        moved: list[list[int]] = self._agreement.gather(Vote(value=rewinder.moving()))
         places = sorted({place for rank in moved for place in rank})
         self._group.average(rewinder.buffers_at(places))
 

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from brim.errors import BrimError
 from brim.forecasting.forecast import Forecaster, TracedWorkload, choose_gpu
-from brim.forecasting.real_values import run_for_real
+from brim.forecasting.values import run_for_real
 from brim.training.objective import Batch, Classification
 from brim.training.optimizers import make_training_optimizer, optimizer_options
 from brim.training.setup import TrainingSetup

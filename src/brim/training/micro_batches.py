@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from brim.errors import BrimError, DoesNotFitError, LostError
-from brim.memory.devices import DeviceMemory, Reading
-from brim.memory.failures import Failure, FailureKind, classify
-from brim.memory.remedies import memory_remedies
+from brim.memory.devices import DeviceMemory, MemoryReading
+from brim.memory.failures import Failure, FailureKind, classify, memory_remedies
 from brim.records import Probe
 from brim.running.retries import wait
 from brim.sizing.micro_batches import MicroBatchSizer
@@ -102,7 +101,7 @@ class MicroBatches:
         self.objective = objective
         self.sizes = sizes
         self.rewinder = Rewinder(model)
-        self.peak = Reading()
+        self.peak = MemoryReading()
         self._memory = memory
         self._device = memory.device
         self._dtype, self._autocast = dtype, autocast
@@ -156,7 +155,7 @@ class MicroBatches:
             parameter.grad = None
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[Reading | None]:
+    def watched(self) -> Iterator[MemoryReading | None]:
         """Measure what runs inside, under the memory limit if there is one; peaks of the run are kept.
 
         Inside another such block only the outer one counts, unless the meter is what holds the limit.
@@ -308,7 +307,7 @@ def gradient_square(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     return torch.stack([norm.double() if norm.device.type != "mps" else norm for norm in norms]).square().sum()
 
 
-def measured(length: int, cost: int, seconds: float | None, reading: Reading | None) -> Probe:
+def measured(length: int, cost: int, seconds: float | None, reading: MemoryReading | None) -> Probe:
     """The record of a micro-batch that ran."""
     if reading is None:
         return Probe(batch_size=length, cost=cost, verdict="fits", step_seconds=seconds)

@@ -16,8 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from brim.errors import RequestError, nearest_names
-from brim.memory.nested import replaced
-from brim.memory.transfer import moved
+from brim.memory.transfer import moved, replaced
 
 __all__ = ["Batch", "Classification", "LossSum", "ModelLoss", "Objective", "Regression", "choose_monitor"]
 

@@ -21,8 +21,7 @@ from brim.memory.devices import memory_of
 from brim.memory.failures import Failure, FailureKind, classify
 from brim.memory.snapshot import StateSnapshot, required_bytes
 from brim.monitor.host import available_host_bytes
-from brim.ranks.gradients import RankGroup
-from brim.ranks.sharding import local_part
+from brim.ranks.gradients import RankGroup, local_part
 from brim.settings.caller import named, named_as
 from brim.settings.train_settings import TrainSettings
 from brim.training.micro_batches import MicroBatches, WindowDone, gradient_square

@@ -15,11 +15,8 @@ from brim.errors import RankError, RequestError
 from brim.memory.devices import device_uuid
 from brim.memory.environment import environment_facts
 from brim.monitor.sampler import Sampler
-from brim.ranks.agreement import Agreement, Outcome, check_same_work
-from brim.ranks.gradients import RankGroup
-from brim.ranks.sharding import shard_model
-from brim.ranks.shared_folder import shared_folder
-from brim.ranks.stopping import stop_signal_as_error
+from brim.ranks.agreement import Agreement, Vote, check_same_work, shared_folder, stop_signal_as_error
+from brim.ranks.gradients import RankGroup, shard_model
 from brim.records import Plan
 from brim.settings.caller import given, named, resume_with
 from brim.settings.setting_checks import MOST_SEED
@@ -154,7 +151,7 @@ class _Run:
         except RankError:
             raise
         except Exception as error:
-            self.agreement.gather(Outcome(error=error))
+            self.agreement.gather(Vote(error=error))
 
     def _open(self) -> tuple[TrainingSetup, str]:
         """Model and data on every rank, the same on all, or the same error on all; nothing has been written yet."""

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import torch
 
-from brim.ranks.agreement import Agreement, Outcome
+from brim.ranks.agreement import Agreement, Vote
 from brim.storage.files import cannot_write, write_atomic, write_json
 from brim.storage.tables import csv_text
 from brim.training.checkpoint import find_checkpoint, generator_states, save_checkpoint, save_weights
@@ -101,7 +101,7 @@ class RunFiles:
         sent = {
             name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in generators.items()
         }
-        ranks = agreement.gather(Outcome(value={"generators": sent, "own": self._own_state()}))
+        ranks = agreement.gather(Vote(value={"generators": sent, "own": self._own_state()}))
         weights, optimizer = self._whole.read()
         if not self._writes:
             return

@@ -12,7 +12,7 @@ from torch import nn
 
 from brim.data.base import DataError
 from brim.errors import RequestError
-from brim.memory.remedies import memory_remedies, memory_savings
+from brim.memory.failures import memory_remedies, memory_savings
 from brim.memory.weights import place_weights
 from brim.models.placement import resolve_device, resolve_precision
 from brim.settings.train_settings import TrainSettings

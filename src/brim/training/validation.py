@@ -17,10 +17,9 @@ import torch
 from torch import nn
 
 from brim.errors import DoesNotFitError, RequestError
-from brim.evaluation.model_memory import ModelMemory
-from brim.memory.devices import DeviceMemory
-from brim.memory.remedies import memory_remedies
-from brim.running.executor import Executor, Finished, Pending
+from brim.memory.devices import DeviceMemory, ModelMemory
+from brim.memory.failures import memory_remedies
+from brim.running.executor import BatchWork, ExecutionPolicy, Executor, Finished, Pending
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
 from brim.running.retries import wait
 from brim.sizing.live import LiveSizer
@@ -136,16 +135,17 @@ class Validation:
                 pin = self._memory.device.type == "cuda"
                 loader = stack.enter_context(Loader(self._prepare, order, self._loading, pin=pin))
             executor = Executor(
-                lambda batch: self._launch(model, loader, batch),
-                self._costs,
+                BatchWork(
+                    launch=lambda batch: self._launch(model, loader, batch),
+                    costs=self._costs,
+                    note=lambda line: self._tell(f"validation: {line}"),
+                    set_aside=None if loader is None else loader.done,
+                    pause=lambda seconds: wait(seconds, self._between),
+                ),
                 sizer=self.sizer,
                 memory=ModelMemory(self._memory, model),
                 metered=self._metered,
-                by_count=self.by_count,
-                stop_if_hopeless=True,
-                put_aside=None if loader is None else loader.done,
-                pause=lambda seconds: wait(seconds, self._between),
-                tell=lambda line: self._tell(f"validation: {line}"),
+                policy=ExecutionPolicy(by_count=self.by_count, stop_if_hopeless=True),
             )
             for finished in stack.enter_context(contextlib.closing(executor.run(order))):
                 for one in finished:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from brim.ranks.sharding import load_whole_states, whole_states
+from brim.ranks.gradients import load_whole_states, whole_states
 
 __all__ = ["WholeState"]
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from brim.errors import RequestError
-from brim.memory.remedies import HALF_PRECISION
+from brim.memory.failures import HALF_PRECISION
 from brim.records import Mode, Unit
 
 __all__ = ["Workload", "call_model", "in_mode", "leading_length"]

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from brim.errors import BrimError, DoesNotFitError, RequestError, first_line, plural
-from brim.memory.devices import DeviceMemory, Reading
-from brim.memory.failures import FailureKind, classify
-from brim.memory.remedies import memory_remedies, memory_savings
+from brim.memory.devices import DeviceMemory, MemoryReading
+from brim.memory.failures import FailureKind, classify, memory_remedies, memory_savings
 from brim.settings.caller import given, written
 from brim.settings.seeds import FAST_PATHS, FastPath
 from brim.settings.sizes import format_bytes
@@ -290,7 +289,7 @@ def does_not_fit(rows: int, error: Exception, settings: Settings) -> DoesNotFitE
     return DoesNotFitError(f"not even one row at a time fits ({first_line(error)}).\nWhat may help:\n  - {remedies}")
 
 
-def _seen(choice: PathChoice, seconds: float, reading: Reading) -> PathTrial:
+def _seen(choice: PathChoice, seconds: float, reading: MemoryReading) -> PathTrial:
     return PathTrial(
         path=choice.path,
         runs=choice.stack,

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from brim.errors import plural
-from brim.memory.devices import DeviceMemory, Reading, memory_of
-from brim.memory.limit import resolve_limit
+from brim.memory.devices import DeviceMemory, MemoryReading, memory_of, resolve_limit
 from brim.training.fast_path.choose import PathChoice, Paths, PathTrial, does_not_fit, is_memory
 from brim.training.fast_path.problem import Problem, RunOutcome, RunsListener, RunSpec, Settings
 from brim.training.fast_path.training import TrainingFigures, train_together
@@ -113,7 +112,7 @@ class _Training:
         self.settings = settings
         self.memory = memory
         self.listener = listener
-        self.readings: list[Reading] = []
+        self.readings: list[MemoryReading] = []
         self.oom_events = 0
         self._metered = limited or not memory.meter_slows
         self.paths = Paths(

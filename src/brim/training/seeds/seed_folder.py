@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
-from brim.memory.devices import device_name, memory_of
+from brim.memory.devices import device_name, memory_of, resolve_limit
 from brim.memory.environment import environment_facts
-from brim.memory.limit import resolve_limit
 from brim.monitor.sampler import MonitorSummary
 from brim.records import BatchSizes, MemoryFigures, Plan
 from brim.settings.caller import named

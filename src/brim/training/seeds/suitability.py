@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from brim.errors import plural
-from brim.memory.devices import memory_of
-from brim.memory.limit import resolve_limit
+from brim.memory.devices import memory_of, resolve_limit
 from brim.settings.caller import named, written
 from brim.settings.sizes import format_bytes
 from brim.settings.train_request import TrainRequest

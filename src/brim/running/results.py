@@ -1,0 +1,98 @@
+"""What batches return, one result for each item in the order of the items, and the figures counted over them.
+
+`one_for_each` is the only place that checks the former, for `brim.map`, for functions and tasks that are evaluated, and
+for whatever else the executor runs. Knows nothing of what a result is. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Set
+from typing import Any
+
+from brim.errors import RequestError
+from brim.records import BatchSizes
+
+__all__ = ["ExecutionFigures", "one_for_each"]
+
+
+def one_for_each(results: Any, count: int, *, source: str = "the function") -> list[Any]:
+    """The results as a list; anything but `count` of them in an order of their own is a `RequestError`.
+
+    Lists, tuples, arrays and tensors (by their first dimension) have an order. A set has none, a dictionary has that of
+    its keys, a text is one answer, and a generator may end anywhere.
+    """
+    if not _has_order(results):
+        raise RequestError(
+            f"{source} returned {_described(results)} for a batch of {count}; return a list with one result for each "
+            "item, in the order of the items"
+        )
+    listed = list(results)
+    if len(listed) != count:
+        raise RequestError(
+            f"{source} returned {len(listed)} results for a batch of {count}; return one for each item, in the order "
+            "of the items"
+        )
+    return listed
+
+
+def _has_order(results: Any) -> bool:
+    dimensions = getattr(results, "ndim", None)  # of an array or a tensor; without any it is a single number
+    if isinstance(results, (Mapping, Set, str, bytes, bytearray, memoryview)) or dimensions == 0:
+        return False
+    if hasattr(results, "keys") and dimensions != 1:  # a table: iterating over it gives the names of its columns
+        return False
+    return all(hasattr(results, name) for name in ("__len__", "__getitem__", "__iter__"))
+
+
+def _described(results: Any) -> str:
+    if results is None:
+        return "nothing (None)"
+    kind = type(results).__name__
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+@dataclasses.dataclass(kw_only=True)
+class ExecutionFigures:
+    """The totals of a run, counted batch by batch."""
+
+    items: int = 0
+    failed: int = 0
+    batches: int = 0
+    oom_events: int = 0
+    seconds: float = 0.0  # inside the function, one batch after the other
+    busy_seconds: float = 0.0  # of these, the device's own where they are known: without waiting for items
+    cost: int = 0
+    padded_cost: int = 0
+    largest_padded_cost: int = 0  # of one batch, in the unit of the cap
+    warm_up_seconds: float = 0.0  # of `busy_seconds`: the first batch, which loads kernels whatever its size
+    warm_up_padded_cost: int = 0
+    search_seconds: float = 0.0  # of `busy_seconds`: between the first batch and the size's settling
+    search_padded_cost: int = 0
+    best_search_rate: float = 0.0  # padded cost a second
+    lost_seconds: float = 0.0  # in batches that failed, and in cleaning up after them
+    batch_counts: list[int] = dataclasses.field(default_factory=list)
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int = 0
+
+    @property
+    def padding_fraction(self) -> float:
+        """How much of what was computed was padding."""
+        return 1 - self.cost / self.padded_cost if self.padded_cost else 0.0
+
+    @property
+    def planning_seconds(self) -> float:
+        """What finding the size has cost: failed batches, and what those before it settled took more than later ones.
+
+        Nothing else is lost, since every batch's results are kept. The first batch is not counted: it takes long at a
+        size that was given as well.
+        """
+        settled_cost = self.padded_cost - self.search_padded_cost - self.warm_up_padded_cost
+        settled = self.busy_seconds - self.search_seconds - self.warm_up_seconds
+        rate = settled_cost / settled if settled_cost > 0 and settled > 0 else self.best_search_rate
+        at_that_rate = self.search_padded_cost / rate if rate else self.search_seconds
+        return self.lost_seconds + max(self.search_seconds - at_that_rate, 0.0)
+
+    def batch_sizes(self) -> BatchSizes | None:
+        """The sizes of the batches that ran, weighted by their items; None before the first."""
+        return BatchSizes.of(self.batch_counts)
