@@ -27,8 +27,8 @@ from typing import Any
 
 from benchmarks.environment import environment
 from brim.memory.devices import memory_of
+from brim.settings.config_files import read_sweep
 from brim.settings.sizes import format_bytes, parse_bytes
-from brim.settings.sweep_file import read_sweep
 from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.devices import local_devices, mps_is_running
 from brim.sweeps.forecast_process import ForecastProcess

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from brim.settings.sweep_file import read_sweep
+from brim.settings.config_files import read_sweep
 from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.devices import local_devices
 from brim.sweeps.forecast_process import ForecastProcess

@@ -14,7 +14,7 @@ from brim.reporting.kinds.registry import page_of
 from brim.reporting.read import open_run
 from brim.reporting.rows.sweep import against_rows
 from brim.reporting.write import write_report
-from brim.settings.sweep_file import read_sweep
+from brim.settings.config_files import read_sweep
 from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.forecasts import SizeForecast
 from brim.sweeps.job import Job, Outcome

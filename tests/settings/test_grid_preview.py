@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from brim.settings.config_files import expand_grid
 from brim.settings.grid_preview import render_preview, varied_keys
-from brim.settings.sweep_file import expand_grid
 
 SEED = Path(__file__).parent / "sweep_files" / "seed.yaml"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from brim.settings.sweep_file import SweepFile, read_sweep
+from brim.settings.config_files import SweepFile, read_sweep
 from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.experiment import run_job, train_run
 from brim.sweeps.forecast_process import ForecastProcess

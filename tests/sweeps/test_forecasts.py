@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from brim.settings.sweep_file import read_sweep
+from brim.settings.config_files import read_sweep
 from brim.sweeps.forecast_cache import CachedForecasts
 from brim.sweeps.forecasts import SizeForecast, bytes_needed, forecast_experiments, foreseen, workload_key
 from brim.sweeps.preview import render_sweep

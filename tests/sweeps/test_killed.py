@@ -22,7 +22,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 DRIVER = """
 import sys
 from pathlib import Path
-from brim.settings.sweep_file import read_sweep
+from brim.settings.config_files import read_sweep
 from brim.sweeps.launch_local import LocalLauncher
 from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.run import SweepPlan, run_sweep

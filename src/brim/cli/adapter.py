@@ -109,7 +109,7 @@ def _file_parameter(settings: list[Declared]) -> inspect.Parameter:
 
     def read(context: typer.Context, file: str | None) -> str | None:
         if file is not None:
-            from brim.settings.settings_file import read_settings_file
+            from brim.settings.declare import read_settings_file
 
             values, lines = read_settings_file(file, settings)
             context.default_map = {**(context.default_map or {}), **_by_parameter(values, context)}

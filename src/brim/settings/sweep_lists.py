@@ -1,4 +1,7 @@
-"""The lists of a sweep's file: `grid`, or the named `groups`, with every key and value checked."""
+"""The lists of a sweep's file, with every key and value checked.
+
+`grid`, or the named `groups`; and what the file says about them: pairing, zip, exclude, include, repeat, seeds.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,20 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brim.settings.easytrain_keys import read_foreign
-from brim.settings.grid_pairing import GridGroup
+from brim.errors import nearest_names
+from brim.settings.easytrain import read_foreign
+from brim.settings.experiment_ids import SEED_KEY
+from brim.settings.grid import Exclusion, Inclusion
+from brim.settings.grid_pairing import PAIRINGS, GridGroup, Pairing
 from brim.settings.nested_keys import conflicting_keys, flatten
-from brim.settings.sweep_settings import SECTIONS, SettingReader, Settled
+from brim.settings.setting_checks import MOST_SEED, whole
+from brim.settings.setting_reader import SECTIONS, SettingReader, Settled, shown
 from brim.settings.yaml_file import Place
 
-__all__ = ["Lists", "check_conflicts", "finished_group", "read_lists", "settle_list"]
+__all__ = [
+    "GRID", "Lists", "check_conflicts", "finished_group", "read_exclusions", "read_inclusions", "read_lists",
+    "read_pairing", "read_repeats", "read_zip", "settle_list",
+]  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -102,3 +112,124 @@ def finished_group(reader: SettingReader, lists: Lists) -> GridGroup:
         if line is not None:
             lines[key] = line
     return GridGroup(axes=lists.axes, name=lists.name, file=reader.origins.document.file, lines=lines)
+
+
+GRID = "grid_search"
+_MOST_SEEDS = 100_000
+
+
+def read_pairing(reader: SettingReader, wish: Any) -> Pairing:
+    """`auto`, `zip` or `product`; nothing is auto."""
+    for pairing in PAIRINGS:
+        if (wish or "auto") == pairing:
+            return pairing
+    near = nearest_names(str(wish), PAIRINGS, count=1)
+    reader.tell("error", f"{shown(wish)}: it must be one of {', '.join(PAIRINGS)}{near}", (GRID, "pairing"))
+    return "auto"
+
+
+def read_zip(reader: SettingReader, wish: Any, groups: Sequence[Lists]) -> tuple[tuple[str, ...], ...]:
+    """Groups of keys whose lists go together; every key must have a list somewhere."""
+    place: Place = (GRID, "zip")
+    if wish is None:
+        return ()
+    if isinstance(wish, list) and wish and all(isinstance(key, str) for key in wish):
+        wish = [wish]  # one group, written without the inner brackets
+    if not isinstance(wish, list) or not all(isinstance(keys, list) and len(keys) > 1 for keys in wish):
+        fix = "write zip: [[model.type, hp.batch_size]]"
+        reader.tell("error", "it must be a list of groups of two or more keys", place, fix=fix)
+        return ()
+    present = {key for lists in groups for key in (*lists.axes, *lists.named)}
+    found: list[tuple[str, ...]] = []
+    taken: set[str] = set()
+    for index, keys in enumerate(wish):
+        names = tuple(read_foreign(str(key), ()).key or str(key) for key in keys)
+        for position, name in enumerate(names):
+            at = (*place, index, position)
+            if name not in present:
+                reader.tell(
+                    "error", f"{name} is no list of the grid{nearest_names(name, sorted(present), count=1)}", at
+                )
+            elif name in taken:
+                reader.tell("error", f"{name} is named twice", at, fix="a list goes with one group of others")
+            taken.add(name)
+        found.append(names)
+    return tuple(found)
+
+
+def read_exclusions(reader: SettingReader, wish: Any) -> tuple[Exclusion, ...]:
+    """Combinations to drop; a list of values of a key means any of them."""
+    found = []
+    for place, entry in _entries(reader, wish, "exclude"):
+        values: dict[str, tuple[Any, ...]] = {}
+        left_out = False
+        before = reader.errors
+        for key, value, path in reader.leaves(entry, place):
+            listed = isinstance(value, list)
+            settled = reader.settle(key, value if listed else [value], (*place, *path), listed=listed)
+            if settled is None:
+                left_out = True
+            else:
+                values[settled[0]] = settled[1]
+        if not left_out:
+            found.append(Exclusion(values=values, line=reader.origins.at(place)[1]))
+        elif reader.errors == before:
+            reader.tell("warning", "the entry has no effect: brim does not use all of its keys", place)
+    return tuple(found)
+
+
+def read_inclusions(reader: SettingReader, wish: Any) -> list[Inclusion]:
+    """Experiments to add."""
+    found = []
+    for place, entry in _entries(reader, wish, "include"):
+        settings = {key: value for key, (value, _) in reader.single_values(entry, place).items()}
+        found.append(Inclusion(settings=settings, line=reader.origins.at(place)[1]))
+    return found
+
+
+def _entries(reader: SettingReader, wish: Any, name: str) -> list[tuple[Place, Mapping[str, Any]]]:
+    """The entries of a list of mappings, each with its place; one mapping alone is a list of one."""
+    place: Place = (GRID, name)
+    if wish is None:
+        return []
+    if isinstance(wish, Mapping):
+        return [(place, wish)]
+    if not isinstance(wish, list):
+        reader.tell("error", f"it must be a list of mappings, not {shown(wish)}", place)
+        return []
+    found: list[tuple[Place, Mapping[str, Any]]] = []
+    for index, entry in enumerate(wish):
+        if isinstance(entry, Mapping) and entry:
+            found.append(((*place, index), entry))
+        else:
+            reader.tell("error", f"{shown(entry)}: it must be a mapping of keys and values", (*place, index))
+    return found
+
+
+def read_repeats(
+    reader: SettingReader, grid: Mapping[str, Any], groups: Sequence[Lists], shared: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """The seeds of every experiment; none where the file does not repeat. A seed from the command line comes first."""
+    repeat, seeds = grid.get("repeat"), grid.get("seeds")
+    place: Place = (GRID, "seeds" if seeds is not None else "repeat")
+    if repeat is None and seeds is None:
+        return ()
+    if repeat is not None and seeds is not None:
+        reader.tell("error", "seeds and repeat are both given", place, fix="keep one of them")
+    replaced = SEED_KEY in reader.origins.from_command_line
+    if any(SEED_KEY in lists.axes for lists in groups):
+        if not replaced:
+            reader.tell("error", f"{SEED_KEY} is a list of the grid as well", place, fix="keep one of them")
+        return ()
+    if isinstance(seeds, list):
+        found = tuple(reader.checked(whole(0, MOST_SEED), seed, (*place, index)) for index, seed in enumerate(seeds))
+        if not seeds or len(set(found)) < len(found):
+            reader.tell("error", "it must be a list of different seeds", place)
+        return () if replaced else found
+    count = reader.checked(whole(1), repeat if seeds is None else seeds, place)
+    if count is not None and count > _MOST_SEEDS:
+        reader.tell("error", f"{count:,} repetitions are more than {_MOST_SEEDS:,}", place)
+    first = shared.get(SEED_KEY, 0)
+    if count is not None and first + count - 1 > MOST_SEED:
+        reader.tell("error", f"{count:,} seeds from {first} on pass {MOST_SEED}, the largest", place)
+    return tuple(range(first, first + count)) if count is not None and 1 < count <= _MOST_SEEDS else ()

@@ -7,15 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from brim.errors import RequestError, nearest_names
-from brim.settings.easytrain_schedules import NAME_KEY, is_foreign_schedule, settle_schedule
+from brim.settings.easytrain import NAME_KEY, is_foreign_schedule, settle_schedule
 from brim.settings.experiment_ids import MODEL_KEY
 from brim.settings.grid import GridSpec, Inclusion
 from brim.settings.nested_keys import flatten, leaves
 from brim.settings.problems import Problem
 from brim.settings.setting_checks import text, whole
-from brim.settings.sweep_filters import GRID, read_exclusions, read_inclusions, read_pairing, read_seeds, read_zip
-from brim.settings.sweep_lists import Lists, check_conflicts, finished_group, read_lists, settle_list
-from brim.settings.sweep_settings import COMMAND_LINE, SECTIONS, CheckModel, Origins, SettingReader, near_key, shown
+from brim.settings.setting_reader import COMMAND_LINE, SECTIONS, CheckModel, Origins, SettingReader, near_key, shown
+from brim.settings.sweep_lists import (
+    GRID,
+    Lists,
+    check_conflicts,
+    finished_group,
+    read_exclusions,
+    read_inclusions,
+    read_lists,
+    read_pairing,
+    read_repeats,
+    read_zip,
+    settle_list,
+)
 from brim.settings.train_settings import IGNORED_KEYS
 from brim.settings.yaml_file import Document, Place
 
@@ -65,7 +76,7 @@ class SweepReader:
             zipped=read_zip(self.settings, grid.get("zip"), groups),
             exclude=exclude,
             include=tuple(include),
-            seeds=read_seeds(self.settings, grid, groups, shared),
+            seeds=read_repeats(self.settings, grid, groups, shared),
             models=self._models,
             file=self.document.file,
             models_line=self.document.line("models_to_train"),

@@ -12,9 +12,9 @@ from brim.errors import RequestError
 from brim.settings import shared
 from brim.settings.caller import flag_of, given, named
 from brim.settings.declare import Setting, check_fields
-from brim.settings.overrides import parse_overrides
 from brim.settings.setting_checks import Check, choice, entries_of, flag, number, path_text, texts, whole
 from brim.settings.shared import OUTPUT
+from brim.settings.yaml_file import parse_overrides
 
 __all__ = ["LOGGERS", "Place", "SweepCommand", "SweepRequest"]
 

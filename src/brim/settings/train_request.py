@@ -11,15 +11,14 @@ from typing import Annotated, Any
 from brim.errors import RequestError
 from brim.settings import shared
 from brim.settings.caller import given, named, written
-from brim.settings.declare import Part, Setting, check_fields
+from brim.settings.declare import NestedSettings, Setting, check_fields
 from brim.settings.nested_keys import flatten, nest
-from brim.settings.overrides import parse_overrides
 from brim.settings.problems import Problem
-from brim.settings.seeds import FAST_PATHS, read_seeds, seeds_from
 from brim.settings.setting_checks import MOST_SEED, Check, choice, entries_of, flag, numbers, path_text, size_list
-from brim.settings.shared import BATCH, OUTPUT
+from brim.settings.shared import BATCH, FAST_PATHS, OUTPUT, read_seeds, seeds_from
 from brim.settings.sizes import parse_bytes
 from brim.settings.train_settings import FLAG_KEYS, TrainSettings, train_settings
+from brim.settings.yaml_file import parse_overrides
 
 __all__ = ["TrainCommand", "TrainRequest"]
 
@@ -159,7 +158,7 @@ class TrainCommand:
             python_help="Settings of the file, changed: {'hp.epochs': 3}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
-    request: Annotated[TrainRequest, Part()]
+    request: Annotated[TrainRequest, NestedSettings()]
     notes: tuple[str, ...] = ()  # on the file
     compare_batch: Annotated[
         tuple[int, ...],
@@ -187,7 +186,7 @@ class TrainCommand:
             nested: dict[str, Any] = nest({**flatten(config), **changes})
             file: str | None = None
         else:
-            from brim.settings.training_file import read_training_file  # which is not needed to show flags
+            from brim.settings.config_files import read_training_file  # which is not needed to show flags
 
             nested, problems = read_training_file(config, overrides=changes)
             file = os.fspath(config)

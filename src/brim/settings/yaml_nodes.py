@@ -1,15 +1,16 @@
 """YAML text to nodes: every value with its line, every problem with its line. The only file that imports yaml.
 
 Scalars mean what `yaml.safe_load` makes of them, with three differences: `1e-3` is a number, a date stays text, and so
-does a lone equals sign. Reads parser events, never objects, so a tag cannot make anything; and counts as it goes, so an
-alias bomb is found before it is written out. Does not know paths, nor what a document is for.
+does a lone equals sign. Reads parser events, never objects, so a tag cannot make anything; and counts as it goes,
+so an alias bomb is found before it is expanded. Parsers differ on where a tab may stand: here nowhere between values.
+Does not know paths, nor what a document is for. Why not another library: docs/decisions/0015-yaml-lines.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import yaml
@@ -19,9 +20,8 @@ from yaml.reader import Reader, ReaderError
 from yaml.resolver import Resolver
 
 from brim.settings.problems import Problem, Severity
-from brim.settings.yaml_tabs import Span, tabs_outside
 
-__all__ = ["MOST_LEVELS", "MOST_VALUES", "Collection", "Node", "NodeReader"]
+__all__ = ["MOST_LEVELS", "MOST_VALUES", "Collection", "Node", "NodeReader", "Span", "tabs_outside"]
 
 MOST_LEVELS = 64
 MOST_VALUES = 500_000  # after every alias has been written out
@@ -307,3 +307,46 @@ def _surprise(kind: str, text: str, value: Any) -> str:
     if kind == "int" and value != 0 and re.fullmatch(r"[-+]?0[0-7_]+", text):
         return f"{text} is read to the base of 8, as {value}; write it without the leading 0"
     return ""
+
+
+Span = tuple[tuple[int, int], tuple[int, int]]  # (line, column) of the first character and past the last, from 0
+
+_BREAKS = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+
+
+def tabs_outside(text: str, scalars: Sequence[Span], *, until: int | None = None) -> list[int]:
+    """Lines, from 0, with a tab outside of scalars (given in order) and comments; `until` is the last one looked at."""
+    if "\t" not in text:
+        return []
+    found = []
+    passed = 0  # scalars that end before the line
+    for number, line in enumerate(_BREAKS.split(text)):
+        if until is not None and number > until:
+            break
+        if "\t" not in line:
+            continue
+        while passed < len(scalars) and scalars[passed][1][0] < number:
+            passed += 1
+        taken = []
+        index = passed
+        while index < len(scalars) and scalars[index][0][0] <= number:
+            (first, start), (last, end) = scalars[index]
+            taken.append((start if first == number else 0, end if last == number else len(line) + 1))
+            index += 1
+        if _has_tab_outside(line, taken):
+            found.append(number)
+    return found
+
+
+def _has_tab_outside(line: str, taken: Sequence[tuple[int, int]]) -> bool:
+    inside = 0  # the first of `taken` that does not end before the column
+    for column, character in enumerate(line):
+        while inside < len(taken) and taken[inside][1] <= column:
+            inside += 1
+        if inside < len(taken) and taken[inside][0] <= column:
+            continue
+        if character == "#" and (column == 0 or line[column - 1] in " \t"):
+            return False  # the rest is a comment
+        if character == "\t":
+            return True
+    return False

@@ -11,12 +11,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from brim.settings.config_files import SweepFile
 from brim.settings.experiment_ids import BATCH_KEY, MODEL_KEY
 from brim.settings.grid import Experiment
 from brim.settings.nested_keys import flatten
 from brim.settings.problems import Problem
 from brim.settings.sizes import format_bytes
-from brim.settings.sweep_file import SweepFile
 
 __all__ = ["SizeForecast", "bytes_needed", "forecast_experiments", "foreseen", "foreseen_data", "workload_key"]
 

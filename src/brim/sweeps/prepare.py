@@ -11,11 +11,11 @@ from typing import Any
 
 from brim.forecasting.gpus import find_gpu, gpu_of_memory
 from brim.settings.caller import named, resume_with
+from brim.settings.config_files import SweepFile, inspect_sweep
 from brim.settings.grid import Experiment
-from brim.settings.overrides import parse_overrides
 from brim.settings.problems import Problem, raise_errors, strictly
-from brim.settings.sweep_file import SweepFile, inspect_sweep
 from brim.settings.sweep_request import SweepCommand, SweepRequest
+from brim.settings.yaml_file import parse_overrides
 from brim.storage.run_lock import locked_folder
 from brim.sweeps import forecast_process
 from brim.sweeps.devices import local_devices, mps_is_running

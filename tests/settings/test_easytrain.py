@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from brim.settings.easytrain_keys import read_foreign
-from brim.settings.sweep_file import expand_grid, read_sweep
+from brim.settings.config_files import expand_grid, read_sweep
+from brim.settings.easytrain import read_foreign
 from brim.settings.train_settings import train_settings
 from tests.settings.sweep_problems import FILES, Write, check_model, told
 

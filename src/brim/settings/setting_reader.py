@@ -12,7 +12,7 @@ from typing import Any
 
 from brim.errors import RequestError, nearest_names
 from brim.settings.declare import SettingKey
-from brim.settings.easytrain_keys import FOREIGN_SECTIONS, read_foreign
+from brim.settings.easytrain import FOREIGN_SECTIONS, read_foreign
 from brim.settings.experiment_ids import MODEL_KEY
 from brim.settings.nested_keys import Leaf, leaves, plain_value
 from brim.settings.problems import Problem, Severity
@@ -21,16 +21,8 @@ from brim.settings.train_settings import SETTING_KEYS, find_setting_key
 from brim.settings.yaml_file import Document, Place
 
 __all__ = [
-    "COMMAND_LINE",
-    "SECTIONS",
-    "CheckModel",
-    "Origins",
-    "SettingReader",
-    "Settled",
-    "dotted",
-    "near_key",
-    "shown",
-]
+    "COMMAND_LINE", "SECTIONS", "CheckModel", "Origins", "SettingReader", "Settled", "dotted", "near_key", "shown",
+]  # fmt: skip
 
 CheckModel = Callable[[str], object]  # raises a RequestError for a model that does not exist
 COMMAND_LINE = "command line"  # where a problem stands that no file has
