@@ -101,7 +101,7 @@ def test_output_onto_a_file_is_refused_before_any_probe(brim: Brim, factories: s
     assert "verdict" not in result.out
 
 
-def test_the_second_time_comes_from_the_cache_unless_told_otherwise(brim: Brim, factories: str) -> None:
+def test_the_second_time_comes_from_the_cache_unless_it_is_off(brim: Brim, factories: str) -> None:
     arguments = ("find", f"py:{factories}:rows", "--memory-limit", "64KiB", "--json", *SMALL)
     first, second = document(brim(*arguments)), document(brim(*arguments))
     assert (first["cached"], second["cached"]) == (False, True)

@@ -162,7 +162,7 @@ def test_a_sweeps_file_is_sent_to_brim_sweep(brim: Brim, tmp_path: Path) -> None
     assert "brim sweep" in result.err
 
 
-def test_a_mistake_in_the_file_is_told_with_its_line(brim: Brim, config: str) -> None:
+def test_a_mistake_in_the_file_is_reported_with_its_line(brim: Brim, config: str) -> None:
     file = Path(config)
     file.write_text(file.read_text().replace("epochs: 2", "epochs: 0"), encoding="utf-8")
     result = brim("train", config)

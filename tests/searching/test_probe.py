@@ -193,12 +193,12 @@ def test_a_probe_that_takes_too_long_does_not_fit() -> None:
     with prober(lambda batch: time.sleep(0.05), timeout=0.02) as probing:
         probe = probing.probe(1)
     assert (probe.verdict, probe.fits) == ("timeout", False)
-    assert "--probe-timeout 0.02" in probe.detail
+    assert "probe_timeout=0.02" in probe.detail
 
 
 def test_a_fatal_error_loses_the_device_and_points_to_isolation() -> None:
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
-    with pytest.raises(LostError, match="--isolate") as caught, prober(raising(error)) as probing:
+    with pytest.raises(LostError, match="isolate=") as caught, prober(raising(error)) as probing:
         probing.probe(3)
     assert caught.value.exit_code == 4
     assert caught.value.__cause__ is error

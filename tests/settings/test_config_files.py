@@ -116,7 +116,7 @@ def test_the_files_own_limit_is_noted_where_it_cuts_and_gives_way_to_a_flag(writ
     assert len(expansion) == 2
     assert [(one.severity, one.line) for one in expansion.problems] == [("note", 1)]
     assert len(expand_grid(path, max_experiments=3)) == 3
-    with pytest.raises(RequestError, match="--max-experiments 0"):
+    with pytest.raises(RequestError, match="max_experiments=0"):
         expand_grid(path, max_experiments=0)
 
 

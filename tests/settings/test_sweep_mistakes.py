@@ -13,7 +13,7 @@ from brim.settings.config_files import expand_grid, inspect_sweep, validate_grid
 from tests.settings.sweep_problems import FILES, GRID, SHORT, Write, check_model, errors
 
 
-def test_every_problem_of_a_file_is_told_at_once_with_its_line() -> None:
+def test_every_problem_of_a_file_is_reported_at_once_with_its_line() -> None:
     found = errors(validate_grid(FILES / "wrong.yaml", check_model=check_model))
     assert found == [
         (2, "hp.epochs", "0: it must be a whole number from 1"),
@@ -230,7 +230,7 @@ def test_every_problem_of_a_file_is_told_at_once_with_its_line() -> None:
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_line_and_key(
+def test_a_mistake_is_reported_with_its_line_and_key(
     write: Write, text: str, line: int | None, key: str, message: str
 ) -> None:
     problems = validate_grid(write(text))
@@ -276,7 +276,7 @@ def test_a_warning_is_an_error_when_strict_and_a_note_never_is(write: Write) -> 
         ("model.type=nope", "no such model"),
     ],
 )
-def test_a_wrong_override_is_told_as_what_it_is(override: str, message: str) -> None:
+def test_a_wrong_override_is_reported_as_what_it_is(override: str, message: str) -> None:
     with pytest.raises(RequestError) as caught:
         expand_grid(FILES / "seed.yaml", overrides=[override], check_model=check_model)
     assert message in str(caught.value)

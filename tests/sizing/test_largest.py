@@ -194,7 +194,7 @@ def test_a_size_that_does_not_fit_for_any_reason_bounds_the_search(verdict: str)
 
 
 def test_a_grid_without_a_size_says_why() -> None:
-    with pytest.raises(RequestError, match=r"up to 8.*smallest is 16.*--multiple-of 16"):
+    with pytest.raises(RequestError, match=r"up to 8.*smallest is 16.*multiple_of=16"):
         SizeGrid(last=8, multiple_of=16)
 
 

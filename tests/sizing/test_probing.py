@@ -106,11 +106,11 @@ def test_used_up_probes_give_the_best_verified_size_and_say_so(objective: str) -
     assert len(device.asked) == 2
     assert found.chosen.batch_size == max(device.asked)
     assert found.chosen.fits
-    assert "--max-probes 2 was used up" in found.reason
+    assert "max_probes=2 was used up" in found.reason
 
 
 def test_probes_used_up_before_anything_fits_is_an_error() -> None:
-    with pytest.raises(DoesNotFitError, match="--max-probes 1 is used up"):
+    with pytest.raises(DoesNotFitError, match="max_probes=1 is used up"):
         search(thousand(), batch_size=2_000, max_probes=1)
 
 
@@ -217,7 +217,7 @@ def test_an_error_above_a_size_is_raised_as_it_is() -> None:
 @pytest.mark.parametrize(("number", "asked"), [(2, {"batch_size": 65}), (4, {"batch_size": 66}), (2, {})])
 def test_a_step_that_takes_only_multiples_is_answered_with_the_flag(number: int, asked: dict[str, object]) -> None:
     device = Raising(lambda size: size % number != 0)
-    with pytest.raises(RequestError, match=f"--multiple-of {number} "):
+    with pytest.raises(RequestError, match=f"multiple_of={number} "):
         search(device, objective="largest", **asked)
     found = search(device, objective="largest", multiple_of=number, **asked)
     assert found.chosen.batch_size % number == 0

@@ -15,8 +15,8 @@ from brim.errors import DoesNotFitError, LostError, RequestError
 from brim.running.child_main import INTERRUPTED
 from brim.sweeps import experiment
 from brim.sweeps.experiment import run_job, train_run
-from brim.sweeps.job import Job, Outcome, read_outcome, write_outcome
-from brim.sweeps.retry import next_attempt
+from brim.sweeps.job import AttemptOutcome, Job, read_outcome, write_outcome
+from brim.sweeps.run import next_attempt
 from tests.sweeps.sweep_runs import failed
 
 
@@ -59,7 +59,7 @@ def test_an_interrupted_experiment_leaves_no_outcome(tmp_path: Path) -> None:
 
 
 def test_what_is_complete_is_not_done_again_and_anothers_outcome_is_none_of_ours(tmp_path: Path) -> None:
-    write_outcome(tmp_path / "x", Outcome(id="x", attempt=1, state="completed", figures={"steps": 7}))
+    write_outcome(tmp_path / "x", AttemptOutcome(id="x", attempt=1, state="completed", figures={"steps": 7}))
     assert run_job(a_job(tmp_path / "x"), send_nowhere, raising(AssertionError("it ran"))) == 0
     kept = read_outcome(tmp_path / "x", id="x")
     assert kept is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brim.cli.forecast_table import PART_NAMES, sizes_of
+from brim.cli.forecast import PART_NAMES, sizes_of
 from brim.reporting.base import Column, Fact, Key, Page, Panel, Section, Spec, Table
 from brim.reporting.charts.theme import HEIGHT, LIMIT, series_colour
 from brim.reporting.units import bytes_text, count_text

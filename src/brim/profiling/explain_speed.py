@@ -19,6 +19,7 @@ from brim.evaluation.subject import Subject, open_subject
 from brim.memory.devices import memory_of
 from brim.models.load import KeptModel
 from brim.ranks.world import current_world
+from brim.settings.caller import named
 from brim.settings.eval_settings import EvalRequest
 from brim.settings.profile_settings import ProfileRequest
 
@@ -96,7 +97,7 @@ def explain_point(request: ProfileRequest, *, listener: EvalListener | None = No
 def explain_speed(request: EvalRequest, *, listener: EvalListener | None = None) -> list[SpeedRow]:
     """One row for everything on, then one for each thing switched off; the model is loaded once."""
     if current_world().size > 1:
-        raise RequestError("--explain-speed: it is measured on one device; start it without torchrun")
+        raise RequestError(f"{named('explain_speed')}: it is measured on one device; start it without torchrun")
     listener = listener or EvalListener()
     request = dataclasses.replace(request, limit=request.limit or SAMPLES, resume=False, use_cache=False)
     load = KeptModel()

@@ -28,6 +28,7 @@ from brim.monitor.host import available_host_bytes
 from brim.ranks.unwrap import communication_bytes, without_collectives
 from brim.ranks.world import current_world
 from brim.records import Probe, Verdict
+from brim.settings.caller import named, written
 from brim.settings.sizes import format_bytes
 from brim.sizing.probing import ProbeContext
 from brim.workloads.base import Workload
@@ -145,7 +146,7 @@ class DeviceProber(Prober):
             if failure.kind is FailureKind.FATAL:
                 raise LostError(
                     f"batch size {size}: {failure.reason}; the device cannot be used again by this process. "
-                    "Search with --isolate, which probes in a child process and goes on"
+                    f"Search with {named('isolate')}, which probes in a child process and continues"
                 ) from error
         # The except block has ended, so the traceback no longer pins the failed step's tensors.
         self._clean_up(thorough=result is None)
@@ -182,7 +183,7 @@ class DeviceProber(Prober):
         if snapshot_bytes > 0.8 * room:
             raise RequestError(
                 f"keeping a copy of the model and optimizer takes {format_bytes(snapshot_bytes)} of host memory and "
-                f"{format_bytes(room)} are free; search on a copy in a child process instead (brim find --isolate)"
+                f"{format_bytes(room)} are free; search on a copy in a child process instead ({named('isolate')})"
             )
 
     def _attempt(self, size: int, reading: Reading) -> Probe:
@@ -338,7 +339,7 @@ class DeviceProber(Prober):
             verdict="timeout",
             peak_allocated_bytes=reading.peak_allocated_bytes or None,
             peak_reserved_bytes=reading.peak_reserved_bytes or None,
-            detail=f"took longer than --probe-timeout {self.settings.timeout_seconds:g} s",
+            detail=f"took longer than {written('probe_timeout', f'{self.settings.timeout_seconds:g}')} s",
         )
 
     def _drop_leftovers(self) -> None:

@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brim.errors import RequestError
+from brim.settings.caller import given
 from brim.settings.grid import MOST_EXPERIMENTS, Expansion, Experiment, GridSpec, try_expand
 from brim.settings.nested_keys import nest, plain_value
 from brim.settings.problems import Problem, Severity, has_errors, in_order, raise_errors, strictly
@@ -203,7 +204,7 @@ def _document(source: Source) -> tuple[Document | None, tuple[Problem, ...]]:
 
 def _check_count(max_experiments: int | None) -> None:
     if max_experiments is not None and (isinstance(max_experiments, bool) or max_experiments < 1):
-        raise RequestError(f"--max-experiments {max_experiments}: give a whole number from 1")
+        raise RequestError(f"{given('max_experiments', max_experiments)}: give a whole number from 1")
 
 
 _OF_A_SWEEP = ("grid_search", "grid", "models_to_train", "max_experiments", "results_file")

@@ -18,8 +18,8 @@ from brim.settings.problems import Severity
 from brim.settings.train_settings import SETTING_KEYS
 
 __all__ = [
-    "FOREIGN_SECTIONS", "NAME_KEY", "TranslatedKey", "foreign_keys", "is_foreign_schedule", "read_foreign",
-    "settle_schedule",
+    "FOREIGN_SECTIONS", "NAME_KEY", "TranslatedKey", "convert_schedule", "foreign_keys", "is_foreign_schedule",
+    "read_foreign",
 ]  # fmt: skip
 
 _RENAMED: Mapping[str, str] = {
@@ -140,7 +140,7 @@ def foreign_keys() -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class TranslatedKey:
-    """What brim makes of a key: the key it uses (None: it is left out), its values, and what is to be said."""
+    """What brim makes of a key: the key it uses (None: it is left out), its values, and what to report."""
 
     key: str | None
     values: tuple[Any, ...]
@@ -217,25 +217,25 @@ def is_foreign_schedule(keys: Iterable[str], names: Iterable[Any]) -> bool:
     return bool(theirs & set(keys)) or _WARMUP_COSINE in names
 
 
-def settle_schedule(flat: Mapping[str, Any]) -> dict[str, Any]:
+def convert_schedule(flat: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of one experiment with its scheduler as brim has it; other settings stay as they are."""
-    settled = dict(flat)
-    params = {name: settled.pop(f"{_PARAMS}{name}", None) for name in (*_ONLY_THEIRS, *_LISTED)}
+    converted = dict(flat)
+    params = {name: converted.pop(f"{_PARAMS}{name}", None) for name in (*_ONLY_THEIRS, *_LISTED)}
     name = str(flat.get(NAME_KEY, "none")).lower()
     for taken in _TAKEN_BY.get(name, ()):
         if params[taken] is not None:
-            settled[f"{_PARAMS}{taken}"] = params[taken]
+            converted[f"{_PARAMS}{taken}"] = params[taken]
     if name not in ("cosine", _WARMUP_COSINE):
-        return settled
+        return converted
     factor = params["eta_min_factor"]
     if name == _WARMUP_COSINE:
-        settled[NAME_KEY] = "cosine"
+        converted[NAME_KEY] = "cosine"
         epochs = flat.get("hp.epochs", SETTING_KEYS["hp.epochs"].default)
         warmup = max(1, epochs // 10) if params["warmup_epochs"] is None else params["warmup_epochs"]
         if "scheduler.warmup_steps" not in flat:
-            settled.setdefault("scheduler.warmup_epochs", min(warmup, max(epochs - 1, 0)))
+            converted.setdefault("scheduler.warmup_epochs", min(warmup, max(epochs - 1, 0)))
         factor = 0.01 if factor is None else factor
     if factor is not None:
         rate = flat.get("hp.learning_rate", SETTING_KEYS["hp.learning_rate"].default)
-        settled.setdefault(f"{_PARAMS}eta_min", float(f"{rate * factor:.12g}"))
-    return settled
+        converted.setdefault(f"{_PARAMS}eta_min", float(f"{rate * factor:.12g}"))
+    return converted

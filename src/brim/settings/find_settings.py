@@ -94,8 +94,8 @@ class DataSelection:
         check_fields(self)
         for name in ("split", "limit", "mapping", "images", "task"):
             if self.data is None and getattr(self, name):
-                told = "map" if name == "mapping" else name
-                raise RequestError(f"{named(told)}: it goes with {written('data', 'DATA')}")
+                setting = "map" if name == "mapping" else name
+                raise RequestError(f"{named(setting)}: it goes with {written('data', 'DATA')}")
 
     def request(self, workload: WorkloadRequest) -> EvalRequest | None:
         """The same model, to be tried on the data."""

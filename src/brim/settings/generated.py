@@ -106,7 +106,11 @@ def _docstring(command: Command, call: PythonCall, settings: list[Declared]) -> 
     for one in settings:
         text = f"{one.name}: {one.setting.python_help or one.setting.help}"
         lines += textwrap.wrap(text, WIDTH - 8, initial_indent="    ", subsequent_indent="        ")
-    lines += ["", "Returns:", *textwrap.wrap(call.told, WIDTH - 8, initial_indent="    ", subsequent_indent="    ")]
+    lines += [
+        "",
+        "Returns:",
+        *textwrap.wrap(call.holds, WIDTH - 8, initial_indent="    ", subsequent_indent="    "),
+    ]
     lines += ["", "Example:", "", *(f"    {line}" for line in call.example.splitlines()), '"""']
     return "\n".join(lines)
 

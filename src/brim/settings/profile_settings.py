@@ -88,9 +88,9 @@ def make_points(lists: Mapping[str, Sequence[Any]], *, pairing: Pairing = "cross
         return [dict(zip(names, values, strict=True)) for values in itertools.product(*lists.values())]
     lengths = {name: len(values) for name, values in lists.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {count}" for name, count in lengths.items())
+        counts = ", ".join(f"{name} has {count}" for name, count in lengths.items())
         raise RequestError(
-            f"{given('pairing', 'zip')}: the lists differ in length ({told}); give as many values of each, or cross"
+            f"{given('pairing', 'zip')}: the lists differ in length ({counts}); give as many values of each, or cross"
         )
     return [dict(zip(names, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
@@ -362,7 +362,7 @@ class ProfileSettings:
     explain_speed: Annotated[
         bool,
         Setting(
-            help="Instead: switch off each thing that makes it fast in turn, and say what it brings.", check=flag(),
+            help="Instead: switch off in turn each thing that makes it fast, and measure what it brings.", check=flag(),
             only="flags",
         ),
     ] = False  # fmt: skip

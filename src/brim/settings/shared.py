@@ -165,7 +165,7 @@ PowerOfTwo = Annotated[bool, Setting(help="Only powers of two.", panel=BATCH, ch
 MaxBatchSize = Annotated[
     int,
     Setting(
-        name="max_batch_size", help="Look no further than N.", panel=BATCH, metavar="N", check=whole(1, LARGEST_SIZE),
+        name="max_batch_size", help="The largest size to try.", panel=BATCH, metavar="N", check=whole(1, LARGEST_SIZE),
         default=None, python="int | None",
     ),
 ]  # fmt: skip
@@ -212,7 +212,7 @@ Chat = Annotated[
 Resume = Annotated[
     bool,
     Setting(
-        help="Go on with the run in -o: samples that are done are not done again.", panel=OUTPUT, check=flag(),
+        help="Continue the run in -o: samples that are done are not done again.", panel=OUTPUT, check=flag(),
         python_help="Continue the run in output: samples that are done are not done again.",
     ),
 ]  # fmt: skip

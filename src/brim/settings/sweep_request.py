@@ -101,7 +101,7 @@ class SweepRequest:
     resume: Annotated[
         bool,
         Setting(
-            help="Go on with the sweep in -o; failed experiments are tried again.", panel=OUTPUT, check=flag(),
+            help="Continue the sweep in -o; failed experiments are tried again.", panel=OUTPUT, check=flag(),
             python_help="Continue the sweep in output; failed experiments are tried again.",
         ),
     ] = False  # fmt: skip
@@ -171,7 +171,7 @@ class SweepRequest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepCommand:
-    """A sweep, what is looked at before it starts, and where its record goes."""
+    """A sweep, what to check before it starts, and where its record goes."""
 
     request: SweepRequest
     config: Annotated[
@@ -184,7 +184,7 @@ class SweepCommand:
         bool,
         Setting(help="Only show what would run, how it pairs, and its memory.", check=flag(), only="flags"),
     ] = False
-    check: Annotated[bool, Setting(help="Only look for mistakes in the file.", check=flag(), only="flags")] = False
+    check: Annotated[bool, Setting(help="Only check the file for mistakes.", check=flag(), only="flags")] = False
     strict: Annotated[bool, Setting(help="Warnings are errors.", panel=EXPERIMENTS, check=flag())] = False
     no_forecast: Annotated[
         bool,

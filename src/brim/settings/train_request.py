@@ -38,7 +38,7 @@ class TrainRequest:
     plan: Annotated[  # the folder of a run whose sizes are used again
         str | None,
         Setting(
-            help="Go back to the sizes of an earlier run.", panel=BATCH, metavar="DIR", check=path_text(),
+            help="Use the sizes of an earlier run.", panel=BATCH, metavar="DIR", check=path_text(),
             python="str | os.PathLike[str] | None",
         ),
     ] = None  # fmt: skip
@@ -46,14 +46,14 @@ class TrainRequest:
     resume: Annotated[
         bool,
         Setting(
-            help="Go on from the last checkpoint in -o.", panel=OUTPUT, check=flag(),
+            help="Continue from the last checkpoint in -o.", panel=OUTPUT, check=flag(),
             python_help="Continue from the last checkpoint in output.",
         ),
     ] = False  # fmt: skip
     validate: Annotated[  # False: a trial, of which only the training matters
         bool, Setting(help="Whether to validate.", only="python", hidden=True, check=flag())
     ] = True
-    file: str | None = None  # where the settings came from
+    file: str | None = None  # that the settings were read from
     seeds: Annotated[  # the same training for each; none: for hp.seed alone, in the run's own folder
         tuple[int, ...],
         Setting(
@@ -179,7 +179,7 @@ class TrainCommand:
         changes = dict(values.get("overrides", {}))
         for name, key in FLAG_KEYS.items():
             if name in values and key in changes:
-                raise RequestError(f"{key}={changes[key]}: {named(name)} says it as well; keep one")
+                raise RequestError(f"{key}={changes[key]}: {named(name)} sets it too; keep one")
         changes |= {key: values[name] for name, key in FLAG_KEYS.items() if name in values}
         problems: tuple[Problem, ...] = ()
         if isinstance(config, Mapping):

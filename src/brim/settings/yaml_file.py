@@ -104,10 +104,10 @@ def _inspect_text(text: str, file: str) -> tuple[Document | None, tuple[Problem,
     root = reader.read(text)
     if not has_errors(reader.problems):
         if root is None or (root.value is None and not isinstance(root, Collection)):
-            reader.tell("error", 1, "the file is empty")
+            reader.add_problem("error", 1, "the file is empty")
         elif not isinstance(root, Collection) or root.kind != "mapping":
             what = "a list" if isinstance(root, Collection) else "a single value"
-            reader.tell("error", root.line, f"the file is {what}", fix="write KEY: VALUE lines")
+            reader.add_problem("error", root.line, f"the file is {what}", fix="write KEY: VALUE lines")
     builder = _Builder(reader)
     data = builder.build(root, ()) if root is not None and not has_errors(reader.problems) else None
     problems = tuple(reader.problems)
@@ -146,7 +146,7 @@ class _Builder:
                     merged.update({key.text: (key, value) for key, value in self._pairs(source, place)})
                 else:
                     key = ".".join(map(str, place))
-                    self.reader.tell("error", source.line, "<< takes a mapping or a list of mappings", key=key)
+                    self.reader.add_problem("error", source.line, "<< takes a mapping or a list of mappings", key=key)
         own = {key.text: (key, item) for key, item in node.pairs if not key.is_merge}
         return list({**merged, **own}.values())
 

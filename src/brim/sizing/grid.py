@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from brim.errors import RequestError
+from brim.settings.caller import given
 
 __all__ = ["SizeGrid"]
 
@@ -22,7 +23,7 @@ class SizeGrid:
         if self.last < self.first:
             raise RequestError(
                 f"no batch size is allowed up to {self.last}: the smallest is {self.first} "
-                f"(--multiple-of {self.multiple_of}, and the model needs {self.smallest})"
+                f"({given('multiple_of', self.multiple_of)}, and the model needs {self.smallest})"
             )
 
     @property

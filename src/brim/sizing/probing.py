@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from brim.errors import BrimError, DoesNotFitError, LostError, RequestError, first_line
 from brim.memory.remedies import memory_remedies
 from brim.records import Mode, Probe, Unit
+from brim.settings.caller import given, named, written
 from brim.settings.search_settings import SearchSettings
 from brim.settings.sizes import format_bytes
 from brim.sizing.byte_model import ByteModel
@@ -145,7 +146,7 @@ class SizeSearch:
         if isinstance(probe, Exception):
             raise probe
         if probe.fits:
-            return self._result(probe, "the size asked for, and it fits (--no-auto-batch-size)")
+            return self._result(probe, f"the size asked for, and it fits ({named('no_auto_batch_size')})")
         if self.settings.fail_on_oom or size <= self._grid.smallest:
             raise self._nothing_fits(probe)
         self._grid = dataclasses.replace(self._grid, last=size - 1)
@@ -222,7 +223,8 @@ class SizeSearch:
         if self.probes[-1].verdict in ("fatal", "timeout"):
             raise self._nothing_fits(self.probes[-1])
         raise DoesNotFitError(
-            f"none of the {len(self.probes)} sizes tried fits, and --max-probes {most} is used up; allow more probes"
+            f"none of the {len(self.probes)} sizes tried fits, and {given('max_probes', most)} is used up; allow more "
+            "probes"
         )
 
     def _try(self, size: int) -> _Steps[Probe | None]:
@@ -278,8 +280,8 @@ class SizeSearch:
             runs = yield from self._runs(multiple)
             if runs is not None and runs.fits and (yield from self._runs(other)) is None:
                 return RequestError(
-                    f"batch sizes {other} and {size} cannot step, and {multiple} can: give --multiple-of {number} "
-                    f"(at {size}: {first_line(self._raised[size])})"
+                    f"batch sizes {other} and {size} cannot step, and {multiple} can: give "
+                    f"{written('multiple_of', number)} (at {size}: {first_line(self._raised[size])})"
                 )
         return None
 
@@ -315,7 +317,7 @@ class SizeSearch:
         return f"the largest size that fits: {nearest.batch_size} does not ({nearest.verdict})"
 
     def _out_of_probes(self) -> str:
-        return f"; --max-probes {self.settings.max_probes} was used up, so a better size may exist"
+        return f"; {given('max_probes', self.settings.max_probes)} was used up, so a better size may exist"
 
     def _nothing_fits(self, probe: Probe) -> BrimError:
         """What to raise when no size was seen to fit; `probe` is that of the last size tried."""
@@ -325,7 +327,7 @@ class SizeSearch:
         if probe.verdict == "timeout":
             return LostError(
                 f"a batch of {probe.batch_size} {unit} did not finish: {probe.detail}. It hangs, or it needs a longer "
-                "--probe-timeout"
+                f"{named('probe_timeout')}"
             )
         needed = f"at least {format_bytes(probe.needed_bytes)}" if probe.needed_bytes else "more memory than there is"
         remedies = "\n  - ".join(memory_remedies(self.context.savings, batch_size=probe.batch_size))

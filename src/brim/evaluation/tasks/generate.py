@@ -20,7 +20,7 @@ from brim.generation.select import Decoder, make_decoder
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.models.loaded import LoadedModel
 from brim.running.executor import Pending
-from brim.settings.caller import given, named, written
+from brim.settings.caller import given, named, switched_off, written
 
 __all__ = ["GenerateTask"]
 
@@ -75,7 +75,9 @@ class GenerateTask(Task):
             self._lengths = [len(ids) for ids in self._ids]
         self._refuse_without_room()
         if self._writer.chat:
-            self.notes.append("prompts are put into the model's chat template (--no-chat leaves them as they are)")
+            self.notes.append(
+                f"prompts are put into the model's chat template ({switched_off('chat')} leaves them as they are)"
+            )
 
     def _refuse_without_room(self) -> None:
         """If not a single prompt and its answer fit the model's positions, the request is wrong, not the samples."""

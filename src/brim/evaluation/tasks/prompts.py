@@ -6,7 +6,7 @@ from typing import Any
 
 from brim.errors import RequestError
 from brim.evaluation.tasks.base import TaskSettings
-from brim.settings.caller import named
+from brim.settings.caller import named, switched_off
 
 __all__ = ["PromptWriter"]
 
@@ -40,7 +40,9 @@ class PromptWriter:
             written: str = holder.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates are programs, and some refuse a system prompt
             asked = f"{named('system')}: " if self._settings.system else ""
-            raise RequestError(f"{asked}the model's chat template refuses ({error}); --no-chat does without") from error
+            raise RequestError(
+                f"{asked}the model's chat template refuses ({error}); leave it out with {switched_off('chat')}"
+            ) from error
         return written
 
     def _messages(self, prompt: str, images: int) -> list[dict[str, Any]]:

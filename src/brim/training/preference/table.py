@@ -8,7 +8,7 @@ from typing import Any
 
 from brim.metrics.base import mean_and_spread
 from brim.metrics.detection import DETECTION_METRICS
-from brim.storage.tables import csv_text
+from brim.storage.files import csv_text
 
 __all__ = ["Cell", "cells_csv", "metrics_by_seed", "spread", "table_csv", "table_rows"]
 
