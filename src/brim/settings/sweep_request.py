@@ -14,7 +14,6 @@ from brim.settings.caller import flag_of, given, named
 from brim.settings.declare import Setting, check_fields
 from brim.settings.setting_checks import Check, choice, entries_of, flag, number, path_text, texts, whole
 from brim.settings.shared import OUTPUT
-from brim.settings.yaml_file import parse_overrides
 
 __all__ = ["LOGGERS", "Place", "SweepCommand", "SweepRequest"]
 
@@ -42,6 +41,8 @@ def _yaml(value: Any) -> str:
 
 
 def _read_pairs(value: Any) -> dict[str, Any]:
+    from brim.settings.yaml_file import parse_overrides  # which is not needed to show flags
+
     return dict(value) if isinstance(value, Mapping) else parse_overrides(map(str, entries_of(value)))
 
 

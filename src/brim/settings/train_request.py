@@ -18,7 +18,6 @@ from brim.settings.setting_checks import MOST_SEED, Check, choice, entries_of, f
 from brim.settings.shared import BATCH, FAST_PATHS, OUTPUT, read_seeds, seeds_from
 from brim.settings.sizes import parse_bytes
 from brim.settings.train_settings import FLAG_KEYS, TrainSettings, train_settings
-from brim.settings.yaml_file import parse_overrides
 
 __all__ = ["TrainCommand", "TrainRequest"]
 
@@ -135,6 +134,8 @@ class TrainRequest:
 
 
 def _read_changes(value: Any) -> dict[str, Any]:
+    from brim.settings.yaml_file import parse_overrides  # which is not needed to show flags
+
     return dict(value) if isinstance(value, Mapping) else parse_overrides(map(str, entries_of(value)))
 
 

@@ -1,4 +1,4 @@
-"""Files written whole or not at all."""
+"""Files written whole or not at all; JSON and rows of CSV as their text."""
 
 from __future__ import annotations
 
