@@ -430,7 +430,7 @@ def test_fail_on_oom_ends_with_three(brim: Brim, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("model", "code", "words"), [("interrupted", 130, "interrupted"), ("lost", 4, "resume")])
-def test_a_run_that_was_ended_goes_on(brim: Brim, case: Case, model: str, code: int, words: str) -> None:
+def test_a_run_that_was_ended_can_be_resumed(brim: Brim, case: Case, model: str, code: int, words: str) -> None:
     arguments = ("-d", case.data, "-o", case.out, "-b", "3", *SMALL)
     result = brim("eval", "-m", case.model(model), *arguments)
     assert result.code == code

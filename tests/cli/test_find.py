@@ -109,7 +109,7 @@ def test_the_second_time_comes_from_the_cache_unless_it_is_off(brim: Brim, facto
     assert not document(brim(*arguments, "--no-cache"))["cached"]
 
 
-def test_a_cached_plan_beyond_what_was_asked_is_ignored_and_said(
+def test_a_cached_plan_beyond_what_was_asked_is_ignored_and_noted(
     brim: Brim, factories: str, own_cache_folder: Path
 ) -> None:
     arguments = ("find", f"py:{factories}:rows", "--objective", "largest", "--memory-limit", "64KiB", *SMALL)

@@ -148,7 +148,7 @@ def test_one_point_that_fails_is_reported_and_ends_with_one(profile: Brim, tmp_p
     assert "2 were done already" in again.err
 
 
-def test_ctrl_c_ends_with_130_and_resume_goes_on(models: Path, questions: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_with_130_and_can_be_resumed(models: Path, questions: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [
         sys.executable, "-m", "brim", "profile", "-m", f"py:{models}:slow", "-d", str(questions), "--device", "cpu",

@@ -363,7 +363,7 @@ def test_a_real_sweep_leaves_its_results_and_resumes(brim: Brim, folder: Path) -
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
-def test_an_interrupted_experiment_is_said_to_have_a_checkpoint_only_if_it_has(
+def test_an_interrupted_experiment_is_reported_with_a_checkpoint_only_if_it_has(
     tmp_path: Path, checkpoint: bool
 ) -> None:
     if checkpoint:

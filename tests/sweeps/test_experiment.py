@@ -77,7 +77,7 @@ def test_two_processes_of_one_experiment_do_not_write_at_once(tmp_path: Path, mo
     assert read_outcome(tmp_path / "x", id="x") is None
 
 
-def test_a_real_run_gives_figures_epochs_and_how_its_size_came_about(tmp_path: Path) -> None:
+def test_a_real_run_gives_figures_epochs_and_how_its_size_was_chosen(tmp_path: Path) -> None:
     rows = numpy.random.default_rng(0).standard_normal((48, 4)).astype("float32")
     numpy.savez(tmp_path / "rows.npz", features=rows, labels=rows[:, :3].argmax(axis=1))
     job = a_job(

@@ -64,7 +64,7 @@ def run(cluster: FakeCluster, folder: Path, models: Sequence[str] = ("one",)) ->
     return run_sweep(plan, SweepRequest(file="g.yaml"), cluster, output=folder / "out", listener=watcher), watcher
 
 
-def test_a_lost_job_is_handed_in_again_until_three_are_lost(tmp_path: Path) -> None:
+def test_a_lost_job_is_submitted_again_until_three_are_lost(tmp_path: Path) -> None:
     lost = [OSError("the machine\nis gone\n\n") for _ in range(3)]
     cluster = FakeCluster(*lost[:2], done)
     result, watcher = run(cluster, tmp_path / "twice")

@@ -51,13 +51,13 @@ def forecast_page(documents: Sequence[Document]) -> Page:
 
 
 def _headline(documents: Sequence[Document]) -> str:
-    said = [
+    answers = [
         f"{one['batch_size_max']:,} on {one['gpu']['name']}"
         if one["batch_size_max"]
         else f"none on {one['gpu']['name']}"
         for one in documents
     ]
-    return f"Largest batch size that fits: {', '.join(said)}"
+    return f"Largest batch size that fits: {', '.join(answers)}"
 
 
 def _section(document: Document) -> Section:

@@ -167,7 +167,7 @@ _PACKAGES = ("brim", "torch", "torchvision", "timm", "transformers")
 
 
 class CachedForecasts:
-    """As the function it is given, but looks first whether the answer is known; `card` says what it is forecast for."""
+    """The answers of the function it is given, read from disk where they are known; `card` is what they are for."""
 
     def __init__(self, ask: Ask, *, card: Mapping[str, Any], folder: Path | None = None) -> None:
         self._ask = ask
