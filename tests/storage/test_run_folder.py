@@ -48,7 +48,7 @@ def test_an_existing_folder_is_used_and_its_other_files_stay(tmp_path: Path) -> 
 
 def test_a_file_in_the_place_of_the_folder_is_a_wrong_request(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(RequestError, match=r"output=.*taken: it is a file; give a folder"):
+    with pytest.raises(RequestError, match=r"output=.*taken': it is a file; give a folder"):
         write(tmp_path / "taken")
     assert (tmp_path / "taken").read_text() == "mine"
 
