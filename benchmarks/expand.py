@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from brim.settings.sweep_file import expand_grid
+from brim.settings.config_files import expand_grid
 from brim.settings.yaml_file import read_yaml
 
 SHARED = """task: {tag: video_classification}

@@ -27,16 +27,15 @@ from typing import Any
 
 from benchmarks.environment import environment
 from brim.memory.devices import memory_of
+from brim.settings.config_files import read_sweep
 from brim.settings.sizes import format_bytes, parse_bytes
-from brim.settings.sweep_file import read_sweep
 from brim.settings.sweep_request import SweepRequest
-from brim.sweeps.devices import local_devices, mps_is_running
 from brim.sweeps.forecast_process import ForecastProcess
 from brim.sweeps.forecasts import SizeForecast, forecast_experiments
-from brim.sweeps.job import Job, Outcome
+from brim.sweeps.job import AttemptOutcome, Job, SweepListener
 from brim.sweeps.launch_local import LocalLauncher
-from brim.sweeps.listener import SweepListener
 from brim.sweeps.run import SweepPlan, SweepResult, run_sweep
+from brim.sweeps.scheduler import local_devices, mps_is_running
 from brim.training.run_files import read_steps
 
 GIVEN = {  # by hand, for no card in particular
@@ -269,7 +268,7 @@ def sweep(
 class Progress(SweepListener):
     """Prints each attempt as it ends: a part that is cut short has told what it knew."""
 
-    def ended(self, job: Job, outcome: Outcome, retried: Job | None) -> None:
+    def ended(self, job: Job, outcome: AttemptOutcome, retried: Job | None) -> None:
         print(json.dumps({
             "model": job.settings["model"]["type"], "asked": job.batch_size, "state": outcome.state,
             "error": outcome.error[:200], "seconds": outcome.seconds, "retried": retried is not None,

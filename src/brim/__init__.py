@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from brim.running.executor import ItemFailure
     from brim.running.mapping import MapResult, map
     from brim.searching.find import SearchListener, find_plan
+    from brim.settings.config_files import expand_grid, validate_grid
     from brim.settings.search_settings import SearchSettings
-    from brim.settings.sweep_file import expand_grid, validate_grid
     from brim.sweeps.run import SweepResult
     from brim.training.run import TrainResult
     from brim.workloads.base import Workload
@@ -61,7 +61,7 @@ _HOMES = {
     "Workload": "brim.workloads.base",
     "encode": "brim.api",
     "evaluate": "brim.api",
-    "expand_grid": "brim.settings.sweep_file",
+    "expand_grid": "brim.settings.config_files",
     "find": "brim.api",
     "find_batch_size": "brim.planning.find",
     "find_plan": "brim.searching.find",
@@ -76,7 +76,7 @@ _HOMES = {
     "report": "brim.api",
     "sweep": "brim.api",
     "train": "brim.api",
-    "validate_grid": "brim.settings.sweep_file",
+    "validate_grid": "brim.settings.config_files",
 }
 _OLDER = {"fit": "train", "profile_knob": "profile"}  # names of before
 

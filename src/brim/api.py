@@ -255,7 +255,7 @@ def find(
         probe_timeout: Seconds; a probe that takes longer does not fit, and a hang needs isolate.
         multiple_of: Only multiples of N.
         power_of_two: Only powers of two.
-        max_batch_size: Look no further than N.
+        max_batch_size: The largest size to try.
         no_cache: Neither use a cached plan nor keep this one.
         per_rank: Under torchrun, let each rank keep its own training size.
         isolate: Probe in a child process: a crash, a kill or a hang becomes a verdict.
@@ -337,7 +337,7 @@ def forecast(
         margin: Keep this fraction of the card free (0.05).
         multiple_of: Only multiples of N.
         power_of_two: Only powers of two.
-        max_batch_size: Look no further than N.
+        max_batch_size: The largest size to try.
         plot: Also draw it, as one HTML file that needs no network.
 
     Returns:
@@ -567,7 +567,7 @@ def report(
     *,
     output: str | os.PathLike[str] | None = None,
 ) -> ReportResult:
-    """Write a run's report anew, or compare runs of one kind.
+    """Write a run's report again, or compare runs of one kind.
 
     As `brim report` on the command line.
 
@@ -697,7 +697,7 @@ def train(
         no_auto_batch_size: With batch_size=N: exactly N; split where it does not fit.
         fail_on_oom: With no_auto_batch_size: an error instead of a split.
         per_rank: Under torchrun, let each rank keep its own training size.
-        plan: Go back to the sizes of an earlier run.
+        plan: Use the sizes of an earlier run.
         no_cache: Neither use a cached plan nor keep this one.
         resume: Continue from the last checkpoint in output.
         seeds: The same for several: how many from hp.seed on, or which (3,5,8).
@@ -706,7 +706,7 @@ def train(
         output: The run's folder (default runs/<command>-<time>).
 
     Returns:
-        `metrics`, `summary` and the run's `folder`; with several seeds, means and deviations over them.
+        `metrics`, `summary` and the run's `folder`; with several seeds, means and deviations.
 
     Example:
 

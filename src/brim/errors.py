@@ -62,9 +62,10 @@ class RankError(LostError):
         self.exit_code = exit_code
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message; of one without a message, its kind."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def first_line(error: BaseException | str) -> str:
+    """The first line of an error or of its text; of an error without a message, its kind."""
+    text = str(error).strip() or ("" if isinstance(error, str) else type(error).__name__)
+    return text.splitlines()[0] if text else ""
 
 
 def plural(count: int, singular: str, many: str | None = None) -> str:

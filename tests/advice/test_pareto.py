@@ -29,7 +29,7 @@ def point(crops: int, accuracy: float, cost: float, **more: float) -> Candidate:
 PROFILE = [point(2, 0.60, 1.0), point(4, 0.78, 2.0), point(6, 0.775, 3.0), point(8, 0.80, 4.0), point(12, 0.804, 8.0)]
 
 
-def test_a_point_that_is_dearer_and_worse_is_not_on_the_front() -> None:
+def test_a_point_that_costs_more_and_is_worse_is_not_on_the_front() -> None:
     assert [one.values["max_crops"] for one in pareto_front(PROFILE)] == [2, 4, 8, 12]
 
 

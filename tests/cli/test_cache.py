@@ -21,7 +21,7 @@ def find(brim: Brim, factories: str, limit: str) -> None:
     assert brim("find", f"py:{factories}:rows", *arguments).code == 0
 
 
-def test_an_empty_cache_says_where_it_looked(brim: Brim, own_cache_folder: Path) -> None:
+def test_an_empty_cache_names_its_folder(brim: Brim, own_cache_folder: Path) -> None:
     result = brim("cache", "list")
     assert result.code == 0
     assert str(own_cache_folder) in result.out.replace("\n", "")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from brim.cli.evaluate_progress import EvalProgress, comparison_table, print_result
+from brim.cli.evaluate import EvalProgress, comparison_table, print_result
 from brim.evaluation.run import EvalResult
 from brim.running.results import ExecutionFigures
 from tests import saved_models
@@ -377,7 +377,7 @@ def test_answers_without_an_order_of_their_own_end_with_two(brim: Brim, case: Ca
     assert "for a batch of 2; return a list with one result for each item" in result.err
 
 
-def test_skipped_records_are_counted_and_told(brim: Brim, case: Case) -> None:
+def test_skipped_records_are_counted_and_reported(brim: Brim, case: Case) -> None:
     with Path(case.data).open("a") as file:
         file.write("{broken\n")
     refused = brim("eval", "-m", case.model(), "-d", case.data, "-o", case.out, *SMALL)
@@ -388,12 +388,12 @@ def test_skipped_records_are_counted_and_told(brim: Brim, case: Case) -> None:
     assert "note: 1 record left out; the first is data.jsonl line 13" in " ".join(result.err.split())
 
 
-def test_out_of_memory_is_told_in_one_line_and_survived(brim: Brim, case: Case) -> None:
+def test_out_of_memory_is_reported_in_one_line_and_survived(brim: Brim, case: Case) -> None:
     arguments = ("--knob", "fits=3", "-b", "12", *SMALL)
     result = brim("eval", "-m", case.model("hungry"), "-d", case.data, "-o", case.out, *arguments)
     assert result.code == 0, result.err
-    told = [line for line in result.err.splitlines() if "a batch of 12 failed" in line]
-    assert told == ["note: a batch of 12 failed (host out of memory): its samples run again in smaller ones"]
+    lines = [line for line in result.err.splitlines() if "a batch of 12 failed" in line]
+    assert lines == ["note: a batch of 12 failed (host out of memory): its samples run again in smaller ones"]
     assert any(line.split() == ["out", "of", "memory", "2", "times"] for line in result.out.splitlines())
 
 
@@ -430,7 +430,7 @@ def test_fail_on_oom_ends_with_three(brim: Brim, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("model", "code", "words"), [("interrupted", 130, "interrupted"), ("lost", 4, "resume")])
-def test_a_run_that_was_ended_goes_on(brim: Brim, case: Case, model: str, code: int, words: str) -> None:
+def test_a_run_that_was_ended_can_be_resumed(brim: Brim, case: Case, model: str, code: int, words: str) -> None:
     arguments = ("-d", case.data, "-o", case.out, "-b", "3", *SMALL)
     result = brim("eval", "-m", case.model(model), *arguments)
     assert result.code == code

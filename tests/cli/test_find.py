@@ -101,7 +101,7 @@ def test_output_onto_a_file_is_refused_before_any_probe(brim: Brim, factories: s
     assert "verdict" not in result.out
 
 
-def test_the_second_time_comes_from_the_cache_unless_told_otherwise(brim: Brim, factories: str) -> None:
+def test_the_second_time_comes_from_the_cache_unless_it_is_off(brim: Brim, factories: str) -> None:
     arguments = ("find", f"py:{factories}:rows", "--memory-limit", "64KiB", "--json", *SMALL)
     first, second = document(brim(*arguments)), document(brim(*arguments))
     assert (first["cached"], second["cached"]) == (False, True)
@@ -109,7 +109,7 @@ def test_the_second_time_comes_from_the_cache_unless_told_otherwise(brim: Brim, 
     assert not document(brim(*arguments, "--no-cache"))["cached"]
 
 
-def test_a_cached_plan_beyond_what_was_asked_is_ignored_and_said(
+def test_a_cached_plan_beyond_what_was_asked_is_ignored_and_noted(
     brim: Brim, factories: str, own_cache_folder: Path
 ) -> None:
     arguments = ("find", f"py:{factories}:rows", "--objective", "largest", "--memory-limit", "64KiB", *SMALL)

@@ -99,12 +99,12 @@ def test_the_table_of_one_card_says_what_fits_and_why_within_eighty_columns(brim
     assert "\x1b" not in result.out
 
 
-def test_a_size_that_only_a_bound_stops_is_said_to_be_that(brim: Brim) -> None:
+def test_a_size_stopped_by_a_bound_is_reported_as_such(brim: Brim) -> None:
     result = brim("forecast", *NET, "--gpu", "h200", "--max-batch-size", "50")
     assert "--max-batch-size" in result.out
 
 
-def test_without_a_card_one_is_chosen_and_said(brim: Brim) -> None:
+def test_without_a_card_one_is_chosen_and_noted(brim: Brim) -> None:
     result = brim("forecast", *NET, "--json")
     assert document(result)["gpu"]["key"]
     assert "no --gpu given" in result.err

@@ -23,11 +23,10 @@ from typing import Any, NoReturn
 import pytest
 
 from brim.cli.main import run
-from brim.cli.train_progress import TrainProgress
+from brim.cli.train import TrainProgress
 from brim.errors import BrimError, RequestError
 from brim.settings.train_settings import SETTING_KEYS
-from brim.sweeps.forecast_process import ForecastProcess
-from brim.sweeps.forecast_server import answer
+from brim.sweeps.forecast_process import ForecastProcess, answer
 from tests.fuzzed_files import drawn_file
 from tests.fuzzed_lines import BASES, commands, drawn_line, write_inputs
 
@@ -116,7 +115,7 @@ def outcome(arguments: Sequence[str]) -> tuple[int | str | None, str]:
     """The exit code, and all that was written; a traceback where the command let one through."""
     streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", errors=errors) for errors in ("strict", "backslashreplace")]
     code: int | str | None = "nothing"
-    told = ""
+    printed = ""
     with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
         try:
             with within(SECONDS):
@@ -124,11 +123,11 @@ def outcome(arguments: Sequence[str]) -> tuple[int | str | None, str]:
         except SystemExit as stop:
             code = stop.code or 0
         except BaseException:
-            code, told = "traceback", traceback.format_exc()
+            code, printed = "traceback", traceback.format_exc()
     for stream in streams:
         stream.flush()
-        told += stream.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
-    return code, told
+        printed += stream.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
+    return code, printed
 
 
 def flattened(text: str) -> str:
@@ -136,21 +135,21 @@ def flattened(text: str) -> str:
     return re.sub(r"[\s│╭╮╰╯─]", "", text)
 
 
-def complaint(arguments: Sequence[str], code: int | str | None, told: str, names: Sequence[str]) -> str | None:
+def complaint(arguments: Sequence[str], code: int | str | None, printed: str, names: Sequence[str]) -> str | None:
     """What is wrong with how a command ended; None if nothing is."""
     if code not in CODES:
         return f"exit code {code}"
-    if "Traceback (most recent call last)" in told:
+    if "Traceback (most recent call last)" in printed:
         return "a traceback"
     if code == 0:
         return None
-    shown = flattened(told)
+    shown = flattened(printed)
     values = {
         part for text in arguments[1:] for part in (text, text.strip(), *re.split("[=,]", text), repr(text)[1:-1])
     }
     if any(word in shown for word in (*names, *(flattened(value) for value in values if len(value) > 2))):
         return None
-    if any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", told) for value in values if len(value) <= 2):
+    if any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", printed) for value in values if len(value) <= 2):
         return None
     return "the message names neither a flag nor a value"
 
@@ -163,10 +162,10 @@ def check_lines(seeds: Sequence[str], inputs: Path, place: Path) -> None:
     for seed in seeds:
         arguments = drawn_line(seed, known)
         with fresh_copy(inputs, place):
-            code, told = outcome(arguments)
-        problem = complaint(arguments, code, told, names)
+            code, printed = outcome(arguments)
+        problem = complaint(arguments, code, printed, names)
         if problem is not None:
-            wrong.append(f"seed {seed}: {problem}\n  brim {shlex.join(arguments)}\n{told[-3000:]}")
+            wrong.append(f"seed {seed}: {problem}\n  brim {shlex.join(arguments)}\n{printed[-3000:]}")
     assert not wrong, f"{len(wrong)} of {len(seeds)} lines\n" + "\n\n".join(wrong)
 
 
@@ -203,8 +202,8 @@ MISTAKES = [
 def test_a_mistake_is_refused_before_any_work(line: str, words: str, inputs: Path, tmp_path: Path) -> None:
     with fresh_copy(inputs, tmp_path):
         before = sorted(str(path) for path in Path().rglob("*"))
-        code, told = outcome(shlex.split(line))
-        assert (code, words in told) == (2, True), told
+        code, printed = outcome(shlex.split(line))
+        assert (code, words in printed) == (2, True), printed
         added = [path for path in sorted(Path().rglob("*")) if str(path) not in before and path.name != "out"]
         assert [path for path in added if "__pycache__" not in path.parts] == []
 
@@ -221,8 +220,8 @@ def test_a_folder_whose_name_is_no_text_is_written_and_named_in_the_record(
 ) -> None:
     folder = "r\udcffn"  # as Python reads a name with a byte that is no UTF-8
     with fresh_copy(inputs, tmp_path):
-        code, told = outcome([*line.split(), folder])
-        assert code == 0, told
+        code, printed = outcome([*line.split(), folder])
+        assert code == 0, printed
         assert json.loads((Path(folder) / "run.json").read_text())["request"]["argv"][-1] == folder
 
 
@@ -234,8 +233,8 @@ def test_every_line_to_start_from_is_valid(inputs: Path, tmp_path: Path) -> None
     for name, bases in BASES.items():
         for parts in bases:
             with fresh_copy(inputs, tmp_path):
-                code, told = outcome([*name.split(), *" ".join(parts).split()])
-            assert code == 0, (name, parts, told)
+                code, printed = outcome([*name.split(), *" ".join(parts).split()])
+            assert code == 0, (name, parts, printed)
 
 
 def test_random_lines_end_with_a_code_and_a_reason(inputs: Path, tmp_path: Path) -> None:
@@ -258,26 +257,26 @@ def run_file(seed: str) -> tuple[list[str], str, int | str | None, str]:
     arguments = ["train", name, "-o", "out", "--no-cache"]
     if command == "sweep":
         arguments = ["sweep", name, "--check" if len(content) % 2 else "--dry-run", "--no-cache"]
-    code, told = outcome(arguments)
-    return arguments, content.decode("utf-8", "backslashreplace"), code, told
+    code, printed = outcome(arguments)
+    return arguments, content.decode("utf-8", "backslashreplace"), code, printed
 
 
-def file_complaint(arguments: Sequence[str], code: int | str | None, told: str) -> str | None:
+def file_complaint(arguments: Sequence[str], code: int | str | None, printed: str) -> str | None:
     """What is wrong with how a file's command ended; None if nothing is."""
-    if code == INTERRUPTED and "epoch" in told:
+    if code == INTERRUPTED and "epoch" in printed:
         return None  # an edit made it long, and it was stopped
     keys = {part for key in SETTING_KEYS for part in (key, *key.split(".")) if len(part) > 3}
-    return complaint(arguments, code, told, [arguments[1], *keys])
+    return complaint(arguments, code, printed, [arguments[1], *keys])
 
 
 def check_files(seeds: Sequence[str], inputs: Path, place: Path) -> None:
     wrong = []
     for seed in seeds:
         with fresh_copy(inputs, place):
-            arguments, text, code, told = run_file(seed)
-        problem = file_complaint(arguments, code, told)
+            arguments, text, code, printed = run_file(seed)
+        problem = file_complaint(arguments, code, printed)
         if problem is not None:
-            wrong.append(f"seed {seed}: {problem}\n  brim {shlex.join(arguments)}\n{text[:2000]}\n{told[-3000:]}")
+            wrong.append(f"seed {seed}: {problem}\n  brim {shlex.join(arguments)}\n{text[:2000]}\n{printed[-3000:]}")
     assert not wrong, f"{len(wrong)} of {len(seeds)} files\n" + "\n\n".join(wrong)
 
 

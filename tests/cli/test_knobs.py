@@ -91,7 +91,7 @@ def test_a_vision_language_folder_without_its_processor_says_what_is_missing(bri
         (Knob(name="a", default="x"), "any"),
     ],
 )
-def test_values_are_told_in_a_few_characters(knob: Knob, text: str) -> None:
+def test_values_are_shown_in_a_few_characters(knob: Knob, text: str) -> None:
     assert values_text(knob) == text
 
 

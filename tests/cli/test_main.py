@@ -66,7 +66,7 @@ def test_each_kind_of_error_has_its_exit_code(
     def fail(*arguments: Any, **more: Any) -> None:
         raise error
 
-    monkeypatch.setattr("brim.planning.find.find", fail)
+    monkeypatch.setattr("brim.cli.find.search", fail)
     result = brim("find", "py:brim.models.small:convnet")
     assert (result.code, result.err) == (code, f"brim: {error}\n")
 
@@ -90,7 +90,7 @@ def test_brackets_in_a_message_are_shown_as_they_are(brim: Brim, monkeypatch: py
     def fail(*arguments: Any, **more: Any) -> None:
         raise RequestError("write [red]x[/red] or brim[hf]")
 
-    monkeypatch.setattr("brim.planning.find.find", fail)
+    monkeypatch.setattr("brim.cli.find.search", fail)
     assert "write [red]x[/red] or brim[hf]" in brim("find", "py:a:b").err
 
 

@@ -138,7 +138,7 @@ def test_a_wrong_request_ends_with_two_and_its_reason(
     assert not (tmp_path / "runs").exists(), "nothing is written for a wrong request"
 
 
-def test_one_point_that_fails_is_told_and_ends_with_one(profile: Brim, tmp_path: Path) -> None:
+def test_one_point_that_fails_is_reported_and_ends_with_one(profile: Brim, tmp_path: Path) -> None:
     result = profile("--knob", "reach=2,3,4", "-o", str(tmp_path / "run"), name="broken")
     assert result.code == 1
     assert "failed: reach=3: " in result.out

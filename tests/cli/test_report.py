@@ -112,7 +112,7 @@ def test_evaluations_on_different_data_are_not_paired_by_ids_that_happen_to_be_e
     assert (same["data_differs"], same["pairs"][0]["judged"]) == (False, True), "the same content under another name"
 
 
-def test_what_is_wrong_is_said_with_exit_code_two(brim: Brim, tmp_path: Path) -> None:
+def test_what_is_wrong_is_printed_with_exit_code_two(brim: Brim, tmp_path: Path) -> None:
     search, evaluation = write_find(tmp_path / "find"), write_evaluation(tmp_path / "eval")
     damaged = tmp_path / "damaged"
     damaged.mkdir()

@@ -13,11 +13,10 @@ import numpy
 import pytest
 from rich.console import Console
 
-from brim.cli.sweep_progress import SweepProgress
+from brim.cli.sweep import SweepProgress
 from brim.errors import RequestError
 from brim.sweeps.forecast_process import ForecastProcess
-from brim.sweeps.job import Job, Outcome
-from brim.sweeps.listener import Recorder
+from brim.sweeps.job import AttemptOutcome, Job, Recorder
 from tests.sweeps.sweep_runs import ForecastsHere, LauncherHere
 
 Brim = Callable[..., Any]
@@ -239,7 +238,7 @@ class Played:
         for job in jobs:
             recorder.started(job, "cpu")
             figures = {"best": {"top1": 0.5}, "batch_size_used": 8, "seconds": 2.33}
-            outcome = Outcome(id=job.id, attempt=1, state="completed", seconds=7.98, figures=figures)
+            outcome = AttemptOutcome(id=job.id, attempt=1, state="completed", seconds=7.98, figures=figures)
             recorder.ended(job, outcome)
 
 
@@ -364,7 +363,7 @@ def test_a_real_sweep_leaves_its_results_and_resumes(brim: Brim, folder: Path) -
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
-def test_an_interrupted_experiment_is_said_to_have_a_checkpoint_only_if_it_has(
+def test_an_interrupted_experiment_is_reported_with_a_checkpoint_only_if_it_has(
     tmp_path: Path, checkpoint: bool
 ) -> None:
     if checkpoint:
@@ -374,6 +373,6 @@ def test_an_interrupted_experiment_is_said_to_have_a_checkpoint_only_if_it_has(
         job = Job(id="x", settings={}, folder=str(tmp_path))
         progress.planned(1, 0)
         progress.started(job, "cpu")
-        progress.ended(job, Outcome(id="x", attempt=1, state="interrupted"), None)
+        progress.ended(job, AttemptOutcome(id="x", attempt=1, state="interrupted"), None)
     assert ("with a checkpoint" in shown.getvalue()) is checkpoint
     assert "stopped" in shown.getvalue()

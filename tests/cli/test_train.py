@@ -120,7 +120,7 @@ def test_help_shows_the_flags_of_a_file_and_names_the_other_command(brim: Brim) 
         (["{config}", "data.root=absent.npz"], "there is no such file"),
         (["{config}", "training.monitor=top3"], "did you mean top1"),
         (["{config}", "hp.epochs=2", "hp.epochs=3"], "given twice"),
-        (["{config}", "hp.batch_size=4", "-b", "8"], "--batch-size says it as well"),
+        (["{config}", "hp.batch_size=4", "-b", "8"], "--batch-size sets it too"),
         (["{config}", "-b", "none"], "auto or a whole number"),
         (["{config}", "--no-auto-batch-size"], "needs a size"),
         (["{config}", "--fail-on-oom", "-b", "4"], "goes with --no-auto-batch-size"),
@@ -162,7 +162,7 @@ def test_a_sweeps_file_is_sent_to_brim_sweep(brim: Brim, tmp_path: Path) -> None
     assert "brim sweep" in result.err
 
 
-def test_a_mistake_in_the_file_is_told_with_its_line(brim: Brim, config: str) -> None:
+def test_a_mistake_in_the_file_is_reported_with_its_line(brim: Brim, config: str) -> None:
     file = Path(config)
     file.write_text(file.read_text().replace("epochs: 2", "epochs: 0"), encoding="utf-8")
     result = brim("train", config)
@@ -376,7 +376,7 @@ def test_compare_batch_as_json(brim: Brim, config: str) -> None:
     assert first["risk"] == "low"
 
 
-def test_resume_goes_on_from_the_checkpoint(brim: Brim, config: str, tmp_path: Path) -> None:
+def test_resume_continues_from_the_checkpoint(brim: Brim, config: str, tmp_path: Path) -> None:
     assert brim("train", config, "hp.epochs=1", "-o", str(tmp_path / "run")).code == 0
     again = brim("train", config, "-o", str(tmp_path / "run"))
     assert again.code == 2
@@ -386,7 +386,7 @@ def test_resume_goes_on_from_the_checkpoint(brim: Brim, config: str, tmp_path: P
     assert "resumed after step 5" in resumed.err
 
 
-def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(config: str, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_resume(config: str, tmp_path: Path) -> None:
     """In a process of its own, as from a shell."""
     command = [sys.executable, "-m", "brim", "train", config, "hp.epochs=100000", "-o", str(tmp_path / "run")]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=plain_environment())
@@ -438,7 +438,7 @@ def test_seeds_may_be_named_and_rates_with_them_and_what_is_done_is_not_done_aga
     assert "at learning rate 0.0" in again.out
 
 
-def test_seeds_that_are_trained_one_by_one_are_said_to_be(brim: Brim, config: str, tmp_path: Path) -> None:
+def test_seeds_that_are_trained_one_by_one_are_reported_as_such(brim: Brim, config: str, tmp_path: Path) -> None:
     result = brim("train", config, "model.params.dropout=0.5", "--seeds", "2", "-o", str(tmp_path / "run"))
     assert result.code == 0
     assert "runs are trained one after the other: the model draws noise" in result.err.replace("\n", " ")
@@ -486,7 +486,7 @@ def test_the_list_of_commands_says_what_train_does_and_dpo_has_its_own_help(brim
     assert "CONFIG" not in preference
 
 
-def test_ctrl_c_in_a_stack_tells_how_to_go_on_and_going_on_works(brim: Brim, config: str, tmp_path: Path) -> None:
+def test_ctrl_c_in_a_stack_says_how_to_resume_and_resuming_works(brim: Brim, config: str, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "brim", "train", config, "hp.epochs=100000", "--seeds", "3", "--fast-path", "stacked",
         "-o", str(tmp_path / "run"),

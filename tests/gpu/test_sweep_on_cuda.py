@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from brim.settings.sweep_file import read_sweep
+from brim.settings.config_files import read_sweep
 from brim.settings.sweep_request import SweepRequest
-from brim.sweeps.devices import local_devices
 from brim.sweeps.forecast_process import ForecastProcess
 from brim.sweeps.forecasts import bytes_needed, forecast_experiments
 from brim.sweeps.launch_local import LocalLauncher
 from brim.sweeps.run import SweepPlan, SweepResult, run_sweep
+from brim.sweeps.scheduler import local_devices
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -14,10 +14,10 @@ from brim.reporting.kinds.registry import page_of
 from brim.reporting.read import open_run
 from brim.reporting.rows.sweep import against_rows
 from brim.reporting.write import write_report
-from brim.settings.sweep_file import read_sweep
+from brim.settings.config_files import read_sweep
 from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.forecasts import SizeForecast
-from brim.sweeps.job import Job, Outcome
+from brim.sweeps.job import AttemptOutcome, Job
 from brim.sweeps.run import SweepPlan, run_sweep
 
 GRID = {
@@ -35,16 +35,18 @@ class Played:
             recorder.started(job, "cuda:0")
             recorder.ended(job, self.outcome(job, place))
 
-    def outcome(self, job: Job, place: int) -> Outcome:
+    def outcome(self, job: Job, place: int) -> AttemptOutcome:
         if place == 1:
-            return Outcome(id=job.id, attempt=1, state="failed", failure="error", error="ValueError: <b>no</b>\nmore")
+            return AttemptOutcome(
+                id=job.id, attempt=1, state="failed", failure="error", error="ValueError: <b>no</b>\nmore"
+            )
         used = 72 if place == 0 else job.batch_size
         figures = {
             "best": {"top1": 0.5 + place / 20}, "final": {"top1": 0.5}, "epochs": 3, "samples_per_second": 100.0,
             "batch_size_used": used, "peak_reserved_bytes": (place + 1) << 30, "oom_events": 1,
         }  # fmt: skip
         why = "128 did not fit" if place == 0 else "as asked"
-        return Outcome(
+        return AttemptOutcome(
             id=job.id, attempt=1, state="completed", seconds=10.0 * place, batch_size_reason=why, figures=figures
         )
 

@@ -25,5 +25,5 @@ def errors(problems: Sequence[Problem]) -> list[tuple[int | None, str, str]]:
     return [(one.line, one.key, one.message) for one in problems if one.severity == "error"]
 
 
-def told(problems: Sequence[Problem], severity: str) -> dict[str, str]:
+def messages(problems: Sequence[Problem], severity: str) -> dict[str, str]:
     return {one.key: one.message for one in problems if one.severity == severity}

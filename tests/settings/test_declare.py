@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -11,7 +12,15 @@ import pytest
 from brim.errors import RequestError
 from brim.settings.caller import called_by_flags, given, named, named_as, pair, resume_with, written
 from brim.settings.commands import COMMANDS
-from brim.settings.declare import Part, Setting, check_fields, declared, read_settings
+from brim.settings.declare import (
+    FromFile,
+    NestedSettings,
+    Setting,
+    check_fields,
+    declared,
+    read_settings,
+    read_settings_file,
+)
 from brim.settings.setting_checks import flag, pairs, size_or_none, whole
 
 
@@ -28,7 +37,7 @@ class Inner:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outer:
     model: Annotated[str, Setting(help="The model.", argument=True, missing="name one")]
-    inner: Annotated[Inner, Part(without=("seed",))]
+    inner: Annotated[Inner, NestedSettings(without=("seed",))]
     size: Annotated[int | None, Setting(help="Size.", check=size_or_none(99), default="auto")] = None
     knob: Annotated[Mapping[str, Any], Setting(help="Knobs.", check=pairs("A=B"), many=True)] = dataclasses.field(
         default_factory=dict
@@ -99,3 +108,42 @@ def test_every_setting_of_every_command_is_described(name: str) -> None:
         assert one.name.isidentifier()
         if not one.switch and not one.setting.hidden and one.setting.only != "python":
             assert one.setting.metavar, one.name
+
+
+def read(tmp_path: Path, text: str, command: str = "eval") -> FromFile:
+    file = tmp_path / "s.yaml"
+    file.write_text(text, encoding="utf-8")
+    return read_settings_file(str(file), declared(COMMANDS[command].declaration()))
+
+
+def test_values_come_as_flags_would_give_them(tmp_path: Path) -> None:
+    text = "batch-size: 8\nmax_tokens: 4\nmetrics: [bleu, rouge]\nknob: {max_crops: 4}\n"
+    text += "no-chat: true\npin_memory: false\nlimit:\n"
+    values, lines = read(tmp_path, text)
+    assert values == {
+        "batch_size": "8", "max_tokens": "4", "metrics": "bleu,rouge", "knob": ["max_crops=4"], "chat": False,
+        "pin_memory": False,
+    }  # fmt: skip
+    assert lines["max_tokens"] == "s.yaml: max_tokens (line 2)"
+
+
+def test_a_range_of_a_knob_is_written_as_on_the_command_line(tmp_path: Path) -> None:
+    values, _ = read(tmp_path, "knob: {max_crops: 2-13, tokens: [8, 16], size: }\n", "profile")
+    assert values["knob"] == ["max_crops=2-13", "tokens=8,16", "size"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("batchsize: 8\n", ["s.yaml:1: error: batchsize: there is no such setting", "did you mean batch_size"]),
+        ("seed: 1\nbatch_size: 8\nbatch-size: 4\n", ["s.yaml:3", "batch_size is given twice"]),
+        ("skip_bad: 7\n", ["s.yaml:1", "skip_bad: 7: it must be true or false"]),
+        ("weights: {a: 1}\n", ["s.yaml:1", "one value"]),
+        ("step: x\n", ["there is no such setting"]),
+        ("[1, 2]\n", ["write KEY: VALUE lines"]),
+    ],
+)
+def test_what_is_wrong_has_its_line(tmp_path: Path, text: str, words: list[str]) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(tmp_path, text)
+    assert all(word in str(caught.value) for word in words), str(caught.value)

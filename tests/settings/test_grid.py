@@ -242,7 +242,7 @@ def test_no_lists_are_one_experiment() -> None:
 def test_a_grid_of_a_million_is_refused_with_its_count_unless_asked_for() -> None:
     hundred = tuple(range(1, 101))
     million = spec({"hp.epochs": hundred, "hp.frames": hundred, "hp.size": hundred})
-    with pytest.raises(RequestError, match=r"makes 1,000,000 experiments, more than 100,000.*--max-experiments"):
+    with pytest.raises(RequestError, match=r"makes 1,000,000 experiments, more than 100,000.*max_experiments="):
         expand(million)
     few = expand(million, max_experiments=2)
     assert [one.settings["hp"] for one in few] == [
@@ -255,7 +255,7 @@ def test_a_grid_of_a_million_is_refused_with_its_count_unless_asked_for() -> Non
 
 
 def test_a_filter_that_drops_nearly_everything_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brim.settings.grid._MOST_LOOKED_AT", 1000)
+    monkeypatch.setattr("brim.settings.grid._MOST_COMBINATIONS", 1000)
     many = {"model.type": tuple(f"m{n}" for n in range(100)), "hp.epochs": tuple(range(100)), "hp.size": (1, 2)}
     expansion, problems = try_expand(spec(many, models=("other",)), max_experiments=1, most=1000)
     assert expansion is None

@@ -26,7 +26,7 @@ def test_a_problem_is_one_line_with_its_place_and_fix() -> None:
     }
 
 
-def test_problems_are_told_in_the_order_of_the_file() -> None:
+def test_problems_are_reported_in_the_order_of_the_file() -> None:
     assert render_problems([NOTE, ERROR, WARNING]).splitlines() == [str(WARNING), str(ERROR), str(NOTE)]
 
 

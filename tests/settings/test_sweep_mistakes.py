@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brim.errors import RequestError
+from brim.settings.config_files import expand_grid, inspect_sweep, validate_grid
 from brim.settings.problems import Problem
-from brim.settings.sweep_file import expand_grid, inspect_sweep, validate_grid
 from tests.settings.sweep_problems import FILES, GRID, SHORT, Write, check_model
 
 

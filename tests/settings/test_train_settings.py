@@ -96,7 +96,7 @@ def test_a_section_with_nothing_in_it_is_a_section(empty: Any) -> None:
         ({"model": {"type": "x", "knobs": {"size": 8}}, "hp": {"size": 9}}, "hp.size", "is given as well"),
     ],
 )
-def test_a_mistake_is_told_with_its_key(nested: dict[str, Any], key: str, words: str) -> None:
+def test_a_mistake_is_reported_with_its_key(nested: dict[str, Any], key: str, words: str) -> None:
     found = problems(nested)
     assert key in found
     assert words in found[key]
@@ -104,7 +104,7 @@ def test_a_mistake_is_told_with_its_key(nested: dict[str, Any], key: str, words:
         train_settings(nested)
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_every_mistake_is_reported_at_once() -> None:
     found = problems({"model": {"type": "x"}, "hp": {"epochs": 0, "seed": -1}, "data": {"limit": 0}})
     assert set(found) == {"hp.epochs", "hp.seed", "data.limit"}
 

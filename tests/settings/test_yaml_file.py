@@ -95,7 +95,7 @@ def test_a_byte_order_mark_and_windows_lines_are_fine(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_parser")
-def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
+def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     text = "a: 1\nb: {x: 1, x: 2}\na: 3\n4: 5\nc: !!python/object:os.system {}\nd: !mine 1\ne: !!int word\n"
     assert complaints(tmp_path, text) == [
         (2, "b.x", "the key is there twice, first on line 2"),
@@ -108,7 +108,7 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_parser")
-def test_problems_before_a_broken_line_are_told_too(tmp_path: Path) -> None:
+def test_problems_before_a_broken_line_are_reported_too(tmp_path: Path) -> None:
     found = complaints(tmp_path, "a: 1\na: 2\nb: [1, 2\nc: 3\n")
     assert found[0] == (2, "a", "the key is there twice, first on line 1")
     assert found[1][0] in (3, 4)
@@ -141,13 +141,13 @@ def test_tabs_inside_of_values_and_comments_are_fine(tmp_path: Path) -> None:
         ("\nword\n", 2, "the file is a single value"),
         ("a: 1\n---\nb: 2\n", 3, "a second document begins"),
         ("a: *b\n", 1, r"the alias \*b has no anchor"),
-        ("a: &a\n  - *a\n", 2, r"the alias \*a stands inside of what it names"),
+        ("a: &a\n  - *a\n", 2, r"the alias \*a refers to itself"),
         ("a: 1\nb: \x00\n", 2, r"the character U\+0000 is not allowed"),
         ("a: " + "9" * 5000 + "\n", 1, "cannot be read as int"),
         ("a: !!map 3\n", 1, "cannot be read as map"),
         ("a: !!seq {b: 1}\n", 1, "does not fit a mapping"),
         ("a: {<<: 3}\n", 1, "<< takes a mapping"),
-        ("? [1, 2]\n: 3\n", 1, "a list stands as a key"),
+        ("? [1, 2]\n: 3\n", 1, "a list is used as a key"),
         ("true: 1\n", 1, "the key true is read as"),
         ("~: 1\n", 1, "the key ~ is read as"),
         ("'': 1\n", 1, "a key is empty"),
@@ -166,7 +166,7 @@ def test_what_is_no_file_of_settings_says_why_and_where(
         assert complaints(tmp_path, text)[0][0] == line
 
 
-def test_bytes_that_are_not_utf_8_are_told_with_their_line(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf_8_are_reported_with_their_line(tmp_path: Path) -> None:
     assert complaints(tmp_path, b"a: 1\nb: \xff\n") == [(2, "", "byte 8 (0xff) is not UTF-8")]
     assert complaints(tmp_path, "a: 1\n".encode("utf-16"))[0][0] == 1
 

@@ -12,8 +12,6 @@ import pytest
 from brim.errors import RequestError
 from brim.storage.run_folder import check_folder, check_no_other_run, keep_command_line, write_run
 
-pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
-
 
 def write(folder: Path) -> dict[str, Any]:
     path = write_run(
@@ -50,7 +48,7 @@ def test_an_existing_folder_is_used_and_its_other_files_stay(tmp_path: Path) -> 
 
 def test_a_file_in_the_place_of_the_folder_is_a_wrong_request(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(RequestError, match=r"--output .*taken: it is a file; give a folder"):
+    with pytest.raises(RequestError, match=r"output=.*taken': it is a file; give a folder"):
         write(tmp_path / "taken")
     assert (tmp_path / "taken").read_text() == "mine"
 
@@ -58,7 +56,7 @@ def test_a_file_in_the_place_of_the_folder_is_a_wrong_request(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "taken/below"])
 def test_a_name_that_cannot_be_a_folder_is_a_wrong_request(tmp_path: Path, name: str) -> None:
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(RequestError, match=r"--output .*choose another folder"):
+    with pytest.raises(RequestError, match=r"output=.*choose another folder"):
         check_folder(tmp_path / name)
 
 

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from brim.settings.sweep_file import SweepFile, read_sweep
+from brim.settings.config_files import SweepFile, read_sweep
 from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.experiment import run_job, train_run
 from brim.sweeps.forecast_process import ForecastProcess
 from brim.sweeps.forecasts import SizeForecast
-from brim.sweeps.job import Job, Outcome, read_outcome
-from brim.sweeps.listener import Recorder, SweepListener
+from brim.sweeps.job import AttemptOutcome, Job, Recorder, SweepListener, read_outcome
 from brim.sweeps.run import SweepPlan, SweepResult, run_sweep
 
 GIB = 2**30
@@ -61,7 +60,7 @@ def sweep_of(grid: Mapping[str, Any], **shared: Any) -> SweepFile:
 
 
 class Watcher(SweepListener):
-    """Remembers what it is told."""
+    """Keeps what it is notified of."""
 
     def __init__(self) -> None:
         self.counts: tuple[int, int] | None = None
@@ -75,7 +74,7 @@ class Watcher(SweepListener):
     def started(self, job: Job, device: str) -> None:
         self.starts.append((job.id, device))
 
-    def ended(self, job: Job, outcome: Outcome, retried: Job | None) -> None:
+    def ended(self, job: Job, outcome: AttemptOutcome, retried: Job | None) -> None:
         self.ends.append((job.id, outcome.state, retried is not None))
 
     def note(self, line: str) -> None:
@@ -85,7 +84,7 @@ class Watcher(SweepListener):
 class FakeLauncher:
     """Calls a function for every job instead of starting a process."""
 
-    def __init__(self, play: Callable[[Job], Outcome]) -> None:
+    def __init__(self, play: Callable[[Job], AttemptOutcome]) -> None:
         self.jobs: list[Job] = []
         self._play = play
 
@@ -101,27 +100,27 @@ class FakeLauncher:
                 waiting.insert(0, again)
 
 
-def done(job: Job, *, top1: float = 0.5, **figures: Any) -> Outcome:
-    told = {"best": {"top1": top1, "val_loss": 1 - top1}, "final": {"top1": top1 / 2}, **figures}
-    return Outcome(
+def done(job: Job, *, top1: float = 0.5, **figures: Any) -> AttemptOutcome:
+    results = {"best": {"top1": top1, "val_loss": 1 - top1}, "final": {"top1": top1 / 2}, **figures}
+    return AttemptOutcome(
         id=job.id,
         attempt=job.attempt,
         state="completed",
         seconds=2.0,
         batch_size_reason="as asked",
-        figures=told,
+        figures=results,
         epochs=({"epoch": 0, "train_loss": 1.0}, {"epoch": 1, "train_loss": 0.5}),
     )
 
 
-def failed(job: Job, failure: Any = "error", error: str = "ValueError: no\nmore") -> Outcome:
-    return Outcome(id=job.id, attempt=job.attempt, state="failed", failure=failure, error=error, seconds=1.0)
+def failed(job: Job, failure: Any = "error", error: str = "ValueError: no\nmore") -> AttemptOutcome:
+    return AttemptOutcome(id=job.id, attempt=job.attempt, state="failed", failure=failure, error=error, seconds=1.0)
 
 
 def run_fake(
     sweep: SweepFile,
     folder: Path,
-    play: Callable[[Job], Outcome],
+    play: Callable[[Job], AttemptOutcome],
     *,
     forecasts: Mapping[str, SizeForecast] | None = None,
     listener: SweepListener | None = None,
@@ -148,7 +147,7 @@ class ForecastsHere(ForecastProcess):
         del model
 
     def forecast(self, settings: Mapping[str, Any], sizes: Sequence[int | str]) -> dict[str, Any]:
-        from brim.sweeps.forecast_server import forecast_workload
+        from brim.sweeps.forecast_process import forecast_workload
 
         return forecast_workload(settings, sizes, card=self.card)
 

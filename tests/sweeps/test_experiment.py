@@ -15,8 +15,8 @@ from brim.errors import DoesNotFitError, LostError, RequestError
 from brim.running.child_main import INTERRUPTED
 from brim.sweeps import experiment
 from brim.sweeps.experiment import run_job, train_run
-from brim.sweeps.job import Job, Outcome, read_outcome, write_outcome
-from brim.sweeps.retry import next_attempt
+from brim.sweeps.job import AttemptOutcome, Job, read_outcome, write_outcome
+from brim.sweeps.run import next_attempt
 from tests.sweeps.sweep_runs import failed
 
 
@@ -59,7 +59,7 @@ def test_an_interrupted_experiment_leaves_no_outcome(tmp_path: Path) -> None:
 
 
 def test_what_is_complete_is_not_done_again_and_anothers_outcome_is_none_of_ours(tmp_path: Path) -> None:
-    write_outcome(tmp_path / "x", Outcome(id="x", attempt=1, state="completed", figures={"steps": 7}))
+    write_outcome(tmp_path / "x", AttemptOutcome(id="x", attempt=1, state="completed", figures={"steps": 7}))
     assert run_job(a_job(tmp_path / "x"), send_nowhere, raising(AssertionError("it ran"))) == 0
     kept = read_outcome(tmp_path / "x", id="x")
     assert kept is not None
@@ -77,7 +77,7 @@ def test_two_processes_of_one_experiment_do_not_write_at_once(tmp_path: Path, mo
     assert read_outcome(tmp_path / "x", id="x") is None
 
 
-def test_a_real_run_gives_figures_epochs_and_how_its_size_came_about(tmp_path: Path) -> None:
+def test_a_real_run_gives_figures_epochs_and_how_its_size_was_chosen(tmp_path: Path) -> None:
     rows = numpy.random.default_rng(0).standard_normal((48, 4)).astype("float32")
     numpy.savez(tmp_path / "rows.npz", features=rows, labels=rows[:, :3].argmax(axis=1))
     job = a_job(

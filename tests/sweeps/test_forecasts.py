@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
-from brim.settings.sweep_file import read_sweep
-from brim.sweeps.forecast_cache import CachedForecasts
-from brim.sweeps.forecasts import SizeForecast, bytes_needed, forecast_experiments, foreseen, workload_key
+from brim.settings.config_files import read_sweep
+from brim.sweeps.forecasts import (
+    CachedForecasts,
+    SizeForecast,
+    bytes_needed,
+    forecast_experiments,
+    foreseen,
+    workload_key,
+)
 from brim.sweeps.preview import render_sweep
-from brim.sweeps.summary import preview_document
+from brim.sweeps.results import preview_document
 from tests.sweeps.sweep_runs import GIB, sweep_of
 
 GRID = """grid_search:
@@ -71,7 +77,9 @@ def test_only_what_takes_memory_makes_another_workload(change: dict[str, Any], s
     assert (workload_key(base) == workload_key({**base, **change})) == same
 
 
-def test_a_pair_that_does_not_fit_is_told_once_with_its_line_its_bytes_and_the_size_that_would(tmp_path: Path) -> None:
+def test_a_pair_that_does_not_fit_is_reported_once_with_its_line_its_bytes_and_the_size_that_would(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "grid.yaml"
     file.write_text(GRID)
     sweep = read_sweep(file)

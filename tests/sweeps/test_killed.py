@@ -22,7 +22,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 DRIVER = """
 import sys
 from pathlib import Path
-from brim.settings.sweep_file import read_sweep
+from brim.settings.config_files import read_sweep
 from brim.sweeps.launch_local import LocalLauncher
 from brim.settings.sweep_request import SweepRequest
 from brim.sweeps.run import SweepPlan, run_sweep
@@ -99,7 +99,7 @@ def test_a_sweep_killed_at_random_moments_completes_every_experiment_exactly_onc
         assert len(turns) == len(set(turns)), "a process went on writing after another had begun"
 
 
-def test_ctrl_c_stops_the_children_and_a_resumed_sweep_goes_on(start: Start, tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_children_and_the_sweep_can_be_resumed(start: Start, tmp_path: Path) -> None:
     sweep = start(STEPS="400", PAUSE="0.05")
     folder = tmp_path / "out"
     deadline = time.monotonic() + 30

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from brim.settings.sweep_request import SweepRequest
-from brim.sweeps.experiment_process import ExperimentProcess
+from brim.sweeps.experiment import ExperimentProcess
 from brim.sweeps.forecasts import SizeForecast
 from brim.sweeps.job import Job
 from brim.sweeps.launch_local import LocalLauncher, _environment, _within
@@ -39,7 +39,7 @@ def why(result: SweepResult, model: str) -> tuple[str, str]:
 def test_each_failure_is_its_own_experiments_and_says_why(result: SweepResult) -> None:
     assert [one.state for one in result.results] == ["completed", "failed", "failed", "failed", "completed"]
     assert why(result, "crash") == ("killed", "segmentation fault (signal 11)")
-    assert why(result, "hang") == ("timeout", "it was not done within 6 s (--timeout) and was ended")
+    assert why(result, "hang") == ("timeout", "it was not done within 6 s (timeout=) and was ended")
     assert why(result, "broken") == ("error", "ValueError: no such [layer]")
 
 
@@ -75,8 +75,8 @@ from brim.sweeps.experiment import run_job
 from brim.sweeps.job import Job
 
 def train(job, send):
-    told = {"card": os.environ.get("CUDA_VISIBLE_DEVICES"), "limit": job.run_settings["training"]["memory_limit"]}
-    (pathlib.Path(job.folder) / "told.json").write_text(json.dumps(told))
+    seen = {"card": os.environ.get("CUDA_VISIBLE_DEVICES"), "limit": job.run_settings["training"]["memory_limit"]}
+    (pathlib.Path(job.folder) / "seen.json").write_text(json.dumps(seen))
     time.sleep(0.5)
     return {"best": {"top1": 0.5}, "final": {}}, [], "as asked"
 
@@ -98,9 +98,9 @@ def test_two_cards_are_both_used_and_each_child_is_held_to_its_share(tmp_path: P
     watcher = Watcher()
     result = run_sweep(plan, SweepRequest(file="g.yaml"), launcher, output=tmp_path / "out", listener=watcher)
     assert [device for _, device in watcher.starts] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
-    told = [json.loads((tmp_path / "out" / one.folder / "told.json").read_text()) for one in result.results]
-    assert [one["card"] for one in told] == ["0", "1", "0", "1"]
-    assert {one["limit"] for one in told} == {str(33 * GIB)}, "a tenth more than the forecast, without the context"
+    seen = [json.loads((tmp_path / "out" / one.folder / "seen.json").read_text()) for one in result.results]
+    assert [one["card"] for one in seen] == ["0", "1", "0", "1"]
+    assert {one["limit"] for one in seen} == {str(33 * GIB)}, "a tenth more than the forecast, without the context"
 
 
 def a_job(**training: object) -> Job:
@@ -139,7 +139,7 @@ from brim.sweeps.experiment import run_job
 from brim.sweeps.job import Job
 
 def train(job, send):
-    (pathlib.Path(job.folder) / "told.json").write_text(json.dumps(os.environ.get("BRIM_CORES")))
+    (pathlib.Path(job.folder) / "seen.json").write_text(json.dumps(os.environ.get("BRIM_CORES")))
     return {"best": {"top1": 0.5}, "final": {}}, [], "as asked"
 
 sys.exit(serve_parent(lambda requests, send: run_job(Job.from_json(next(requests)), send, train)))
@@ -167,5 +167,5 @@ def test_experiments_share_the_cores_with_those_that_run_beside_them(
     launcher = LocalLauncher(devices, command=[sys.executable, str(child)])
     plan = SweepPlan(expansion=expansion, forecasts={one.id: need for one in expansion})
     result = run_sweep(plan, SweepRequest(file="g.yaml"), launcher, output=tmp_path / "out", listener=Watcher())
-    told = json.loads((tmp_path / "out" / result.results[0].folder / "told.json").read_text())
-    assert told == cores
+    seen = json.loads((tmp_path / "out" / result.results[0].folder / "seen.json").read_text())
+    assert seen == cores

@@ -13,7 +13,7 @@ import pytest
 
 from brim.errors import RequestError
 from brim.settings.sweep_request import SweepRequest
-from brim.sweeps.job import Job, Outcome
+from brim.sweeps.job import AttemptOutcome, Job
 from brim.sweeps.launch_remote import Delivery, RemoteLauncher, RemoteWork, receive
 from brim.sweeps.run import SweepPlan, SweepResult, run_sweep
 from tests.sweeps.sweep_runs import Watcher, done, failed, sweep_of, write_child
@@ -64,7 +64,7 @@ def run(cluster: FakeCluster, folder: Path, models: Sequence[str] = ("one",)) ->
     return run_sweep(plan, SweepRequest(file="g.yaml"), cluster, output=folder / "out", listener=watcher), watcher
 
 
-def test_a_lost_job_is_handed_in_again_until_three_are_lost(tmp_path: Path) -> None:
+def test_a_lost_job_is_submitted_again_until_three_are_lost(tmp_path: Path) -> None:
     lost = [OSError("the machine\nis gone\n\n") for _ in range(3)]
     cluster = FakeCluster(*lost[:2], done)
     result, watcher = run(cluster, tmp_path / "twice")
@@ -113,7 +113,7 @@ def test_without_shared_storage_nothing_is_left_on_the_workers_machine(
 
 
 def test_without_shared_storage_files_are_sent_back_and_the_outcome_is_left_last(tmp_path: Path) -> None:
-    outcome = Outcome(id="x", attempt=1, state="completed")
+    outcome = AttemptOutcome(id="x", attempt=1, state="completed")
     receive(Delivery(outcome=outcome, files={"run.json": b"{}", "epochs.csv": b"epoch\n"}), tmp_path / "x")
     assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["epochs.csv", "outcome.json", "run.json"]
     receive(Delivery(outcome=outcome), tmp_path / "y")

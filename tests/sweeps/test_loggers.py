@@ -15,8 +15,6 @@ from brim.sweeps.job import Job
 from brim.sweeps.loggers import open_loggers
 from tests.sweeps.sweep_runs import done, failed
 
-pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
-
 JOB = Job(id="r3d_18-b8", settings={"model": {"type": "r3d_18"}, "hp": {"batch_size": 8}}, folder="f")
 
 
@@ -25,7 +23,7 @@ def test_a_logger_that_is_not_installed_is_refused_before_anything_runs(
     name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(RequestError, match=f"--log {name}: {name} is not installed here: pip install {name}"):
+    with pytest.raises(RequestError, match=f"log='{name}': {name} is not installed here: pip install {name}"):
         open_loggers([name], tmp_path, print)
 
 
@@ -99,7 +97,7 @@ def test_wandb_gets_a_run_that_has_failed_where_the_experiment_has(
     assert runs[1].summary["failure"] == "error"
 
 
-def test_a_logger_that_fails_is_told_of_once_and_asked_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logger_that_fails_is_noted_once_and_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = types.ModuleType("wandb")
     calls: list[int] = []
 
@@ -109,9 +107,9 @@ def test_a_logger_that_fails_is_told_of_once_and_asked_no_more(tmp_path: Path, m
 
     fake.init = init  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    told: list[str] = []
-    loggers = open_loggers(["wandb"], tmp_path, told.append)
+    notes: list[str] = []
+    loggers = open_loggers(["wandb"], tmp_path, notes.append)
     loggers.log(JOB, done(JOB))
     loggers.log(JOB, done(JOB))
     assert len(calls) == 1
-    assert told == ["--log wandb: OSError: no network; it gets no more experiments"]
+    assert notes == ["log='wandb': OSError: no network; it gets no more experiments"]

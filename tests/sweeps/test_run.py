@@ -11,15 +11,14 @@ import pytest
 
 from brim.errors import RequestError
 from brim.sweeps.forecasts import SizeForecast
-from brim.sweeps.job import Job, Outcome, write_outcome
+from brim.sweeps.job import AttemptOutcome, Job, write_outcome
+from brim.sweeps.run import next_attempt
 from tests.sweeps.sweep_runs import Watcher, done, failed, journal_of, run_fake, sweep_of
-
-pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
 PAIRED = {"model.type": ["r3d_18", "mc3_18", "s3d"], "hp.batch_size": [128, 64, 32]}
 
 
-def by_model(job: Job) -> Outcome:
+def by_model(job: Job) -> AttemptOutcome:
     scores = {"r3d_18": 0.5, "mc3_18": 0.9, "s3d": 0.7}
     return done(job, top1=scores[job.settings["model"]["type"]], samples_per_second=10.0, batch_size_used=8)
 
@@ -68,7 +67,7 @@ def test_the_document_counts_what_pairing_saved(tmp_path: Path) -> None:
 
 
 def test_a_failure_is_one_experiments_own(tmp_path: Path) -> None:
-    def play(job: Job) -> Outcome:
+    def play(job: Job) -> AttemptOutcome:
         return failed(job) if job.settings["model"]["type"] == "mc3_18" else by_model(job)
 
     result, _ = run_fake(sweep_of(PAIRED), tmp_path / "out", play)
@@ -87,7 +86,7 @@ def test_a_size_that_is_forecast_not_to_fit_is_lowered_from_the_first_attempt_on
     assert job.run_settings["hp"] == {"batch_size": 72, "effective_batch": 128, "base_batch": 128}
     assert job.batch_size == 128, "what was asked for is known"
     _, launcher = run_fake(sweep, tmp_path / "exact", done, forecasts=forecasts, retry=False)
-    assert launcher.jobs[0].run_settings["hp"]["batch_size"] == 128, "--no-retry: exactly as asked"
+    assert launcher.jobs[0].run_settings["hp"]["batch_size"] == 128, "without retries: exactly as asked"
 
 
 def test_running_out_of_memory_is_retried_at_the_planned_smaller_size_and_recorded(tmp_path: Path) -> None:
@@ -95,7 +94,7 @@ def test_running_out_of_memory_is_retried_at_the_planned_smaller_size_and_record
     name = sweep.expand().experiments[0].id
     forecast = SizeForecast(batch_size=128, device_bytes=100, limit_bytes=160, fits=True, batch_size_max=72)
 
-    def play(job: Job) -> Outcome:
+    def play(job: Job) -> AttemptOutcome:
         return done(job) if job.run_settings["hp"]["batch_size"] <= 72 else failed(job, "out_of_memory", "CUDA OOM")
 
     watcher = Watcher()
@@ -120,14 +119,14 @@ def test_no_retry_fails_it_instead(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_a_sweep_is_not_written_over(tmp_path: Path) -> None:
     run_fake(sweep_of(PAIRED), tmp_path / "out", by_model)
-    with pytest.raises(RequestError, match="it holds a sweep; continue it with --resume"):
+    with pytest.raises(RequestError, match="it holds a sweep; continue it with resume="):
         run_fake(sweep_of(PAIRED), tmp_path / "out", by_model)
     with pytest.raises(RequestError, match="there is no sweep in"):
         run_fake(sweep_of(PAIRED), tmp_path / "other", by_model, resume=True)
 
 
 def test_resuming_runs_what_failed_and_nothing_that_is_done(tmp_path: Path) -> None:
-    def flaky(job: Job) -> Outcome:
+    def flaky(job: Job) -> AttemptOutcome:
         return failed(job) if job.settings["model"]["type"] == "s3d" else by_model(job)
 
     run_fake(sweep_of(PAIRED), tmp_path / "out", flaky)
@@ -146,11 +145,11 @@ def test_an_edited_file_never_mixes_runs(tmp_path: Path) -> None:
     watcher = Watcher()
     _, launcher = run_fake(sweep_of(changed), tmp_path / "out", by_model, listener=watcher, resume=True)
     assert [job.batch_size for job in launcher.jobs] == [16]
-    assert any("1 experiments of this folder are no more in the file" in note for note in watcher.notes)
+    assert any("1 experiment of this folder no longer in the file" in note for note in watcher.notes)
 
 
 def test_what_a_child_finished_after_the_sweep_was_killed_is_taken_over(tmp_path: Path) -> None:
-    def interrupt(job: Job) -> Outcome:
+    def interrupt(job: Job) -> AttemptOutcome:
         write_outcome(Path(job.folder), by_model(job))
         raise KeyboardInterrupt
 
@@ -166,12 +165,12 @@ def test_what_a_child_finished_after_the_sweep_was_killed_is_taken_over(tmp_path
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"on": "moon"}, "--on moon"),
-        ({"jobs_per_gpu": 0}, "--jobs-per-gpu 0"),
-        ({"timeout_seconds": 0.0}, "--timeout 0"),
-        ({"data_percentage": 120.0}, "--data-percentage 120"),
+        ({"on": "moon"}, "on='moon'"),
+        ({"jobs_per_gpu": 0}, "jobs_per_gpu=0"),
+        ({"timeout_seconds": 0.0}, "timeout=0"),
+        ({"data_percentage": 120.0}, "data_percentage=120"),
         ({"loggers": ("tensorbord",)}, "did you mean tensorboard"),
-        ({"slurm": {"partition": "gpu"}}, "--slurm: it goes with --on slurm"),
+        ({"slurm": {"partition": "gpu"}}, "slurm=: it goes with on='slurm'"),
     ],
 )
 def test_a_request_that_cannot_be_is_refused(settings: dict[str, Any], words: str) -> None:
@@ -179,3 +178,53 @@ def test_a_request_that_cannot_be_is_refused(settings: dict[str, Any], words: st
 
     with pytest.raises(RequestError, match=words):
         SweepRequest(**settings)
+
+
+def job(size: int | str = 64, **more: object) -> Job:
+    return Job(id="x", settings={"model": {"type": "m"}, "hp": {"batch_size": size}}, folder="f", **more)  # type: ignore[arg-type]
+
+
+def test_half_is_tried_where_nothing_is_forecast_and_then_a_quarter_and_no_more() -> None:
+    first = job()
+    second = next_attempt(first, failed(first, "out_of_memory"), planned=None, effective_batch=64)
+    assert second is not None
+    third = next_attempt(second, failed(second, "out_of_memory"), planned=None, effective_batch=64)
+    assert third is not None
+    sizes = [one.run_settings["hp"]["batch_size"] for one in (second, third)]
+    assert sizes == [32, 16]
+    kept = third.run_settings["hp"]
+    assert (kept["effective_batch"], kept["base_batch"]) == (64, 64), "what is learnt stays the same"
+    assert next_attempt(third, failed(third, "out_of_memory"), planned=None, effective_batch=64) is None
+
+
+def test_a_forecast_size_that_is_no_smaller_is_not_believed() -> None:
+    again = next_attempt(job(), failed(job(), "out_of_memory"), planned=90, effective_batch=None)
+    assert again is not None
+    assert again.run_settings["hp"]["batch_size"] == 32
+
+
+def test_auto_is_planned_again_with_more_memory_kept_free() -> None:
+    first = job("auto")
+    again = next_attempt(first, failed(first, "out_of_memory"), planned=9, effective_batch=48)
+    assert again is not None
+    assert again.run_settings["hp"] == {"batch_size": "auto"}
+    assert again.run_settings["training"] == {"margin": 0.25}
+    assert again.alone
+
+
+@pytest.mark.parametrize("failure", ["error", "request", "timeout", "killed"])
+def test_other_failures_stay_failures(failure: str) -> None:
+    assert next_attempt(job(), failed(job(), failure), planned=8, effective_batch=64) is None
+
+
+def test_a_lost_device_is_tried_again_as_it_was() -> None:
+    again = next_attempt(job(), failed(job(), "lost"), planned=8, effective_batch=64)
+    assert again is not None
+    assert (again.attempt, again.run_settings) == (2, job().run_settings)
+
+
+def test_one_sample_that_does_not_fit_and_what_is_done_are_not_tried_again() -> None:
+    assert next_attempt(job(1), failed(job(1), "out_of_memory"), planned=0, effective_batch=1) is None
+    completed = AttemptOutcome(id="x", attempt=1, state="completed")
+    assert next_attempt(job(), completed, planned=8, effective_batch=64) is None
+    assert next_attempt(job(), failed(job(), "out_of_memory"), planned=8, effective_batch=64, retry=False) is None

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.sweeps.scheduler import PATIENCE, SETTLE_SECONDS, Device, Need, Packing, ThroughputWatch
+from brim.errors import RequestError
+from brim.sweeps.scheduler import (
+    MOST_OVERTAKES,
+    SETTLE_SECONDS,
+    Device,
+    Need,
+    Packing,
+    ThroughputWatch,
+    local_devices,
+    mps_is_running,
+)
 from tests.sweeps.sweep_runs import GIB
 
 
@@ -83,7 +98,7 @@ def test_small_ones_overtake_a_large_one_only_so_often() -> None:
     packing.start(Need(id="first", bytes=20 * GIB), packing.devices[0])
     large = Need(id="large", bytes=70 * GIB)
     small = [Need(id=str(number), bytes=GIB) for number in range(20)]
-    assert len(fill(packing, [large, *small])) == PATIENCE
+    assert len(fill(packing, [large, *small])) == MOST_OVERTAKES
 
 
 def test_experiments_run_where_they_ask_to() -> None:
@@ -121,7 +136,7 @@ def test_nothing_is_ever_reserved_twice_and_everything_ends(
 
 
 def heard(watch: ThroughputWatch, rates: dict[str, float], now: float) -> list[int | None]:
-    return [watch.heard("cuda:0", name, rate, now) for _ in range(3) for name, rate in rates.items()]
+    return [watch.add_rate("cuda:0", name, rate, now) for _ in range(3) for name, rate in rates.items()]
 
 
 def test_a_second_experiment_that_halves_the_first_brings_nothing() -> None:
@@ -159,3 +174,50 @@ def test_a_limit_lets_what_runs_run() -> None:
     packing.end("0")
     packing.end("1")
     assert fill(packing, needs[3:]) == [("3", "cuda:0")]
+
+
+def cards(count: int, **more: Any) -> list[dict[str, Any]]:
+    return [{"name": f"cuda:{index}", "memory_bytes": 80 * GIB, "card": "H100", **more} for index in range(count)]
+
+
+def test_without_a_card_there_is_the_machine_and_one_experiment_at_once() -> None:
+    (machine,) = local_devices([], environment={})
+    assert (machine.name, machine.slots) == ("cpu", 1)
+    assert local_devices([], jobs_per_gpu=3, environment={})[0].slots == 3
+
+
+def test_several_cards_are_each_shown_to_one_child_alone_and_one_card_to_nobody() -> None:
+    assert [one.visible for one in local_devices(cards(2), environment={})] == ["0", "1", None]
+    assert [one.visible for one in local_devices(cards(1), environment={})] == [None, None]
+
+
+def test_cards_that_the_environment_hides_stay_hidden() -> None:
+    found = local_devices(cards(2), environment={"CUDA_VISIBLE_DEVICES": "3, GPU-77"})
+    assert [one.visible for one in found] == ["3", "GPU-77", None]
+
+
+def test_the_files_device_ids_choose_among_them() -> None:
+    found = local_devices(cards(4), device_ids=[2, 0], environment={})
+    assert [one.name for one in found] == ["cuda:2", "cuda:0", "cpu"]
+    with pytest.raises(RequestError, match=r"gpu\.device_ids 4: here are 4 GPUs"):
+        local_devices(cards(4), device_ids=[4], environment={})
+    with pytest.raises(RequestError, match="each GPU once"):
+        local_devices(cards(4), device_ids=[1, 1], environment={})
+
+
+def test_what_others_hold_of_a_card_is_not_reserved() -> None:
+    free, taken = (local_devices(cards(1, used_bytes=used), environment={})[0] for used in (0, 10 * GIB))
+    assert free.memory_bytes is not None
+    assert taken.memory_bytes == free.memory_bytes - 10 * GIB
+    assert free.memory_bytes < 80 * GIB
+
+
+def test_mps_is_seen_by_its_control_pipe_and_a_dead_daemon_is_none(tmp_path: Path) -> None:
+    surroundings = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    assert not mps_is_running(surroundings)
+    (tmp_path / "control").touch()
+    assert mps_is_running(surroundings)
+    (tmp_path / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
+    assert mps_is_running(surroundings)
+    (tmp_path / "nvidia-cuda-mps-control.pid").write_text("999999999")
+    assert not mps_is_running(surroundings)

@@ -293,7 +293,7 @@ def test_a_fixed_size_is_split_for_its_window_and_tried_in_full_again() -> None:
 def test_fail_on_oom_is_an_error_instead() -> None:
     faulty = Faulty(lambda call, length: oom())
     runner = micro_batches(network(), faulty, sizes={"ceiling": 16, "fixed": True}, fail_on_oom=True)
-    with pytest.raises(DoesNotFitError, match="--fail-on-oom"):
+    with pytest.raises(DoesNotFitError, match="fail_on_oom="):
         runner.run(work())
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from brim.cli.console import SOME_FAILED
 from brim.cli.pasted import SuggestingCommand
 from brim.errors import RequestError
 from brim.settings.caller import called_by_flags
@@ -29,8 +30,8 @@ _FLAG = "_flag"  # after the name of an argument that can be given with a flag a
 _LINES = "brim.settings.lines"  # in a context: where the settings of a file stand
 
 
-def build_command(command: Command, run: Callable[[Any], None]) -> Any:
-    """The command, which calls `run` with the object of its declaration."""
+def build_command(command: Command, run: Callable[[Any], bool | None]) -> Any:
+    """The command, which calls `run` with the object of its declaration; where that returns True, something failed."""
     kind = command.declaration()
     settings = [one for one in declared(kind) if one.setting.only != "python"]
     settings.sort(key=lambda one: _PANELS.index(one.setting.panel))
@@ -41,7 +42,8 @@ def build_command(command: Command, run: Callable[[Any], None]) -> Any:
         for name in [name for name in given if f"{name}{_FLAG}" in given and _from_file(context, name)]:
             del given[f"{name}{_FLAG}"]  # the word on the command line comes before the file
         with called_by_flags({name: line for name, line in lines.items() if _from_file(context, name)}):
-            run(read_settings(kind, _merged(given, settings)))
+            if run(read_settings(kind, _merged(given, settings))):
+                raise typer.Exit(SOME_FAILED)
 
     parameters = [
         inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
@@ -109,7 +111,7 @@ def _file_parameter(settings: list[Declared]) -> inspect.Parameter:
 
     def read(context: typer.Context, file: str | None) -> str | None:
         if file is not None:
-            from brim.settings.settings_file import read_settings_file
+            from brim.settings.declare import read_settings_file
 
             values, lines = read_settings_file(file, settings)
             context.default_map = {**(context.default_map or {}), **_by_parameter(values, context)}

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 
-def demo(settings: DemoSettings) -> None:
-    """Write the boards, say which command does the same, and profile."""
+def demo(settings: DemoSettings) -> bool:
+    """Write the boards, print the command that does the same, and profile."""
     from brim.demo.model import CEILING, CROPS, profile_settings, write_boards
     from brim.ranks.world import current_world
     from brim.storage.run_lock import locked_folder
@@ -33,4 +33,4 @@ def demo(settings: DemoSettings) -> None:
             f"    --knob max_crops={','.join(CROPS)} -b {CEILING} --memory-limit {settings.memory_limit}",
         ):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-        run_profile(asked)
+        return run_profile(asked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brim.cli.forecast_table import PART_NAMES, sizes_of
+from brim.cli.forecast import PART_NAMES, sizes_of
 from brim.reporting.base import Column, Fact, Key, Page, Panel, Section, Spec, Table
 from brim.reporting.charts.theme import HEIGHT, LIMIT, series_colour
 from brim.reporting.units import bytes_text, count_text
@@ -51,13 +51,13 @@ def forecast_page(documents: Sequence[Document]) -> Page:
 
 
 def _headline(documents: Sequence[Document]) -> str:
-    said = [
+    answers = [
         f"{one['batch_size_max']:,} on {one['gpu']['name']}"
         if one["batch_size_max"]
         else f"none on {one['gpu']['name']}"
         for one in documents
     ]
-    return f"Largest batch size that fits: {', '.join(said)}"
+    return f"Largest batch size that fits: {', '.join(answers)}"
 
 
 def _section(document: Document) -> Section:

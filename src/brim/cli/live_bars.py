@@ -12,13 +12,13 @@ __all__ = ["LiveBars"]
 
 
 class LiveBars:
-    """Base of the listeners that draw. Bars only on a terminal; lines there, and elsewhere unless told otherwise.
+    """Base of the listeners that draw. Bars only on a terminal; lines there, and elsewhere if `lines`.
 
     `quiet` is for ranks that are not the first: neither bars nor lines.
     """
 
     def __init__(self, console: Console, *columns: ProgressColumn, quiet: bool = False, lines: bool = True) -> None:
-        self._speaks = not quiet and (lines or console.is_terminal)
+        self._prints_lines = not quiet and (lines or console.is_terminal)
         self._progress = Progress(
             *columns, console=console, transient=True, disable=quiet or not console.is_terminal, expand=True
         )
@@ -32,6 +32,6 @@ class LiveBars:
     ) -> None:
         self._progress.stop()
 
-    def _say(self, line: str) -> None:
-        if self._speaks:
+    def _print_line(self, line: str) -> None:
+        if self._prints_lines:
             self._progress.console.print(line, markup=False, highlight=False)

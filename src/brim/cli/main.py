@@ -6,6 +6,7 @@ Imports no torch and no command: a command is built from its declaration when it
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import itertools
@@ -57,8 +58,14 @@ class LazyGroup(SuggestingGroup):
 def _build(name: str) -> Any:
     from brim.cli.adapter import build_command
 
+    return build_command(COMMANDS[name], functools.partial(_run_command, name))
+
+
+def _run_command(name: str, settings: Any) -> bool | None:
+    """Import the command's file now, so that its help needs none of what it draws with; True: something failed."""
     module, _, function = _FUNCTIONS.get(name, f"{name}:{name}").partition(":")
-    return build_command(COMMANDS[name], getattr(importlib.import_module(f"brim.cli.{module}"), function))
+    failed: bool | None = getattr(importlib.import_module(f"brim.cli.{module}"), function)(settings)
+    return failed
 
 
 class _Commands(LazyGroup):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from brim.cli.console import SOME_FAILED, error_console, output_console, print_document
-from brim.cli.run_report import leave_report
+from brim.cli.report import leave_report
 
 if TYPE_CHECKING:
     from brim.settings.ood_settings import OodCommand

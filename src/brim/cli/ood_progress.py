@@ -41,7 +41,9 @@ class OodProgress(LiveBars, OodListener):
         """Set the bar up."""
         self._cells = self._progress.add_task("cells", total=total, completed=done)
         if done:
-            self._say(f"resumed: {done:,} of {plural(total, 'cell')} {'was' if done == 1 else 'were'} done already")
+            self._print_line(
+                f"resumed: {done:,} of {plural(total, 'cell')} {'was' if done == 1 else 'were'} done already"
+            )
 
     def opened(self, *, data: str, encoder: str, counts: dict[str, int], width: int) -> None:
         """Say what is trained on."""
@@ -49,8 +51,8 @@ class OodProgress(LiveBars, OodListener):
             f"{stage} {counts[f'{part}_in']:,} + {counts[f'{part}_out']:,}"
             for stage, part in (("train", "train"), ("validation", "val"), ("test", "test"))
         )
-        self._say(f"{data} · {encoder}: {width} features")
-        self._say(f"in + out: {sizes}")
+        self._print_line(f"{data} · {encoder}: {width} features")
+        self._print_line(f"in + out: {sizes}")
 
     def encoding(self, *, data: str, encoder: str, done: int, total: int) -> None:
         """Move the bar of the encoder on."""
@@ -72,11 +74,11 @@ class OodProgress(LiveBars, OodListener):
             self._progress.advance(self._cells, len(cells))
         for cell in cells:
             if cell.error is not None:
-                self._say(f"failed: {cell.data} · {cell.method}: {cell.error}")
+                self._print_line(f"failed: {cell.data} · {cell.method}: {cell.error}")
 
     def note(self, line: str) -> None:
         """One line above the bar."""
-        self._say(f"note: {line}")
+        self._print_line(f"note: {line}")
 
     def _show(self, text: str, done: int, total: int | None) -> None:
         if self._now is not None and self._text == text:

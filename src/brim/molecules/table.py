@@ -10,7 +10,7 @@ from brim.metrics.base import mean_and_spread
 from brim.metrics.ood_detection import DETECTION_METRICS
 from brim.monitor.sampler import MonitorSummary
 from brim.settings.ood_settings import OodRequest
-from brim.storage.tables import csv_text
+from brim.storage.files import csv_text
 
 __all__ = [
     "CellKey", "ResultCell", "cells_csv", "head_method", "metrics_by_seed", "spread", "summarise", "table_csv",

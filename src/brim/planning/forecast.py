@@ -19,6 +19,7 @@ from brim.forecasting.table import BatchTable, batch_size_table
 from brim.models.build import build_workload, resolve_model
 from brim.planning.find import own_workload
 from brim.records import FORECAST_SCHEMA, Forecast, Mode
+from brim.settings.caller import named
 from brim.settings.eval_settings import EvalRequest
 from brim.settings.find_settings import ForecastSettings, WorkloadRequest
 from brim.workloads.base import Workload
@@ -31,7 +32,7 @@ _PER_SIZE = ("batch_size", "peak_allocated_bytes", "peak_reserved_bytes", "devic
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CardForecast:
-    """What a card has room for: one forecast for each size that was asked for or looked at."""
+    """What a card has room for: one forecast for each size that was asked for or tried."""
 
     gpu: Gpu
     forecasts: tuple[Forecast, ...]
@@ -69,7 +70,7 @@ class ForecastResult:
 
 
 def forecast(settings: ForecastSettings, *, note: Callable[[str], None] | None = None) -> ForecastResult:
-    """A forecast for each card; `note` hears at once which card stands in where none is named."""
+    """A forecast for each card; `note` is called at once with the card that is assumed where none is named."""
     request = settings.workload
     evaluation = None if request is None else settings.on_data.request(request)
     cards = [find_gpu(name) for name in dict.fromkeys(settings.gpu)]  # before anything is loaded
@@ -77,7 +78,7 @@ def forecast(settings: ForecastSettings, *, note: Callable[[str], None] | None =
     notes: tuple[str, ...] = ()
     if not cards:
         cards = [choose_gpu(None, None)]
-        notes = (f"no --gpu given; this is for {cards[0].name}",)
+        notes = (f"no {named('gpu')} given; this is for {cards[0].name}",)
         if note is not None:
             note(notes[0])
     subject = "the step" if request is None else request.model
@@ -97,9 +98,11 @@ def forecast(settings: ForecastSettings, *, note: Callable[[str], None] | None =
     return ForecastResult(cards=found, notes=notes)
 
 
-def language_model_table(told: Callable[[str], None] | None = None) -> BatchTable:
+def language_model_table(progress: Callable[[str], None] | None = None) -> BatchTable:
     """Batch sizes by card memory and size of language model, computed."""
-    return batch_size_table(_language_model) if told is None else batch_size_table(_language_model, progress=told)
+    return (
+        batch_size_table(_language_model) if progress is None else batch_size_table(_language_model, progress=progress)
+    )
 
 
 def _workload(settings: ForecastSettings, evaluation: EvalRequest | None) -> Workload:

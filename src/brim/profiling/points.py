@@ -10,8 +10,7 @@ from brim.errors import RequestError, nearest_names
 from brim.models.build import model_knobs, parse_knobs, resolve_model
 from brim.models.placement import DTYPES
 from brim.settings.caller import given, named, pair, written
-from brim.settings.knob_points import make_points, sample_points, start_from
-from brim.settings.profile_settings import ProfileRequest
+from brim.settings.profile_settings import ProfileRequest, make_points, sample_points, start_from
 from brim.workloads.knobs import Knob
 
 __all__ = ["Point", "plan_points", "point_folder", "point_label", "whole_range"]

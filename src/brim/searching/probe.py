@@ -182,8 +182,7 @@ class DeviceProber(Prober):
         if snapshot_bytes > 0.8 * room:
             raise RequestError(
                 f"keeping a copy of the model and optimizer takes {format_bytes(snapshot_bytes)} of host memory and "
-                f"{format_bytes(room)} are free; search on a copy in a child process "
-                f"instead ({named('isolate')})"
+                f"{format_bytes(room)} are free; search on a copy in a child process instead ({named('isolate')})"
             )
 
     def _attempt(self, size: int, reading: MemoryReading) -> Probe:

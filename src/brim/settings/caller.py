@@ -4,8 +4,8 @@
     Python          batch_size=0: it must be auto or a whole number from 1
     a file          settings.yaml: batch_size (line 7): 0: it must be auto or a whole number from 1
 
-Whoever refuses a setting names it with `named`, `given`, `written` or `pair`; the command line says once, around all
-that it runs, that it is the caller. Outside of it the caller is Python. Does not know which settings there are.
+Code that refuses a setting names it with `named`, `given`, `written` or `pair`. The command line declares once, around
+all that it runs, that it is the caller; outside of it the caller is Python. Does not know which settings there are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["called_by_flags", "flag_of", "given", "named", "named_as", "pair", "resume_with", "written"]
+__all__ = ["called_by_flags", "flag_of", "given", "named", "named_as", "pair", "resume_with", "switched_off", "written"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +68,11 @@ def named(name: str) -> str:
     """A setting without its value: `--batch-size`, `batch_size=`."""
     caller = _callers[-1]
     return caller.lines.get(name) or (flag_of(name) if caller.flags else f"{name}=")
+
+
+def switched_off(name: str) -> str:
+    """A switch that is off: `--no-chat`, `chat=False`."""
+    return f"--no-{name.replace('_', '-')}" if _callers[-1].flags else f"{name}=False"
 
 
 def written(name: str, text: object) -> str:

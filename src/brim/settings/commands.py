@@ -25,7 +25,7 @@ class PythonCall:
 
     name: str
     returns: str  # module and class
-    told: str  # of what it returns
+    holds: str  # what the returned object holds
     example: str  # lines of Python
     old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)  # parameters of before; `!` turns a switch
 
@@ -64,7 +64,7 @@ COMMANDS = {
             python=PythonCall(
                 name="find",
                 returns="brim.records:Plan",
-                told="The plan: `batch_size`, `batch_size_max`, `reason`, and the probes that it rests on.",
+                holds="The plan: `batch_size`, `batch_size_max`, `reason`, and the probes that it rests on.",
                 example='brim.find("resnet50", mode="train", memory_limit="8GiB").batch_size\n'
                 "brim.find(step=step, make_batch=make_batch, model=model, optimizer=optimizer).batch_size",
             ),
@@ -77,8 +77,8 @@ COMMANDS = {
             python=PythonCall(
                 name="evaluate",
                 returns="brim.evaluation.run:EvalResult",
-                told="`metrics`, `samples` with one line each, `summary`, `plan` and the run's `folder`. A sample that "
-                "fails has its error in its line and counts as wrong; it does not raise.",
+                holds="`metrics`, `samples` with one line each, `summary`, `plan` and the run's `folder`. A sample "
+                "that fails has its error in its line and counts as wrong; it does not raise.",
                 example='result = brim.evaluate("./my-model", "questions.jsonl", metrics="exact_match,rouge")\n'
                 'result.metrics["exact_match"]["value"]',
                 old_names=_OF_EVALUATIONS,
@@ -93,7 +93,7 @@ COMMANDS = {
             python=PythonCall(
                 name="profile",
                 returns="brim.profiling.run:ProfileResult",
-                told="`entries` with one evaluation for each point, `document` with the recommendation, the `folder`.",
+                holds="`entries` with one evaluation for each point, `document` with the recommendation, the `folder`.",
                 example='result = brim.profile("./my-vlm", "vqa/", {"max_crops": range(2, 14)}, batch_size=64)\n'
                 'result.document["recommendation"]["text"]',
                 old_names=_OF_EVALUATIONS,
@@ -109,7 +109,7 @@ COMMANDS = {
             python=PythonCall(
                 name="sweep",
                 returns="brim.sweeps.run:SweepResult",
-                told="`results` in the file's order, `best` first by figure, `failed`, `document`, the `folder`.",
+                holds="`results` in the file's order, `best` first by figure, `failed`, `document`, the `folder`.",
                 example='result = brim.sweep("grid.yaml", {"hp.epochs": 1}, max_experiments=3, output="runs/grid")\n'
                 "result.best[0]",
             ),
@@ -124,7 +124,7 @@ COMMANDS = {
             python=PythonCall(
                 name="train",
                 returns="brim.training.run:TrainResult",
-                told="`metrics`, `summary` and the run's `folder`; with several seeds, means and deviations over them.",
+                holds="`metrics`, `summary` and the run's `folder`; with several seeds, means and deviations.",
                 example='result = brim.train("config.yaml", {"hp.epochs": 3}, output="runs/first")\n'
                 'result.metrics["top1"]["mean"]',
                 old_names={"fixed": "no_auto_batch_size", "use_cache": "!no_cache", "validate": "validate"},
@@ -138,7 +138,7 @@ COMMANDS = {
             python=PythonCall(
                 name="ood",
                 returns="brim.molecules.run:OodResult",
-                told="`summary` with the table over seeds, `cells` with one result for each seed, the run's `folder`.",
+                holds="`summary` with the table over seeds, `cells` with one result for each seed, the run's `folder`.",
                 example='result = brim.ood(id="in.csv", ood="out.csv", seeds=10, baselines=["knn", "mahalanobis"])\n'
                 'result.summary["metrics"]["auroc"]["mean"]',
             ),
@@ -151,7 +151,7 @@ COMMANDS = {
             python=PythonCall(
                 name="forecast",
                 returns="brim.planning.forecast:ForecastResult",
-                told="`batch_size_max`, `forecasts` with the bytes of each size, and `cards` where several were asked "
+                holds="`batch_size_max`, `forecasts` with the bytes of each size, and `cards` where several were asked "
                 "for.",
                 example='brim.forecast("resnet50", mode="train", gpu="rtx 4090").batch_size_max',
             ),
@@ -164,7 +164,7 @@ COMMANDS = {
             python=PythonCall(
                 name="encode",
                 returns="brim.molecules.encoding:EncodedFile",
-                told="The `path` that was written, the `width` of a row, `failures` by file and line, and `figures`.",
+                holds="The `path` that was written, the `width` of a row, `failures` by file and line, and `figures`.",
                 example='brim.encode("smiles.csv", "features.safetensors", knob={"bits": 1024}).failures',
             ),
         ),
@@ -177,14 +177,14 @@ COMMANDS = {
         ),
         Command(
             name="report",
-            summary="Write a run's report anew, or compare runs of one kind.",
+            summary="Write a run's report again, or compare runs of one kind.",
             more="The page is one HTML file: it opens offline, on a phone, in the dark and on paper.",
             settings="other_settings:ReportSettings",
             example="brim report runs/eval-20260131-093000",
             python=PythonCall(
                 name="report",
                 returns="brim.reporting.write:ReportResult",
-                told="The `path` of the page, and the `document` of a comparison.",
+                holds="The `path` of the page, and the `document` of a comparison.",
                 example='brim.report("runs/first").path\nbrim.report(["runs/first", "runs/second"]).document',
             ),
         ),

@@ -5,9 +5,9 @@
         runs: Annotated[tuple[Path, ...], Setting(help="The folder of a run.", argument=True, many=True)]
         output: Annotated[Path | None, Setting(help="Where the page goes.", flags=("-o", "--output"))] = None
 
-From it come the flag (`cli/adapter.py`), the parameter of the Python function (`python_functions.py`), the key of a
-`--settings` file (`settings_file.py`) and the row of a table in the docs (`tables.py`). A field that is itself a
-dataclass is a part: its settings are those of the whole. Does not know which settings there are, nor who asks.
+From it come the flag (`cli/adapter.py`), the parameter of the Python function (`generated.py`), the key of a
+`--settings` file (`read_settings_file`) and the row of a table in the docs (`generated.py`). The settings of a field
+that is itself a dataclass are settings of the whole. Does not know which settings there are, nor who asks.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from brim.errors import RequestError, nearest_names
 from brim.settings.caller import flag_of, given, named
+from brim.settings.problems import Problem, raise_errors
 from brim.settings.setting_checks import Check, WrongEntryError, any_value
 
 __all__ = [
-    "AS_FIELD", "Declared", "Key", "Part", "Setting", "SettingKey", "check_fields", "declared", "flag_names",
-    "read_settings", "setting_keys",
+    "AS_FIELD", "Declared", "FromFile", "Key", "NestedSettings", "Setting", "SettingKey", "check_fields",
+    "declared", "flag_names", "read_settings", "read_settings_file", "setting_keys",
 ]  # fmt: skip
 
 AS_FIELD = object()  # a setting's default is that of its field
 _Kind = TypeVar("_Kind")
-_Field = tuple[dataclasses.Field[Any], Any, "Setting | None", "Part | None"]
+_Field = tuple[dataclasses.Field[Any], Any, "Setting | None", "NestedSettings | None"]
 _known_fields: dict[type[Any], tuple[_Field, ...]] = {}
 
 
@@ -81,7 +83,7 @@ class SettingKey:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class NestedSettings:
     """The annotation of a field that is a dataclass of settings: what is otherwise for this command."""
 
     without: tuple[str, ...] = ()  # settings that it lacks, by the names that callers write
@@ -170,7 +172,7 @@ def _built(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
     return kind(**made)
 
 
-def _without(values: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+def _without(values: Mapping[str, Any], part: NestedSettings) -> Mapping[str, Any]:
     return {name: value for name, value in values.items() if name not in part.without}
 
 
@@ -183,7 +185,7 @@ def _declared(kind: type[Any]) -> Iterator[Declared]:
             yield Declared(setting=setting, name=name, type=hint, default=_default(field, setting))
 
 
-def _optional(one: Declared, part: Part) -> Declared:
+def _optional(one: Declared, part: NestedSettings) -> Declared:
     if one.name not in part.optional:
         return one
     setting = dataclasses.replace(one.setting, help=part.optional[one.name])
@@ -236,9 +238,9 @@ def _read_fields(kind: type[Any]) -> tuple[_Field, ...]:
         key = next((note for note in notes if isinstance(note, Key)), None)
         if setting is not None and key is not None:  # what the file says holds where the flag is not given
             setting = dataclasses.replace(setting, check=key.check, default=False if hint is bool else None)
-        part = next((note for note in notes if isinstance(note, Part)), None)
+        part = next((note for note in notes if isinstance(note, NestedSettings)), None)
         if part is None and setting is None and isinstance(plain, type) and dataclasses.is_dataclass(plain):
-            part = Part()
+            part = NestedSettings()
         found.append((field, plain if part is not None else hint, setting, part))
     return tuple(found)
 
@@ -249,3 +251,77 @@ def _plain(hint: Any) -> Any:
         kinds = [one for one in typing.get_args(hint) if one is not type(None)]
         return kinds[0] if len(kinds) == 1 else hint
     return hint
+
+
+# ------------------------------------------------------------------------------------------ --settings FILE
+#
+#     model: ./my-model
+#     batch-size: 8           # or batch_size
+#     metrics: [bleu, rouge]
+#     knob: {max_crops: 4}
+
+FromFile = tuple[dict[str, Any], dict[str, str]]  # values by name, as flags would give them; and where each stands
+
+
+def read_settings_file(file: str, known: Sequence[Declared]) -> FromFile:
+    """The file's settings by name; a `RequestError` names every key that the command lacks, with its line."""
+    from brim.settings.yaml_file import read_yaml  # which is not needed to show flags
+
+    document = read_yaml(file)
+    settings = {one.name: one for one in known}
+    values: dict[str, Any] = {}
+    lines: dict[str, str] = {}
+    problems: list[Problem] = []
+    for key, value in document.data.items():
+        name, on = _name(key, settings)
+        line = document.line(key)
+        message = ""
+        if name not in settings:
+            message = f"there is no such setting{nearest_names(name, settings)}"
+        elif name in values:
+            message = f"{name} is given twice; keep one"
+        elif value is not None:
+            try:
+                values[name] = _as_flag(settings[name], value, on=on)
+            except ValueError as error:
+                message = f"{value!r}: {error}"
+            lines[name] = f"{Path(file).name}: {key} (line {line})"
+        if message:
+            problems.append(Problem(severity="error", file=file, line=line, key=key, message=message))
+    raise_errors(problems)
+    return values, lines
+
+
+def _name(key: str, settings: Mapping[str, Declared]) -> tuple[str, bool]:
+    """The setting that a key names; `no_chat` is `chat` turned off."""
+    name = key.replace("-", "_")
+    positive = name.removeprefix("no_")
+    if name not in settings and positive in settings and settings[positive].switch:
+        return positive, False
+    return name, True
+
+
+def _as_flag(one: Declared, value: Any, *, on: bool = True) -> Any:
+    """A value of YAML as the flag would give it: text, a list of texts, or true and false."""
+    if one.switch:
+        if not isinstance(value, bool):
+            raise ValueError("it must be true or false")
+        return value is on
+    if isinstance(value, Mapping):
+        entries = [name if item is None else f"{name}={_text(item)}" for name, item in value.items()]
+        if not one.setting.many:
+            raise ValueError("it is one value, not a mapping")
+        return entries
+    if isinstance(value, list):
+        return [_text(item) for item in value] if one.setting.many else _text(value)
+    return [_text(value)] if one.setting.many else _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(_text(item) for item in value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise ValueError("it must be a text, a number or a list of them")

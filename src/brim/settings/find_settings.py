@@ -11,7 +11,7 @@ from brim.errors import RequestError, nearest_names
 from brim.records import Unit
 from brim.settings import shared
 from brim.settings.caller import given, named, written
-from brim.settings.declare import Part, Setting, check_fields
+from brim.settings.declare import NestedSettings, Setting, check_fields
 from brim.settings.eval_settings import EvalRequest
 from brim.settings.search_settings import DEFAULT_MAX_SIZE, SearchSettings
 from brim.settings.setting_checks import choice, flag, path, path_text, texts
@@ -94,8 +94,8 @@ class DataSelection:
         check_fields(self)
         for name in ("split", "limit", "mapping", "images", "task"):
             if self.data is None and getattr(self, name):
-                told = "map" if name == "mapping" else name
-                raise RequestError(f"{named(told)}: it goes with {written('data', 'DATA')}")
+                setting = "map" if name == "mapping" else name
+                raise RequestError(f"{named(setting)}: it goes with {written('data', 'DATA')}")
 
     def request(self, workload: WorkloadRequest) -> EvalRequest | None:
         """The same model, to be tried on the data."""
@@ -208,9 +208,9 @@ class ForecastSettings:
 
     workload: Annotated[
         WorkloadRequest | None,  # traced, never run; None: `own`, a table or the list of cards
-        Part(without=("device",), optional={"model": "As in brim find; left out with --table."}),
+        NestedSettings(without=("device",), optional={"model": "As in brim find; left out with --table."}),
     ]
-    own: Annotated[OwnStep | None, Part(without=("key",))] = None
+    own: Annotated[OwnStep | None, NestedSettings(without=("key",))] = None
     on_data: DataSelection = dataclasses.field(default_factory=DataSelection)
     max_tokens: shared.MaxTokens = None
     gpu: Annotated[

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from brim.settings.caller import written
 from brim.settings.experiment_ids import MODEL_KEY, SEED_KEY, experiment_id, same_value
 from brim.settings.grid_pairing import Columns, GridGroup, Pairing, PairingChoice, arrange
 from brim.settings.nested_keys import flatten, nest
@@ -21,7 +22,7 @@ from brim.settings.problems import Problem, has_errors, raise_errors
 __all__ = ["MOST_EXPERIMENTS", "Exclusion", "Expansion", "Experiment", "GridSpec", "Inclusion", "expand", "try_expand"]
 
 MOST_EXPERIMENTS = 100_000  # without being asked for more
-_MOST_LOOKED_AT = 1_000_000  # combinations that a filter may drop before a sweep of the first few is given up
+_MOST_COMBINATIONS = 1_000_000  # combinations that a filter may drop before a sweep of the first few is given up
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,12 +61,12 @@ class GridSpec:
     models: tuple[str, ...] = ()  # if any: only experiments of these models
     file: str = ""
     models_line: int | None = None
-    finish: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # the last word on an experiment's settings
+    finish: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # applied last to an experiment's settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One training run: its id, its settings as nested keys, and which of them came from lists."""
+    """One training run: its id, its settings as nested keys, and which of them are from lists."""
 
     id: str
     settings: dict[str, Any]
@@ -86,7 +87,7 @@ class Experiment:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Expansion:
-    """The experiments in their order, and how they came about."""
+    """The experiments in their order, and how they were made."""
 
     experiments: tuple[Experiment, ...]
     pairings: tuple[PairingChoice, ...]  # one for each group
@@ -106,8 +107,8 @@ class Expansion:
         if len(self.pairings) == 1:
             return self.pairings[0]
         keys = tuple(dict.fromkeys(itertools.chain.from_iterable(choice.keys for choice in self.pairings)))
-        told = " ".join(f"{choice.group}: {choice.reason}" for choice in self.pairings)
-        return PairingChoice(mode="zip" if keys else "product", reason=told or "There is no grid.", keys=keys)
+        reasons = " ".join(f"{choice.group}: {choice.reason}" for choice in self.pairings)
+        return PairingChoice(mode="zip" if keys else "product", reason=reasons or "There is no grid.", keys=keys)
 
     def to_json(self) -> dict[str, Any]:
         """What a preview prints, as plain JSON values, but for the schema and the forecasts."""
@@ -146,12 +147,12 @@ def try_expand(
     points = (sum(columns.count for columns in arranged) + len(spec.include)) * seeds
     if points > most and max_experiments is None:
         message = f"the grid makes {points:,} experiments, more than {most:,}"
-        fix = "shorten its lists, or say how many you want with --max-experiments N"
+        fix = f"shorten its lists, or give the number you want with {written('max_experiments', 'N')}"
         problems.append(Problem(severity="error", file=spec.file, key="grid_search", message=message, fix=fix))
     if has_errors(problems):
         return None, tuple(problems)
     wanted = max_experiments if points > most else None  # otherwise all are made, so that they are counted
-    made = _Made(spec, limit=wanted, patience=max(most, _MOST_LOOKED_AT, wanted or 0))
+    made = _Made(spec, limit=wanted, patience=max(most, _MOST_COMBINATIONS, wanted or 0))
     for columns in arranged:
         made.take(_points(columns, spec.shared))
     made.take(_inclusions(spec), included=True)
@@ -206,7 +207,7 @@ class _Made:
         self.experiments: list[Experiment] = []
         self.complete = True
         self._gave_up = False
-        self._looked_at = 0
+        self._combinations = 0
         self._ids: set[str] = set()
         self._repeated: list[str] = []
         self._used = [False] * len(spec.exclude)
@@ -218,8 +219,8 @@ class _Made:
             if self.limit is not None and len(self.experiments) >= self.limit:
                 self.complete = False
                 return
-            self._looked_at += 1
-            if self._looked_at > self.patience:
+            self._combinations += 1
+            if self._combinations > self.patience:
                 self.complete = False
                 self._gave_up = True
                 return
@@ -280,8 +281,8 @@ class _Made:
             return found
         for exclusion, used in zip(self.spec.exclude, self._used, strict=True):
             if not used:
-                told = ", ".join(f"{key}: {_listed(values)}" for key, values in exclusion.values.items())
-                message = f"{{{told}}} matches no experiment"
+                excluded = ", ".join(f"{key}: {_listed(values)}" for key, values in exclusion.values.items())
+                message = f"{{{excluded}}} matches no experiment"
                 found.append(self._problem("warning", message, key="grid_search.exclude", line=exclusion.line))
         missing = [model for model in self.spec.models if model not in self._models_seen]
         if missing and self.experiments:

@@ -1,4 +1,4 @@
-"""Which lists of a grid move together: a rule, a wish, or named groups of keys; and the reason in a sentence. Pure.
+"""Which lists of a grid move together: by a rule, as asked, or by named groups of keys; and the reason. Pure.
 
 The rule: more than one model, more than one batch size and as many of each are paired one to one; all else is crossed.
 """
@@ -31,7 +31,7 @@ class GridGroup:
     lines: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def problem(self, severity: Severity, key: str, message: str, fix: str = "") -> Problem:
-        """Something to tell about one of its lists."""
+        """A problem of one of its lists."""
         return Problem(severity=severity, message=message, fix=fix, file=self.file, line=self.lines.get(key), key=key)
 
 
@@ -102,8 +102,8 @@ def _named_pairs(group: GridGroup, zipped: Sequence[Sequence[str]], problems: li
     for keys in zipped:
         lengths = {key: len(group.axes[key]) for key in keys if len(group.axes.get(key, ())) > 1}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{key} has {count}" for key, count in lengths.items())
-            message = f"zip pairs lists of different length ({told})"
+            counts = ", ".join(f"{key} has {count}" for key, count in lengths.items())
+            message = f"zip pairs lists of different length ({counts})"
             problems.append(group.problem("error", next(iter(lengths)), message, "give as many values of each"))
         elif len(lengths) > 1:
             found.append(tuple(lengths))
@@ -154,11 +154,11 @@ def _without_two_lists(models: Sequence[Any], sizes: Sequence[Any]) -> str:
 
 def _sentence(group: GridGroup, together: Sequence[tuple[str, ...]], taken: set[str], reason: str) -> str:
     named = [keys for keys in together if set(keys) <= taken]
-    told = [
+    sentences = [
         f"{', '.join(keys[:-1])} and {keys[-1]} go together ({len(group.axes[keys[0]])} of each), as zip says."
         for keys in named
     ]
-    return " ".join(part for part in (*told, reason) if part)
+    return " ".join(part for part in (*sentences, reason) if part)
 
 
 def _rows(group: GridGroup, keys: tuple[str, ...], problems: list[Problem]) -> tuple[Row, ...]:

@@ -10,7 +10,6 @@ from brim.errors import RequestError, nearest_names
 from brim.settings import shared
 from brim.settings.caller import given, named, written
 from brim.settings.declare import Setting, check_fields
-from brim.settings.seeds import FAST_PATHS, read_seeds, seeds_from
 from brim.settings.setting_checks import (
     MOST_SEED,
     Check,
@@ -28,7 +27,7 @@ from brim.settings.setting_checks import (
     texts,
     whole,
 )
-from brim.settings.shared import BATCH, DATA, LARGEST_SIZE, OUTPUT
+from brim.settings.shared import BATCH, DATA, FAST_PATHS, LARGEST_SIZE, OUTPUT, read_seeds, seeds_from
 from brim.settings.sizes import parse_bytes
 
 __all__ = ["BASELINES", "DEFAULT_BATCH", "ENCODERS", "LOSSES", "LossName", "OodCommand", "OodRequest"]

@@ -1,4 +1,4 @@
-"""What is wrong with a file: one record for each problem, and the one way they are told.
+"""What is wrong with a file: one record for each problem, and the one way they are shown.
 
     config.yaml:7: error: hp.batch_size: 0: it must be auto or a whole number from 1
 
@@ -17,17 +17,17 @@ __all__ = ["Problem", "Severity", "has_errors", "in_order", "raise_errors", "ren
 
 Severity = Literal["error", "warning", "note"]
 _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
-_MOST_TOLD = 50  # in one error message
+_MOST_SHOWN = 50  # in one error message
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing to tell about a file. An error stops the work, a warning does not, a note is for information."""
+    """One problem of a file. An error stops the work, a warning does not, a note is for information."""
 
     severity: Severity
     message: str
     fix: str = ""  # what to write instead
-    file: str = ""  # empty for values that came from Python
+    file: str = ""  # empty for values given in Python
     line: int | None = None  # from 1
     column: int | None = None  # from 1
     key: str = ""  # dotted
@@ -69,13 +69,13 @@ def raise_errors(problems: Sequence[Problem]) -> None:
     """A `RequestError` with every error, and the warnings beside them, if there is an error at all."""
     if not has_errors(problems):
         return
-    told = [problem for problem in problems if problem.severity != "note"]
-    errors = sum(problem.severity == "error" for problem in told)
-    if len(told) == 1:
-        raise RequestError(str(told[0]))
+    grave = [problem for problem in problems if problem.severity != "note"]
+    errors = sum(problem.severity == "error" for problem in grave)
+    if len(grave) == 1:
+        raise RequestError(str(grave[0]))
     count = "1 error" if errors == 1 else f"{errors:,} errors"
-    shown = sorted(told, key=lambda problem: _ORDER.index(problem.severity))[:_MOST_TOLD]
-    more = f"\n… and {len(told) - len(shown):,} more" if len(told) > len(shown) else ""
+    shown = sorted(grave, key=lambda problem: _ORDER.index(problem.severity))[:_MOST_SHOWN]
+    more = f"\n… and {len(grave) - len(shown):,} more" if len(grave) > len(shown) else ""
     raise RequestError(f"{count} to correct\n{render_problems(shown)}{more}")
 
 

@@ -1,4 +1,4 @@
-"""The settings of a search, checked once, wherever they came from."""
+"""The settings of a search, checked once, however they were given."""
 
 from __future__ import annotations
 

@@ -17,30 +17,10 @@ from brim.errors import nearest_names
 from brim.settings.sizes import bytes_in
 
 __all__ = [
-    "MOST_SEED",
-    "Check",
-    "WrongEntryError",
-    "any_value",
-    "byte_count",
-    "byte_size",
-    "choice",
-    "entries_of",
-    "flag",
-    "fraction",
-    "names",
-    "number",
-    "numbers",
-    "optional",
-    "pairs",
-    "path",
-    "path_text",
-    "size_list",
-    "size_or_auto",
-    "size_or_none",
-    "text",
-    "texts",
-    "whole",
-]
+    "MOST_SEED", "Check", "WrongEntryError", "any_value", "byte_count", "byte_size", "choice", "entries_of", "flag",
+    "fraction", "names", "number", "numbers", "optional", "pairs", "path", "path_text", "size_list", "size_or_auto",
+    "size_or_none", "text", "texts", "whole",
+]  # fmt: skip
 
 MOST_SEED = 2**64 - 1  # the largest that torch.manual_seed takes
 
@@ -133,9 +113,8 @@ def size_list() -> Check:
     counts = whole(1)
 
     def read(value: Any) -> tuple[int, ...]:
-        listed = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
         try:
-            sizes = tuple(counts(size) for size in listed if str(size).strip())
+            sizes = tuple(counts(size) for size in _listed(value) if str(size).strip())
         except ValueError:
             sizes = ()
         if not sizes:
@@ -209,13 +188,19 @@ def numbers(kind: Callable[[str], Any]) -> Check:
     """Numbers by commas, or a list of them."""
 
     def read(value: Any) -> tuple[Any, ...]:
-        listed = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
         try:
-            return tuple(kind(str(part)) for part in listed if str(part).strip())
+            return tuple(kind(str(part)) for part in _listed(value) if str(part).strip())
         except ValueError:
             raise ValueError("write numbers, several by commas") from None
 
     return Check("numbers", read)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """The parts of a text by commas, a list as it is, a single value as a list of one."""
+    if isinstance(value, str):
+        return value.split(",")
+    return value if isinstance(value, Sequence) else [value]
 
 
 class WrongEntryError(ValueError):

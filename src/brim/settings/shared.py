@@ -6,9 +6,9 @@ A row is a type for a field: `device: Device = "auto"`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 from brim.errors import RequestError
 from brim.settings.caller import given, named, written
@@ -18,6 +18,7 @@ from brim.settings.setting_checks import (
     byte_size,
     flag,
     fraction,
+    numbers,
     pairs,
     path,
     path_text,
@@ -26,11 +27,12 @@ from brim.settings.setting_checks import (
 )
 
 __all__ = [
-    "ANSWERS", "BATCH", "DATA", "FIELDS", "LARGEST_SIZE", "LOADING", "OUTPUT", "WHERE", "BatchSize", "ByteLimit",
-    "Chat", "Columns", "Data", "Device", "Dtype", "FailOnOom", "GradientCheckpointing", "Images", "JsonOutput",
-    "Knobs", "Limit", "Margin", "MaxBatchSize", "MaxTokens", "MemoryLimit", "MultipleOf", "NoAutoBatchSize", "NoCache",
-    "NumWorkers", "PinMemory", "PowerOfTwo", "PrefetchFactor", "Resume", "RunFolder", "Split", "Task",
-    "TrustRemoteCode", "check_one_card", "check_resume", "setting_of",
+    "ANSWERS", "BATCH", "DATA", "FAST_PATHS", "FIELDS", "LARGEST_SIZE", "LOADING", "MOST_RUNS", "OUTPUT", "WHERE",
+    "BatchSize", "ByteLimit", "Chat", "Columns", "Data", "Device", "Dtype", "FailOnOom", "FastPath",
+    "GradientCheckpointing", "Images", "JsonOutput", "Knobs", "Limit", "Margin", "MaxBatchSize", "MaxTokens",
+    "MemoryLimit", "MultipleOf", "NoAutoBatchSize", "NoCache", "NumWorkers", "PinMemory", "PowerOfTwo",
+    "PrefetchFactor", "Resume", "RunFolder", "Split", "Task", "TrustRemoteCode", "check_one_card", "check_resume",
+    "read_seeds", "seeds_from", "setting_of",
 ]  # fmt: skip
 
 FIELDS = ("prompt", "input", "context", "reference", "image", "video", "choices", "id", "label", "group")
@@ -163,7 +165,7 @@ PowerOfTwo = Annotated[bool, Setting(help="Only powers of two.", panel=BATCH, ch
 MaxBatchSize = Annotated[
     int,
     Setting(
-        name="max_batch_size", help="Look no further than N.", panel=BATCH, metavar="N", check=whole(1, LARGEST_SIZE),
+        name="max_batch_size", help="The largest size to try.", panel=BATCH, metavar="N", check=whole(1, LARGEST_SIZE),
         default=None, python="int | None",
     ),
 ]  # fmt: skip
@@ -210,7 +212,7 @@ Chat = Annotated[
 Resume = Annotated[
     bool,
     Setting(
-        help="Go on with the run in -o: samples that are done are not done again.", panel=OUTPUT, check=flag(),
+        help="Continue the run in -o: samples that are done are not done again.", panel=OUTPUT, check=flag(),
         python_help="Continue the run in output: samples that are done are not done again.",
     ),
 ]  # fmt: skip
@@ -228,3 +230,34 @@ JsonOutput = Annotated[
         check=flag(), only="flags",
     ),
 ]  # fmt: skip
+
+
+FastPath = Literal["off", "resident", "stacked"]
+FAST_PATHS: tuple[FastPath, ...] = get_args(FastPath)
+MOST_RUNS = 100_000  # of one training: as many as a sweep may repeat an experiment
+
+
+def read_seeds(value: Any) -> int | tuple[int, ...]:
+    """How many seeds (`10`), or which (`3,5,8`; `7,` is one)."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        found: tuple[int, ...] = numbers(int)(value)
+    except ValueError:
+        raise ValueError("write numbers, several by commas") from None
+    if not found:
+        raise ValueError("give how many, from 1, or which, by commas")
+    return found[0] if isinstance(value, str) and "," not in value else found
+
+
+def seeds_from(asked: int | Sequence[int], *, first: int) -> tuple[int, ...]:
+    """So many seeds from the first on, or those that are named."""
+    if not isinstance(asked, int):
+        return tuple(asked)
+    if asked < 1:
+        raise RequestError(f"{given('seeds', asked)}: give how many, from 1, or which, by commas")
+    if asked > MOST_RUNS:
+        raise RequestError(
+            f"{given('seeds', asked)}: {MOST_RUNS:,} at most; one seed alone is written {written('seeds', f'{asked},')}"
+        )
+    return tuple(range(first, first + asked))

@@ -7,15 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from brim.errors import RequestError, nearest_names
-from brim.settings.easytrain_schedules import NAME_KEY, is_foreign_schedule, settle_schedule
+from brim.settings.easytrain import NAME_KEY, convert_schedule, is_foreign_schedule
 from brim.settings.experiment_ids import MODEL_KEY
 from brim.settings.grid import GridSpec, Inclusion
 from brim.settings.nested_keys import flatten, leaves
 from brim.settings.problems import Problem
 from brim.settings.setting_checks import text, whole
-from brim.settings.sweep_filters import GRID, read_exclusions, read_inclusions, read_pairing, read_seeds, read_zip
-from brim.settings.sweep_lists import Lists, check_conflicts, finished_group, read_lists, settle_list
-from brim.settings.sweep_settings import COMMAND_LINE, SECTIONS, CheckModel, Origins, SettingReader, near_key, shown
+from brim.settings.setting_reader import COMMAND_LINE, SECTIONS, CheckModel, Origins, SettingReader, near_key, shown
+from brim.settings.sweep_lists import (
+    GRID,
+    Lists,
+    check_conflicts,
+    check_list,
+    finished_group,
+    read_exclusions,
+    read_inclusions,
+    read_lists,
+    read_pairing,
+    read_repeats,
+    read_zip,
+)
 from brim.settings.train_settings import IGNORED_KEYS
 from brim.settings.yaml_file import Document, Place
 
@@ -65,7 +76,7 @@ class SweepReader:
             zipped=read_zip(self.settings, grid.get("zip"), groups),
             exclude=exclude,
             include=tuple(include),
-            seeds=read_seeds(self.settings, grid, groups, shared),
+            seeds=read_repeats(self.settings, grid, groups, shared),
             models=self._models,
             file=self.document.file,
             models_line=self.document.line("models_to_train"),
@@ -86,8 +97,8 @@ class SweepReader:
         message = (
             "schedulers are read as EasyTrain has them: each takes its own of the parameters, a warm-up comes first"
         )
-        self.settings.tell("note", message, place or self.origins.shared.get(NAME_KEY, ()), key="scheduler")
-        return settle_schedule
+        self.settings.add_problem("note", message, place or self.origins.shared.get(NAME_KEY, ()), key="scheduler")
+        return convert_schedule
 
     def _read_sections(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """The settings that every experiment has; and what the file asks of the sweep itself."""
@@ -96,18 +107,18 @@ class SweepReader:
             if name in (GRID, "grid"):
                 continue
             if name in _OF_THE_SWEEP:
-                self._read_wish(name, value, (name,))
+                self._read_sweep_key(name, value, (name,))
             elif name == "gpu.device_ids":
                 self.device_ids = self._read_devices(value, (name,))
             elif name in _GRID_KEYS:
-                self.settings.tell("error", f"it belongs under {GRID}", (name,))
+                self.settings.add_problem("error", f"it belongs under {GRID}", (name,))
             elif name in IGNORED_KEYS and name not in ("gpu", "multi_gpu"):
-                self.settings.tell("note", f"brim does not need it: it is {IGNORED_KEYS[name]}", (name,))
+                self.settings.add_problem("note", f"brim does not need it: it is {IGNORED_KEYS[name]}", (name,))
             elif self.settings.knows_section(name):
                 settings[name] = self._without_devices(value) if name == "gpu" else value
             else:
                 known = (GRID, *_OF_THE_SWEEP, *sorted(SECTIONS), "task", "gpu", "multi_gpu")
-                self.settings.tell_unknown_section(name, (name,), known)
+                self.settings.add_unknown_section(name, (name,), known)
         found = self.settings.single_values(settings, ())
         self.origins.shared |= {key: place for key, (_, place) in found.items()}
         return {key: value for key, (value, _) in found.items()}
@@ -130,43 +141,43 @@ class SweepReader:
             found = ()
         if not found or min(found) < 0 or len(set(found)) < len(found):
             message = f"{shown(value)}: it must be numbers of GPUs"
-            self.settings.tell("error", message, place, fix='write 0, "0,1" or [0, 1]')
+            self.settings.add_problem("error", message, place, fix='write 0, "0,1" or [0, 1]')
             return None
         return found
 
-    def _read_wish(self, name: str, value: Any, place: Place) -> None:
+    def _read_sweep_key(self, name: str, value: Any, place: Place) -> None:
         """What the file asks of the sweep itself."""
         if value is None:
             return
         if name == "max_experiments":
-            self.max_experiments = self.settings.checked(whole(1), value, place)
+            self.max_experiments = self.settings.checked_value(whole(1), value, place)
             self.origins.shared[name] = place
         elif name == "results_file":
-            self.results_file = self.settings.checked(text(), value, place)
+            self.results_file = self.settings.checked_value(text(), value, place)
         else:
             models = [value] if isinstance(value, str) else value
             if not isinstance(models, list) or not all(isinstance(model, str) and model for model in models):
-                self.settings.tell("error", f"{shown(value)}: it must be a list of models", place)
+                self.settings.add_problem("error", f"{shown(value)}: it must be a list of models", place)
                 return
             if not models:
-                self.settings.tell("note", "it is empty: every model of the grid is trained", place)
+                self.settings.add_problem("note", "it is empty: every model of the grid is trained", place)
             self._models = tuple(dict.fromkeys(models))
 
     def _read_groups(self, grid: Mapping[str, Any], *, older: Any) -> list[Lists]:
         """The lists: one group without a name, or the named ones."""
-        tell = self.settings.tell
+        add_problem = self.settings.add_problem
         loose: dict[str, Any] = {}  # lists directly under grid_search, as the oldest files have them
         for key, value in grid.items():
             if key in _OF_THE_SWEEP:
-                self._read_wish(key, value, (GRID, key))
+                self._read_sweep_key(key, value, (GRID, key))
             elif key in _NOT_NEEDED:
-                self.settings.settle(key, [value], (GRID, key))
+                self.settings.check(key, [value], (GRID, key))
             elif key not in _GRID_KEYS and "." in key and self.settings.knows_section(key):
                 loose[key] = value
             elif key not in _GRID_KEYS and self.settings.knows_section(key):
-                tell("error", f"it belongs under {GRID}.grid", (GRID, key))
+                add_problem("error", f"it belongs under {GRID}.grid", (GRID, key))
             elif key not in _GRID_KEYS:
-                tell(
+                add_problem(
                     "error",
                     f"there is no such key{nearest_names(key, _GRID_KEYS, count=1) or near_key(key)}",
                     (GRID, key),
@@ -175,7 +186,7 @@ class SweepReader:
         plain = self.settings.section(grid.get("grid"), (GRID, "grid"))
         before = self.settings.section(older, ("grid",))
         if named and (plain or loose or before):
-            tell("error", "grid and groups are both given", (GRID, "groups"), fix="make the grid one more group")
+            add_problem("error", "grid and groups are both given", (GRID, "groups"), fix="make the grid one more group")
         if named:
             return [self._read_group(name, section) for name, section in named.items()]
         if not (plain or loose or before) and grid.get("include"):
@@ -183,14 +194,14 @@ class SweepReader:
         lists = read_lists(self.settings, plain, Lists(None, (GRID, "grid")))
         for place, section in (((GRID,), loose), (("grid",), before)):
             if section:
-                tell("note", f"read as {GRID}.grid", (*place, next(iter(section))))
+                add_problem("note", f"read as {GRID}.grid", (*place, next(iter(section))))
                 read_lists(self.settings, section, dataclasses.replace(lists, place=place))
         return [lists]
 
     def _read_group(self, name: str, section: Any) -> Lists:
         lists = Lists(name, (GRID, "groups", name))
         if not isinstance(section, Mapping) or not section:
-            self.settings.tell("error", "a group is a mapping of keys to lists", lists.place)
+            self.settings.add_problem("error", "a group is a mapping of keys to lists", lists.place)
             return lists
         return read_lists(self.settings, section, lists)
 
@@ -201,7 +212,7 @@ class SweepReader:
             self.origins.shared[key] = at
             if any(key in lists.axes for lists in groups):
                 message = "it is fixed, and a list of the grid as well"
-                self.settings.tell("error", message, at, key=key, fix="keep one of them")
+                self.settings.add_problem("error", message, at, key=key, fix="keep one of them")
         return {key: value for key, (value, _) in fixed.items()}
 
     def _split_overrides(self, overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -220,7 +231,7 @@ class SweepReader:
             elif head == GRID:
                 self.origins.overridden.add((key,))
                 fix = "name the setting alone, such as hp.learning_rate=0.01"
-                self.settings.tell("error", "it cannot be given here", (key,), fix=fix)
+                self.settings.add_problem("error", "it cannot be given here", (key,), fix=fix)
             else:
                 rest[key] = value
         return data, rest
@@ -244,12 +255,12 @@ class SweepReader:
             self.origins.overridden.add((key,))
             listed = sweeping and isinstance(value, list)
             if listed and not value:
-                self.settings.tell("error", "it has no values", (key,))
+                self.settings.add_problem("error", "it has no values", (key,))
                 continue
-            settled = settle_list(self.settings, key, value if listed else [value], (key,), listed=listed)
-            if settled is None:
+            setting = check_list(self.settings, key, value if listed else [value], (key,), listed=listed)
+            if setting is None:
                 continue
-            name, values = settled
+            name, values = setting
             self.origins.from_command_line.add(name)
             for lists in groups:
                 if listed or name in lists.axes:
@@ -267,7 +278,7 @@ def _has_own_factory(data: Mapping[str, Any]) -> bool:
     try:
         found = list(leaves(data))
     except RequestError:
-        return False  # told where it is read
+        return False  # reported where it is read
     named = [value for key, value, _ in found if key.endswith(_MODEL_NAMES)]
     flat = [item for value in named for item in (value if isinstance(value, list) else [value])]
     return any(isinstance(model, str) and model.startswith("py:") for model in flat)

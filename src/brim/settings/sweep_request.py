@@ -12,7 +12,6 @@ from brim.errors import RequestError
 from brim.settings import shared
 from brim.settings.caller import flag_of, given, named
 from brim.settings.declare import Setting, check_fields
-from brim.settings.overrides import parse_overrides
 from brim.settings.setting_checks import Check, choice, entries_of, flag, number, path_text, texts, whole
 from brim.settings.shared import OUTPUT
 
@@ -42,6 +41,8 @@ def _yaml(value: Any) -> str:
 
 
 def _read_pairs(value: Any) -> dict[str, Any]:
+    from brim.settings.yaml_file import parse_overrides  # which is not needed to show flags
+
     return dict(value) if isinstance(value, Mapping) else parse_overrides(map(str, entries_of(value)))
 
 
@@ -101,7 +102,7 @@ class SweepRequest:
     resume: Annotated[
         bool,
         Setting(
-            help="Go on with the sweep in -o; failed experiments are tried again.", panel=OUTPUT, check=flag(),
+            help="Continue the sweep in -o; failed experiments are tried again.", panel=OUTPUT, check=flag(),
             python_help="Continue the sweep in output; failed experiments are tried again.",
         ),
     ] = False  # fmt: skip
@@ -171,7 +172,7 @@ class SweepRequest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepCommand:
-    """A sweep, what is looked at before it starts, and where its record goes."""
+    """A sweep, what to check before it starts, and where its record goes."""
 
     request: SweepRequest
     config: Annotated[
@@ -184,7 +185,7 @@ class SweepCommand:
         bool,
         Setting(help="Only show what would run, how it pairs, and its memory.", check=flag(), only="flags"),
     ] = False
-    check: Annotated[bool, Setting(help="Only look for mistakes in the file.", check=flag(), only="flags")] = False
+    check: Annotated[bool, Setting(help="Only check the file for mistakes.", check=flag(), only="flags")] = False
     strict: Annotated[bool, Setting(help="Warnings are errors.", panel=EXPERIMENTS, check=flag())] = False
     no_forecast: Annotated[
         bool,

@@ -11,13 +11,11 @@ from typing import Annotated, Any
 from brim.errors import RequestError
 from brim.settings import shared
 from brim.settings.caller import given, named, written
-from brim.settings.declare import Part, Setting, check_fields
+from brim.settings.declare import NestedSettings, Setting, check_fields
 from brim.settings.nested_keys import flatten, nest
-from brim.settings.overrides import parse_overrides
 from brim.settings.problems import Problem
-from brim.settings.seeds import FAST_PATHS, read_seeds, seeds_from
 from brim.settings.setting_checks import MOST_SEED, Check, choice, entries_of, flag, numbers, path_text, size_list
-from brim.settings.shared import BATCH, OUTPUT
+from brim.settings.shared import BATCH, FAST_PATHS, OUTPUT, read_seeds, seeds_from
 from brim.settings.sizes import parse_bytes
 from brim.settings.train_settings import FLAG_KEYS, TrainSettings, train_settings
 
@@ -39,7 +37,7 @@ class TrainRequest:
     plan: Annotated[  # the folder of a run whose sizes are used again
         str | None,
         Setting(
-            help="Go back to the sizes of an earlier run.", panel=BATCH, metavar="DIR", check=path_text(),
+            help="Use the sizes of an earlier run.", panel=BATCH, metavar="DIR", check=path_text(),
             python="str | os.PathLike[str] | None",
         ),
     ] = None  # fmt: skip
@@ -47,14 +45,14 @@ class TrainRequest:
     resume: Annotated[
         bool,
         Setting(
-            help="Go on from the last checkpoint in -o.", panel=OUTPUT, check=flag(),
+            help="Continue from the last checkpoint in -o.", panel=OUTPUT, check=flag(),
             python_help="Continue from the last checkpoint in output.",
         ),
     ] = False  # fmt: skip
     validate: Annotated[  # False: a trial, of which only the training matters
         bool, Setting(help="Whether to validate.", only="python", hidden=True, check=flag())
     ] = True
-    file: str | None = None  # where the settings came from
+    file: str | None = None  # that the settings were read from
     seeds: Annotated[  # the same training for each; none: for hp.seed alone, in the run's own folder
         tuple[int, ...],
         Setting(
@@ -136,6 +134,8 @@ class TrainRequest:
 
 
 def _read_changes(value: Any) -> dict[str, Any]:
+    from brim.settings.yaml_file import parse_overrides  # which is not needed to show flags
+
     return dict(value) if isinstance(value, Mapping) else parse_overrides(map(str, entries_of(value)))
 
 
@@ -159,7 +159,7 @@ class TrainCommand:
             python_help="Settings of the file, changed: {'hp.epochs': 3}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
-    request: Annotated[TrainRequest, Part()]
+    request: Annotated[TrainRequest, NestedSettings()]
     notes: tuple[str, ...] = ()  # on the file
     compare_batch: Annotated[
         tuple[int, ...],
@@ -180,14 +180,14 @@ class TrainCommand:
         changes = dict(values.get("overrides", {}))
         for name, key in FLAG_KEYS.items():
             if name in values and key in changes:
-                raise RequestError(f"{key}={changes[key]}: {named(name)} says it as well; keep one")
+                raise RequestError(f"{key}={changes[key]}: {named(name)} sets it too; keep one")
         changes |= {key: values[name] for name, key in FLAG_KEYS.items() if name in values}
         problems: tuple[Problem, ...] = ()
         if isinstance(config, Mapping):
             nested: dict[str, Any] = nest({**flatten(config), **changes})
             file: str | None = None
         else:
-            from brim.settings.training_file import read_training_file  # which is not needed to show flags
+            from brim.settings.config_files import read_training_file  # which is not needed to show flags
 
             nested, problems = read_training_file(config, overrides=changes)
             file = os.fspath(config)

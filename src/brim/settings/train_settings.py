@@ -34,20 +34,10 @@ from brim.settings.setting_checks import (
 )
 
 __all__ = [
-    "FLAG_KEYS",
-    "IGNORED_KEYS",
-    "SETTING_KEYS",
-    "DataSettings",
-    "HyperSettings",
-    "ModelSettings",
-    "OptimizerSettings",
-    "SchedulerSettings",
-    "TrainSettings",
-    "TrainingSettings",
-    "find_setting_key",
-    "setting_problems",
-    "train_settings",
-]
+    "FLAG_KEYS", "IGNORED_KEYS", "SETTING_KEYS", "DataSettings", "HyperSettings", "ModelSettings",
+    "OptimizerSettings", "SchedulerSettings", "TrainSettings", "TrainingSettings", "find_setting_key",
+    "setting_problems", "train_settings",
+]  # fmt: skip
 
 from brim.settings.shared import BATCH, WHERE
 
@@ -453,8 +443,8 @@ def _checked(nested: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
         for key, value in flatten({name: section}).items():
             problem = _take(key, value, values)
             problems += [problem] if problem is not None else []
-    told = any(problem.key.startswith(("model", "grid_search")) for problem in problems)
-    if "model.type" not in values and not told:
+    reported = any(problem.key.startswith(("model", "grid_search")) for problem in problems)
+    if "model.type" not in values and not reported:
         problems.append(_problem("model.type", "it is missing; name a model, such as r3d_18 or mlp"))
     return values, [*problems, *_conflicts(values)]
 
@@ -464,7 +454,7 @@ def _problem(key: str, message: str) -> Problem:
 
 
 def _take(key: str, value: Any, values: dict[str, Any]) -> Problem | None:
-    """Put one checked value in its place, or say what is wrong with it."""
+    """Put one checked value in its place, or return what is wrong with it."""
     if _is_open(key) and not value:
         return None  # `params:` with nothing under it
     row = find_setting_key(key)

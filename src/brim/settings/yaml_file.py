@@ -1,17 +1,18 @@
 """YAML files as plain values, with the line of every key and item.
 
-As `yaml.safe_load`, but every problem of a file is told at once, with its line: a key that is there twice or is not a
-text, a tag, a tab, a second document, a bomb of aliases. Does not know which keys there are.
+As `yaml.safe_load`, but every problem of a file is reported at once, with its line: a key that is there twice or is not
+a text, a tag, a tab, a second document, a bomb of aliases. Does not know which keys there are.
 
     document = read_yaml("config.yaml")
     document.data["hp"]["epochs"], document.line("hp", "epochs")
+    parse_overrides(["hp.learning_rate=0.01", "model.type=[r3d_18,s3d]"])
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from brim.errors import RequestError
 from brim.settings.problems import Problem, has_errors, raise_errors
 from brim.settings.yaml_nodes import Collection, Node, NodeReader
 
-__all__ = ["MOST_BYTES", "Document", "inspect_yaml", "parse_value", "read_yaml"]
+__all__ = ["MOST_BYTES", "Document", "inspect_yaml", "parse_overrides", "parse_value", "read_yaml"]
 
 MOST_BYTES = 8 * 2**20
 
@@ -103,10 +104,10 @@ def _inspect_text(text: str, file: str) -> tuple[Document | None, tuple[Problem,
     root = reader.read(text)
     if not has_errors(reader.problems):
         if root is None or (root.value is None and not isinstance(root, Collection)):
-            reader.tell("error", 1, "the file is empty")
+            reader.add_problem("error", 1, "the file is empty")
         elif not isinstance(root, Collection) or root.kind != "mapping":
             what = "a list" if isinstance(root, Collection) else "a single value"
-            reader.tell("error", root.line, f"the file is {what}", fix="write KEY: VALUE lines")
+            reader.add_problem("error", root.line, f"the file is {what}", fix="write KEY: VALUE lines")
     builder = _Builder(reader)
     data = builder.build(root, ()) if root is not None and not has_errors(reader.problems) else None
     problems = tuple(reader.problems)
@@ -145,6 +146,25 @@ class _Builder:
                     merged.update({key.text: (key, value) for key, value in self._pairs(source, place)})
                 else:
                     key = ".".join(map(str, place))
-                    self.reader.tell("error", source.line, "<< takes a mapping or a list of mappings", key=key)
+                    self.reader.add_problem("error", source.line, "<< takes a mapping or a list of mappings", key=key)
         own = {key.text: (key, item) for key, item in node.pairs if not key.is_merge}
         return list({**merged, **own}.values())
+
+
+def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
+    """KEY=VALUE texts as dotted keys and values; a value is read as it would be in a file.
+
+    In a sweep a list is a list of values to try; `[[10, 20]]` is one value that is a list.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise RequestError(f"{text!r}: a setting is written KEY=VALUE, such as hp.learning_rate=0.01")
+        if key.startswith("-"):
+            raise RequestError(f"{text!r}: there is no such option, and a setting is written without dashes")
+        if key in found:
+            raise RequestError(f"{key}: it is given twice; keep one")
+        found[key] = parse_value(value, argument=text)
+    return found

@@ -1,15 +1,16 @@
 """YAML text to nodes: every value with its line, every problem with its line. The only file that imports yaml.
 
 Scalars mean what `yaml.safe_load` makes of them, with three differences: `1e-3` is a number, a date stays text, and so
-does a lone equals sign. Reads parser events, never objects, so a tag cannot make anything; and counts as it goes, so an
-alias bomb is found before it is written out. Does not know paths, nor what a document is for.
+does a lone equals sign. Reads parser events, never objects, so a tag cannot make anything; and counts as it goes,
+so an alias bomb is found before it is expanded. Parsers differ on where a tab may stand: here nowhere between values.
+Does not know paths, nor what a document is for. Why not another library: docs/decisions/0015-yaml-lines.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import yaml
@@ -19,12 +20,11 @@ from yaml.reader import Reader, ReaderError
 from yaml.resolver import Resolver
 
 from brim.settings.problems import Problem, Severity
-from brim.settings.yaml_tabs import Span, tabs_outside
 
-__all__ = ["MOST_LEVELS", "MOST_VALUES", "Collection", "Node", "NodeReader"]
+__all__ = ["MOST_LEVELS", "MOST_VALUES", "Collection", "Node", "NodeReader", "Span", "tabs_outside"]
 
 MOST_LEVELS = 64
-MOST_VALUES = 500_000  # after every alias has been written out
+MOST_VALUES = 500_000  # with every alias expanded
 
 _PREFIX = "tag:yaml.org,2002:"
 _LEFT_AS_TEXT = (f"{_PREFIX}timestamp", f"{_PREFIX}value")  # dates, and a lone equals sign
@@ -52,7 +52,7 @@ _CONSTRUCT = SafeConstructor()
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Node:
-    """A scalar, and what every node has: where it begins, how much it is when aliases are written out."""
+    """A scalar, and what every node has: where it begins, how large it is with aliases expanded."""
 
     line: int  # from 1
     column: int  # from 1
@@ -91,7 +91,7 @@ class NodeReader:
         self._values = 0
         self._spans: list[Span] = []
 
-    def tell(
+    def add_problem(
         self,
         severity: Severity,
         line: int | None,
@@ -112,38 +112,38 @@ class NodeReader:
         strange = Reader.NON_PRINTABLE.search(text)
         if strange is not None:
             line = text.count("\n", 0, strange.start()) + 1
-            self.tell("error", line, f"the character U+{ord(strange.group()):04X} is not allowed")
+            self.add_problem("error", line, f"the character U+{ord(strange.group()):04X} is not allowed")
             return None
         root: Node | None = None
         broken_at: int | None = None
         try:
             for node in self._roots(text):
                 if root is not None:
-                    self.tell("error", node.line, "a second document begins", fix="keep one document a file")
+                    self.add_problem("error", node.line, "a second document begins", fix="keep one document a file")
                     break
                 root = node
         except _StopReadingError as error:
-            self.tell("error", error.line, str(error))
+            self.add_problem("error", error.line, str(error))
             return None
         except ReaderError as error:
-            self.tell("error", None, f"not YAML: {error.reason}")
+            self.add_problem("error", None, f"not YAML: {error.reason}")
             return None
         except yaml.MarkedYAMLError as error:
-            broken_at = self._tell_broken(error, text)
+            broken_at = self._add_broken(error, text)
             root = None
         self._names.clear()
         for tab in tabs_outside(text, self._spans, until=broken_at):
-            self.tell("error", tab + 1, "there is a tab", fix="use spaces")
+            self.add_problem("error", tab + 1, "there is a tab", fix="use spaces")
         return root
 
-    def _tell_broken(self, error: yaml.MarkedYAMLError, text: str) -> int | None:
-        """Say where the text stops being YAML, unless it is for a tab, which is told by itself."""
+    def _add_broken(self, error: yaml.MarkedYAMLError, text: str) -> int | None:
+        """Report where the text stops being YAML, unless a tab is the reason: tabs are reported by themselves."""
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line
         if not tabs_outside(text, self._spans, until=line):
-            told = " ".join(part for part in (error.context, error.problem) if part)
-            self.tell(
-                "error", None if line is None else line + 1, f"not YAML: {told}", fix="check indentation and quotes"
+            reason = " ".join(part for part in (error.context, error.problem) if part)
+            self.add_problem(
+                "error", None if line is None else line + 1, f"not YAML: {reason}", fix="check indentation and quotes"
             )
         return line
 
@@ -182,7 +182,7 @@ class NodeReader:
             return node
         begun = Collection(line, column, kind="list" if isinstance(event, yaml.SequenceStartEvent) else "mapping")
         if tag is not None and tag != f"{_PREFIX}{'seq' if begun.kind == 'list' else 'map'}":
-            self.tell("error", line, f"the tag {_written(tag)} does not fit a {begun.kind}", fix="leave it out")
+            self.add_problem("error", line, f"the tag {_written(tag)} does not fit a {begun.kind}", fix="leave it out")
         self._open.append(begun)
         if event.anchor:
             self._anchors[event.anchor] = begun
@@ -193,14 +193,14 @@ class NodeReader:
         if target is None:
             raise _StopReadingError(f"the alias *{name} has no anchor &{name} before it", line)
         if target in self._open:
-            raise _StopReadingError(f"the alias *{name} stands inside of what it names", line)
+            raise _StopReadingError(f"the alias *{name} refers to itself", line)
         self._count(target.weight, target.levels, line)
         return target
 
     def _count(self, values: int, levels: int, line: int) -> None:
         self._values += values
         if self._values > MOST_VALUES:
-            raise _StopReadingError(f"more than {MOST_VALUES:,} values, with the aliases written out", line)
+            raise _StopReadingError(f"more than {MOST_VALUES:,} values, with its aliases expanded", line)
         if len(self._open) + levels > MOST_LEVELS:
             raise _StopReadingError(f"more than {MOST_LEVELS} levels of nesting", line)
 
@@ -211,7 +211,7 @@ class NodeReader:
             return None
         if tag.startswith(_PREFIX) and tag.removeprefix(_PREFIX) in _PLAIN_TAGS:
             return tag
-        self.tell("error", line, f"the tag {_written(tag)} is not allowed", fix="a file holds plain values only")
+        self.add_problem("error", line, f"the tag {_written(tag)} is not allowed", fix="a file holds plain values only")
         return None
 
     def _read_scalar(self, node: Node, tag: str | None, implicit: tuple[bool, bool]) -> None:
@@ -224,17 +224,17 @@ class NodeReader:
             node.value = node.text if kind in ("str", "merge") or node.text.lower() in _WORDS else None
             if kind == "bool" and node.value is not None:
                 message = f"the key {node.text}: YAML 1.1 reads it as a truth value; it is taken as text"
-                self.tell("warning", node.line, message, fix="put it into quotes", column=node.column)
+                self.add_problem("warning", node.line, message, fix="put it into quotes", column=node.column)
             return
         try:
             node.value = _scalar_value(kind, node.text)
         except ValueError:
             shown = node.text if len(node.text) < 40 else f"{node.text[:36]}…"
-            self.tell("error", node.line, f"{shown!r} cannot be read as {kind}", column=node.column)
+            self.add_problem("error", node.line, f"{shown!r} cannot be read as {kind}", column=node.column)
         else:
             surprise = _surprise(kind, node.text, node.value) if implicit[0] else ""
             if surprise:
-                self.tell("warning", node.line, surprise, column=node.column)
+                self.add_problem("warning", node.line, surprise, column=node.column)
 
     def _place(self, node: Node, parent: Collection) -> None:
         parent.add_size(node)
@@ -249,25 +249,25 @@ class NodeReader:
             self._names.pop()
 
     def _take_key(self, node: Node, parent: Collection) -> None:
-        """Check a key as soon as it is read, so that it is told even where the rest of the file is broken."""
+        """Check a key as soon as it is read, so that it is reported even where the rest of the file is broken."""
         if isinstance(node, Collection):
-            self.tell("error", node.line, f"a {node.kind} stands as a key", fix="a key is a text")
+            self.add_problem("error", node.line, f"a {node.kind} is used as a key", fix="a key is a text")
             self._names.append("?")
             return
         if not isinstance(node.value, str):
             message = f"the key {node.text or 'null'} is read as a number, a truth value or nothing"
-            self.tell("error", node.line, message, fix="put it into quotes", column=node.column)
+            self.add_problem("error", node.line, message, fix="put it into quotes", column=node.column)
         elif not node.text:
-            self.tell("error", node.line, "a key is empty", column=node.column)
+            self.add_problem("error", node.line, "a key is empty", column=node.column)
         self._names.append(node.text)
         if node.text in parent.seen:
             message = f"the key is there twice, first on line {parent.seen[node.text]}"
-            self.tell("error", node.line, message, fix="keep one of them", column=node.column)
+            self.add_problem("error", node.line, message, fix="keep one of them", column=node.column)
         parent.seen.setdefault(node.text, node.line)
 
 
 class _StopReadingError(Exception):
-    """Reading stops here: the file is too large when written out, or leads into itself."""
+    """Reading stops here: the file is too large with its aliases expanded, or an alias refers to itself."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(message)
@@ -307,3 +307,46 @@ def _surprise(kind: str, text: str, value: Any) -> str:
     if kind == "int" and value != 0 and re.fullmatch(r"[-+]?0[0-7_]+", text):
         return f"{text} is read to the base of 8, as {value}; write it without the leading 0"
     return ""
+
+
+Span = tuple[tuple[int, int], tuple[int, int]]  # (line, column) of the first character and past the last, from 0
+
+_BREAKS = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+
+
+def tabs_outside(text: str, scalars: Sequence[Span], *, until: int | None = None) -> list[int]:
+    """Lines, from 0, with a tab outside of scalars (given in order) and comments; `until` is the last line to check."""
+    if "\t" not in text:
+        return []
+    found = []
+    passed = 0  # scalars that end before the line
+    for number, line in enumerate(_BREAKS.split(text)):
+        if until is not None and number > until:
+            break
+        if "\t" not in line:
+            continue
+        while passed < len(scalars) and scalars[passed][1][0] < number:
+            passed += 1
+        taken = []
+        index = passed
+        while index < len(scalars) and scalars[index][0][0] <= number:
+            (first, start), (last, end) = scalars[index]
+            taken.append((start if first == number else 0, end if last == number else len(line) + 1))
+            index += 1
+        if _has_tab_outside(line, taken):
+            found.append(number)
+    return found
+
+
+def _has_tab_outside(line: str, taken: Sequence[tuple[int, int]]) -> bool:
+    inside = 0  # the first of `taken` that does not end before the column
+    for column, character in enumerate(line):
+        while inside < len(taken) and taken[inside][1] <= column:
+            inside += 1
+        if inside < len(taken) and taken[inside][0] <= column:
+            continue
+        if character == "#" and (column == 0 or line[column - 1] in " \t"):
+            return False  # the rest is a comment
+        if character == "\t":
+            return True
+    return False

@@ -145,7 +145,7 @@ class SizeSearch:
         if isinstance(probe, Exception):
             raise probe
         if probe.fits:
-            return self._result(probe, "the size asked for, and it fits (--no-auto-batch-size)")
+            return self._result(probe, f"the size asked for, and it fits ({named('no_auto_batch_size')})")
         if self.settings.fail_on_oom or size <= self._grid.smallest:
             raise self._nothing_fits(probe)
         self._grid = dataclasses.replace(self._grid, last=size - 1)

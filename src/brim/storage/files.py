@@ -1,16 +1,21 @@
-"""Files written whole or not at all."""
+"""Files written whole or not at all; JSON and rows of CSV as their text."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
 
-__all__ = ["cache_folder", "cannot_write", "encode", "read_json", "usual_mode", "write_atomic", "write_json"]
+__all__ = [
+    "cache_folder", "cannot_write", "csv_text", "encode", "read_json", "usual_mode", "write_atomic", "write_json",
+]  # fmt: skip
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -41,7 +46,7 @@ def encode(text: str) -> bytes:
 
 
 def cannot_write(path: Path, error: Exception) -> RequestError:
-    """What to tell of a file that cannot be written: a folder that is not ours, a full disk."""
+    """The message for a file that cannot be written: a folder that is not ours, a full disk."""
     reason = getattr(error, "strerror", None) or str(error)
     return RequestError(f"cannot write {path}: {reason}; free space or choose another folder")
 
@@ -72,3 +77,18 @@ def cache_folder() -> Path:
     """Where brim keeps what it may lose: `$XDG_CACHE_HOME/brim`, by default `~/.cache/brim`."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "brim"
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]], *, first: Sequence[str] = ()) -> str:
+    """A table with every column that some row has, in order of appearance, after those of `first`; lists as JSON."""
+    columns = list(dict.fromkeys([*first, *(name for row in rows for name in row)]))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _cell(value) for name, value in row.items()})
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value

@@ -2,7 +2,7 @@
 
     .lock    in the folder while a process writes it: JSON with `pid`, `host`, `command` and `since`
 
-The lock goes with its process, however that ends: after a kill the file may still be there, and it is nobody's. Forked
+The lock goes with its process, however that ends: after a kill the file may be left, held by no process. Forked
 children, such as loading processes, do not keep it. It knows folders and files, not what kind of run writes them.
 """
 
@@ -41,7 +41,7 @@ Note = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _Held:
+class _HeldLock:
     """A lock that this process has."""
 
     path: Path
@@ -50,7 +50,7 @@ class _Held:
     made: tuple[Path, ...]  # folders that were made for it, the innermost first
 
 
-_held: dict[Path, _Held] = {}
+_held: dict[Path, _HeldLock] = {}
 
 
 @contextlib.contextmanager
@@ -102,7 +102,7 @@ def _record(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and found.get("schema") == LOCK_SCHEMA else None
 
 
-def _new_folder(command: str, note: Note | None) -> tuple[Path, _Held | None]:
+def _new_folder(command: str, note: Note | None) -> tuple[Path, _HeldLock | None]:
     """A folder that was not there before, also for the second of two runs that start in the same second."""
     named = Path("runs") / f"{command}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     check_folder(named)
@@ -123,7 +123,7 @@ class _InUseError(RequestError):
     """Another process has the folder."""
 
 
-def _take(path: Path, output: Path, note: Note | None, wait_seconds: float) -> _Held | None:
+def _take(path: Path, output: Path, note: Note | None, wait_seconds: float) -> _HeldLock | None:
     """Take the lock; None where this thread has it already."""
     path = Path(os.path.realpath(path.parent), path.name)  # absolute: a run may change its working folder
     before = _held.get(path)
@@ -144,7 +144,7 @@ def _take(path: Path, output: Path, note: Note | None, wait_seconds: float) -> _
             reason = _in_use(output, _record(path))
             raise LostError(f"{reason}, waited {wait_seconds:g} s") if wait_seconds else _InUseError(reason)
         time.sleep(POLL_SECONDS)
-    held = _Held(path=path, file=file, thread=threading.get_ident(), made=made)
+    held = _HeldLock(path=path, file=file, thread=threading.get_ident(), made=made)
     _held[path] = held
     return held
 
@@ -243,7 +243,7 @@ def _in_use(output: Path, record: dict[str, Any] | None) -> str:
     return f"{given('output', output)}: in use by {who}; wait until it ends, or choose another folder"
 
 
-def _release(held: _Held | None) -> None:
+def _release(held: _HeldLock | None) -> None:
     """Give the lock up and remove its file, and the folders made for it if nothing is in them."""
     if held is None or _held.get(held.path) is not held:  # in a forked child: it never had the lock
         return

@@ -1,4 +1,4 @@
-"""The process of one experiment: a job is its only request, and what its training reports are its messages.
+"""The process of one experiment, both ends: a job is its only request, and what its training reports are its messages.
 
 A lock on the folder makes a second process of the same experiment wait for the first. Whatever the training prints
 goes to the experiment's log, and its outcome to a file of its folder, which is what counts.
@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
 from brim.memory.failures import FailureKind, classify
 from brim.running.child_main import INTERRUPTED, Send
+from brim.running.child_process import ChildProcess, child_command, wait_for_messages
+from brim.settings.caller import named
 from brim.storage.run_lock import locked_folder
-from brim.sweeps.job import OUTCOME_FILE, FailureWord, Job, Outcome, read_outcome, write_outcome
+from brim.sweeps.job import OUTCOME_FILE, AttemptOutcome, FailureWord, Job, read_outcome, write_outcome
 from brim.training.listener import StepRecord, TrainFacts, TrainListener
 
 if TYPE_CHECKING:
     from brim.training.run import TrainResult
 
-__all__ = ["run_job", "serve_experiment", "train_run"]
+__all__ = ["CHILD_COMMAND", "LOG_FILE", "ExperimentProcess", "run_job", "run_to_end", "serve_experiment", "train_run"]
 
 LOCK_SECONDS = 60.0  # a killed process may take a moment to be gone
 EVENT_SECONDS = 0.5  # between two reports of a rate
@@ -71,20 +73,20 @@ def train_run(job: Job, send: Send) -> tuple[dict[str, Any], list[dict[str, Any]
     return _figures(result), [dict(row) for row in result.epochs], _size_reason(job, result)
 
 
-def _attempt(job: Job, send: Send, train: Train, started: float) -> Outcome:
+def _attempt(job: Job, send: Send, train: Train, started: float) -> AttemptOutcome:
     """Train; what goes wrong becomes the outcome, and its traceback goes to the log."""
     try:
         figures, epochs, reason = train(job, send)
     except KeyboardInterrupt:
-        return Outcome(id=job.id, attempt=job.attempt, state="interrupted", seconds=time.monotonic() - started)
+        return AttemptOutcome(id=job.id, attempt=job.attempt, state="interrupted", seconds=time.monotonic() - started)
     except Exception as error:
         traceback.print_exc()
-        return Outcome(
+        return AttemptOutcome(
             id=job.id, attempt=job.attempt, state="failed", failure=_failure_word(error),
             error=str(error) if isinstance(error, BrimError) else f"{type(error).__name__}: {error}",
             seconds=time.monotonic() - started, batch_size_reason=job.changed_because,
         )  # fmt: skip
-    return Outcome(
+    return AttemptOutcome(
         id=job.id, attempt=job.attempt, state="completed", seconds=time.monotonic() - started,
         batch_size_reason=reason, figures=figures, epochs=tuple(epochs),
     )  # fmt: skip
@@ -120,7 +122,7 @@ def _figures(result: TrainResult) -> dict[str, Any]:
 
 
 def _size_reason(job: Job, result: TrainResult) -> str:
-    """How the batch size came about, in words."""
+    """How the batch size was chosen, in words."""
     used, events = result.summary["batch_size_used"], result.summary["oom_events"]
     if job.changed_because:
         return job.changed_because
@@ -172,10 +174,72 @@ class _TrainingEvents(TrainListener):
         self._sent_at, self._sent_samples = now, record.samples
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """The clock goes on after the validation, which is no training."""
+        """The clock restarts after the validation, which is no training."""
         self._send({"event": "epoch", "row": row})
         self._sent_at = time.monotonic()
 
     def note(self, line: str) -> None:
         """One line."""
         self._send({"event": "note", "line": line})
+
+
+CHILD_COMMAND = child_command("brim.sweeps.experiment:serve_experiment")
+LOG_FILE = "log.txt"
+
+
+class ExperimentProcess(ChildProcess):
+    """One attempt at an experiment, in a process of its own."""
+
+    def __init__(
+        self, job: Job, *, environment: Mapping[str, str] | None = None, command: Sequence[str] = CHILD_COMMAND
+    ) -> None:
+        self.job = job
+        self._asked_to_stop = False
+        folder = Path(job.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(command, name=job.id, log=folder / LOG_FILE, environment=environment)
+        self.send(job.to_json())
+
+    def events(self) -> list[dict[str, Any]]:
+        """What the experiment has reported since the last time: opened, rate, epoch, note."""
+        return [message for message in self.messages() if isinstance(message.get("event"), str)]
+
+    def interrupt(self) -> None:
+        """Ask it to stop after the step under way, with a checkpoint; however it ends then, it was interrupted."""
+        self._asked_to_stop = True
+        super().interrupt()
+
+    def end_if_over(self, seconds: float | None) -> None:
+        """End it if it has taken longer than that."""
+        if seconds is not None and self.seconds > seconds:
+            self.end(f"it was not done within {seconds:g} s ({named('timeout')}) and was ended")
+
+    def outcome(self) -> AttemptOutcome:
+        """End it if it is there, and return how the attempt ended: as its folder has it, else by its exit."""
+        job, ending = self.job, self.end()
+        written = read_outcome(Path(job.folder), id=job.id)
+        if written is not None and (written.state == "completed" or written.attempt == job.attempt):
+            return written
+        interrupted = ending.code == INTERRUPTED or self._asked_to_stop
+        return AttemptOutcome(
+            id=job.id,
+            attempt=job.attempt,
+            state="interrupted" if interrupted else "failed",
+            failure="" if interrupted else ending.kind,
+            error="" if interrupted else ending.reason,
+            seconds=self.seconds,
+            batch_size_reason=job.changed_because,
+        )
+
+
+def run_to_end(job: Job, *, timeout_seconds: float | None, command: Sequence[str] = CHILD_COMMAND) -> AttemptOutcome:
+    """One attempt, waited for: what a worker of a cluster does with a job."""
+    child = ExperimentProcess(job, command=command)
+    try:
+        while child.running:
+            wait_for_messages([child], 0.5)
+            child.events()  # nobody listens, but a full pipe would stop it
+            child.end_if_over(timeout_seconds)
+    finally:
+        child.end()
+    return child.outcome()

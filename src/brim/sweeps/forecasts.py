@@ -1,24 +1,35 @@
-"""Forecast memory of a sweep's experiments, one forecast for each distinct workload, and what is foreseen of them.
+"""The memory forecast for a sweep's experiments, once for each distinct workload, and the problems that it shows.
 
-The work is done by a process of its own (`forecast_process.py`): this one stays without torch, takes no memory on a
-card, and survives a model that cannot be built. A workload that cannot be forecast has a reason instead of figures.
+Another process does the work (`forecast_process.py`): this one stays without torch, takes no memory on a card, and
+survives a model that cannot be built. A workload that cannot be forecast has a reason instead of figures.
+
+Forecasts are kept on disk where they depend on nothing but the settings, the card and the versions: library models on
+built-in clips, or on data whose folder has not changed. Python factories and the host's own memory are forecast anew.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+from brim.settings.config_files import SweepFile
 from brim.settings.experiment_ids import BATCH_KEY, MODEL_KEY
 from brim.settings.grid import Experiment
 from brim.settings.nested_keys import flatten
 from brim.settings.problems import Problem
 from brim.settings.sizes import format_bytes
-from brim.settings.sweep_file import SweepFile
+from brim.storage.files import cache_folder, read_json, write_json
+from brim.storage.fingerprint import fingerprint
 
-__all__ = ["SizeForecast", "bytes_needed", "forecast_experiments", "foreseen", "foreseen_data", "workload_key"]
+__all__ = [
+    "CachedForecasts", "SizeForecast", "bytes_needed", "forecast_experiments", "foreseen", "foreseen_data",
+    "workload_key",
+]  # fmt: skip
 
 SAFETY = 1.1  # of the forecast, when it is reserved: allocators differ, validation comes on top
 APPROXIMATE_SAFETY = 1.25  # of one that says itself that it is less sure
@@ -75,7 +86,7 @@ def workload_key(settings: Mapping[str, Any]) -> str:
 
 
 def forecast_experiments(
-    experiments: Sequence[Experiment], ask: Ask, *, told: Callable[[str], None] | None = None
+    experiments: Sequence[Experiment], ask: Ask, *, progress: Callable[[str], None] | None = None
 ) -> dict[str, SizeForecast]:
     """By id: a forecast for every experiment. `ask` is called once for each distinct workload under the same limits."""
     workloads: dict[tuple[Any, ...], list[Experiment]] = {}
@@ -84,8 +95,8 @@ def forecast_experiments(
         workloads.setdefault((workload_key(experiment.settings), *limits), []).append(experiment)
     found: dict[str, SizeForecast] = {}
     for place, members in enumerate(workloads.values(), start=1):
-        if told is not None:
-            told(f"[{place}/{len(workloads)}] {members[0].flat.get(MODEL_KEY)}")
+        if progress is not None:
+            progress(f"[{place}/{len(workloads)}] {members[0].flat.get(MODEL_KEY)}")
         sizes = list(dict.fromkeys(_asked(member) for member in members))
         answers = ask(members[0].settings, sizes)
         for member in members:
@@ -149,3 +160,70 @@ def _fix(forecast: SizeForecast, *, retry: bool) -> str:
     if retry:
         return f"{forecast.batch_size_max} would fit: the run starts in micro-batches of at most that; or write auto"
     return f"write {forecast.batch_size_max}, or auto"
+
+
+_FORMAT = 2  # of what is kept: 2 since samples are prepared outside of the trace
+_PACKAGES = ("brim", "torch", "torchvision", "timm", "transformers")
+
+
+class CachedForecasts:
+    """The answers of the function it is given, read from disk where they are known; `card` is what they are for."""
+
+    def __init__(self, ask: Ask, *, card: Mapping[str, Any], folder: Path | None = None) -> None:
+        self._ask = ask
+        self._card = dict(card)
+        self._folder = folder or cache_folder() / "sweep-forecasts"
+
+    def __call__(self, settings: Mapping[str, Any], sizes: Sequence[int | str]) -> Mapping[str, Any]:
+        """By the text of each size, its forecast."""
+        key = self._key(settings)
+        if key is None:
+            return self._ask(settings, sizes)
+        path = self._folder / f"{key}.json"
+        stored: Any = read_json(path)
+        known: dict[str, Any] = stored if isinstance(stored, dict) else {}
+        missing = [size for size in sizes if str(size) not in known]
+        if not missing:
+            return known
+        answer = self._ask(settings, missing)
+        fresh = {str(size): answer[str(size)] for size in missing if str(size) in answer}
+        if not fresh:
+            return answer
+        write_json(path, {**known, **fresh})
+        return {**known, **answer}
+
+    def _key(self, settings: Mapping[str, Any]) -> str | None:
+        """The name of the entry; None for what is not kept."""
+        flat = flatten(settings)
+        root = flat.get("data.root")
+        own = any(str(flat.get(key) or "").startswith("py:") for key in ("model.type", "data.type"))
+        if own or not self._card or flat.get("training.device") == "cpu":
+            return None
+        limits = {key: flat.get(key) for key in ("training.memory_limit", "training.margin", "hp.effective_batch")}
+        return fingerprint(
+            {
+                "format": _FORMAT,
+                "workload": workload_key(settings),
+                "limits": limits,
+                "data": None if root is None else _state(Path(str(root))),
+                "card": self._card,
+                "allocator": [os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")],
+                "versions": {name: _version(name) for name in _PACKAGES},
+            }
+        )
+
+
+def _state(path: Path) -> list[Any]:
+    """Where data lies and when it last changed, by its own entry in the file system."""
+    try:
+        found = path.stat()
+    except OSError:
+        return [str(path)]
+    return [str(path.absolute()), found.st_mtime_ns, found.st_size]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

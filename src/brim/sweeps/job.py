@@ -1,4 +1,4 @@
-"""What the process of an experiment is given, and what it leaves behind: plain values, JSON both ways.
+"""What the process of an experiment is given, what it leaves behind, and who is notified of it. Plain values, JSON.
 
 A job is one attempt at an experiment. Its outcome is a file in the experiment's folder, written last and whole: an
 experiment is complete if and only if its outcome says so. Knows nothing of processes, devices or torch.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from brim.settings.nested_keys import flatten, nest
 from brim.storage.files import read_json, write_json
 
-__all__ = ["OUTCOME_FILE", "FailureWord", "Job", "Outcome", "State", "read_outcome", "with_changes", "write_outcome"]
+__all__ = [
+    "OUTCOME_FILE", "AttemptOutcome", "FailureWord", "Job", "Recorder", "State", "SweepListener", "read_outcome",
+    "with_changes", "write_outcome",
+]  # fmt: skip
 
 OUTCOME_FILE = "outcome.json"
 OUTCOME_SCHEMA = "brim.experiment/1"
@@ -69,7 +72,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class AttemptOutcome:
     """How one attempt ended."""
 
     id: str
@@ -87,7 +90,7 @@ class Outcome:
         return {"schema": OUTCOME_SCHEMA, **dataclasses.asdict(self), "epochs": [dict(row) for row in self.epochs]}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Outcome:
+    def from_json(cls, data: Mapping[str, Any]) -> AttemptOutcome:
         """Read an outcome back."""
         names = {field.name for field in dataclasses.fields(cls)}
         known = {name: value for name, value in data.items() if name in names}
@@ -100,14 +103,52 @@ def with_changes(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
     return nest({**flat, **changes})
 
 
-def read_outcome(folder: Path, *, id: str) -> Outcome | None:
+def read_outcome(folder: Path, *, id: str) -> AttemptOutcome | None:
     """The outcome in an experiment's folder; None where there is none, or that of another experiment."""
     data: Any = read_json(folder / OUTCOME_FILE)
     if not isinstance(data, dict) or data.get("schema") != OUTCOME_SCHEMA or data.get("id") != id:
         return None
-    return Outcome.from_json(data)
+    return AttemptOutcome.from_json(data)
 
 
-def write_outcome(folder: Path, outcome: Outcome) -> None:
+def write_outcome(folder: Path, outcome: AttemptOutcome) -> None:
     """Leave it in the folder, whole or not at all."""
     write_json(folder / OUTCOME_FILE, outcome.to_json())
+
+
+class SweepListener:
+    """Told of the sweep as it goes; does nothing by itself."""
+
+    def forecasting(self, what: str) -> None:
+        """The memory of an experiment is being forecast."""
+
+    def planned(self, experiments: int, done: int) -> None:
+        """So many experiments, of which so many were done before."""
+
+    def started(self, job: Job, device: str) -> None:
+        """An attempt begins."""
+
+    def event(self, job: Job, event: Mapping[str, Any]) -> None:
+        """An experiment reports something: opened, rate, epoch, note."""
+
+    def ended(self, job: Job, outcome: AttemptOutcome, retried: Job | None) -> None:
+        """An attempt is over; `retried` is the one that follows it."""
+
+    def note(self, line: str) -> None:
+        """Something that the user should know, in one line."""
+
+
+class Recorder(Protocol):
+    """What launchers report to; it writes the journal and decides what is tried again."""
+
+    def started(self, job: Job, device: str) -> None:
+        """An attempt begins."""
+
+    def event(self, job: Job, event: Mapping[str, Any]) -> None:
+        """An experiment reports something."""
+
+    def ended(self, job: Job, outcome: AttemptOutcome) -> Job | None:
+        """An attempt is over; gives the attempt to make next, if there is one."""
+
+    def note(self, line: str) -> None:
+        """Something that the user should know."""

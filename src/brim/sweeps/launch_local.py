@@ -9,14 +9,13 @@ from collections.abc import Sequence
 
 from brim.monitor.host import CORES_VARIABLE, own_cores
 from brim.running.child_process import wait_for_messages
-from brim.sweeps.experiment_process import CHILD_COMMAND, ExperimentProcess
-from brim.sweeps.job import Job
-from brim.sweeps.listener import Recorder
+from brim.sweeps.experiment import CHILD_COMMAND, ExperimentProcess
+from brim.sweeps.job import Job, Recorder
 from brim.sweeps.scheduler import Device, Need, Packing, ThroughputWatch
 
 __all__ = ["LocalLauncher"]
 
-WAIT_SECONDS = 0.2  # for events, before processes are looked at again
+WAIT_SECONDS = 0.2  # for events, before processes are checked again
 GRACE_SECONDS = 60.0  # for the step under way and a checkpoint, after Ctrl-C
 
 
@@ -120,11 +119,11 @@ class LocalLauncher:
 
     def _pass_on(self, running: _Running) -> None:
         for event in running.child.events():
-            self._heard(running, event)
+            self._take_event(running, event)
 
-    def _heard(self, running: _Running, event: dict[str, object]) -> None:
+    def _take_event(self, running: _Running, event: dict[str, object]) -> None:
         job, device = running.child.job, running.device
-        if not self._stopping:  # a run's own words on how to go on with it are not the sweep's
+        if not self._stopping:  # a run's own hint on how to resume it does not apply to the sweep
             self._recorder.event(job, event)
         if event["event"] != "rate" or device.slots < 2:
             return
@@ -135,7 +134,7 @@ class LocalLauncher:
         rate = event.get("samples_per_second")
         if not isinstance(rate, (int, float)):
             return
-        most = self._watch.heard(device.name, job.id, float(rate), now)
+        most = self._watch.add_rate(device.name, job.id, float(rate), now)
         if most is not None and most < self._packing.cap(device.name):
             self._packing.limit(device.name, most)
             self._recorder.note(f"{device.name}: more than {most} at once brought no more in all; no more are started")

@@ -1,7 +1,7 @@
 """`--on ray`: each experiment a Ray task with the part of a GPU that its forecast memory needs.
 
-Ray decides what runs where and when; here is only said what each task needs. A task that is lost with its worker or
-its node is handed in again. Works on the cluster at `RAY_ADDRESS`, or on a Ray of this machine alone.
+Ray decides what runs where and when; this file only states what each task needs. A task that is lost with its worker or
+its node is submitted again. Works on the cluster at `RAY_ADDRESS`, or on a Ray of this machine alone.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 from brim.errors import BrimError, LostError, first_line
 from brim.running.ray_cluster import RayCluster, connected_ray, forwarded_variables
-from brim.sweeps.experiment_process import CHILD_COMMAND
+from brim.sweeps.experiment import CHILD_COMMAND
 from brim.sweeps.job import Job
 from brim.sweeps.launch_remote import Delivery, RemoteLauncher, RemoteWork
 
 __all__ = ["ClusterCard", "RayLauncher", "task_resources"]
 
 SMALLEST_PART = 0.05  # of a GPU
-USABLE = 0.95  # of a card's memory
+USABLE_CARD_FRACTION = 0.95  # of a card's memory
 WAIT_SECONDS = 2.0
 
 
@@ -36,19 +36,22 @@ class ClusterCard:
 
 
 def task_resources(job: Job, cards: Sequence[ClusterCard], *, jobs_per_gpu: int | None = None) -> dict[str, Any]:
-    """What Ray is told that a job needs: processors, the part of a GPU, and the kind of card if not all are enough."""
+    """The resources that a job asks Ray for: cores, the part of a GPU, and the kind of card if not all are enough."""
     if not cards or job.device == "cpu":
         return {"num_cpus": 1, "num_gpus": 0}
     if job.alone or job.bytes_needed is None:
         return {"num_cpus": 1, "num_gpus": 1 if jobs_per_gpu is None or job.alone else 1 / jobs_per_gpu}
-    enough = [card for card in cards if card.memory_bytes * USABLE >= job.bytes_needed]
+    enough = [card for card in cards if card.memory_bytes * USABLE_CARD_FRACTION >= job.bytes_needed]
     chosen = min(enough or cards, key=lambda card: card.memory_bytes * (1 if enough else -1))
-    part = min(max(job.bytes_needed / (chosen.memory_bytes * USABLE), SMALLEST_PART, 1 / (jobs_per_gpu or 100)), 1.0)
+    part = min(
+        max(job.bytes_needed / (chosen.memory_bytes * USABLE_CARD_FRACTION), SMALLEST_PART, 1 / (jobs_per_gpu or 100)),
+        1.0,
+    )
     part = math.ceil(part * 100) / 100  # Ray counts in ten-thousandths; rounded up, never over
     if part > 0.5:
         part = 1.0  # nothing as large fits beside it
     resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": part}
-    too_small = {card.kind for card in cards if card.memory_bytes * USABLE < job.bytes_needed}
+    too_small = {card.kind for card in cards if card.memory_bytes * USABLE_CARD_FRACTION < job.bytes_needed}
     if too_small and chosen.kind is not None and chosen.kind not in too_small:
         resources["accelerator_type"] = chosen.kind
     return resources
@@ -114,7 +117,7 @@ def _within(job: Job, resources: Mapping[str, Any], cards: Sequence[ClusterCard]
     if not cards or not 0 < resources["num_gpus"] < 1:
         return job
     smallest = min(card.memory_bytes for card in cards)
-    return job.limited_to(job.bytes_needed or int(smallest * USABLE * resources["num_gpus"]))
+    return job.limited_to(job.bytes_needed or int(smallest * USABLE_CARD_FRACTION * resources["num_gpus"]))
 
 
 def _cards(cluster: RayCluster) -> list[ClusterCard]:

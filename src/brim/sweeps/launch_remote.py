@@ -1,7 +1,7 @@
 """Jobs on machines of a cluster, done in the sweep's folder where that is shared, else beside it and sent back.
 
 The worker starts the same process as on one machine and waits for it, so that a crash, a hang or an out-of-memory
-error means the same there. A job that is lost with its worker is handed in again. Knows neither Ray nor Slurm.
+error means the same there. A job that is lost with its worker is submitted again. Knows neither Ray nor Slurm.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
-from brim.sweeps.experiment_process import CHILD_COMMAND, LOG_FILE, run_to_end
-from brim.sweeps.job import OUTCOME_FILE, Job, Outcome, write_outcome
-from brim.sweeps.listener import Recorder
+from brim.sweeps.experiment import CHILD_COMMAND, LOG_FILE, run_to_end
+from brim.sweeps.job import OUTCOME_FILE, AttemptOutcome, Job, Recorder, write_outcome
 
 __all__ = ["Delivery", "RemoteLauncher", "RemoteWork", "receive"]
 
@@ -37,7 +36,7 @@ MOST_BYTES = 256 * 2**20  # of a file that is sent back; larger weights stay on 
 class Delivery:
     """What comes back from a worker."""
 
-    outcome: Outcome
+    outcome: AttemptOutcome
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)  # none where the folder is shared
     left_behind: tuple[str, ...] = ()  # files too large to be sent, by their path on the worker's machine
     host: str = ""
@@ -74,7 +73,7 @@ class RemoteWork:
                 shutil.rmtree(own, ignore_errors=True)
         return Delivery(outcome=outcome, files=files, left_behind=tuple(behind), host=platform.node())
 
-    def _run(self, job: Job) -> Outcome:
+    def _run(self, job: Job) -> AttemptOutcome:
         return run_to_end(job, timeout_seconds=self.timeout_seconds, command=self.command)
 
     def _shared(self) -> bool:
@@ -125,7 +124,7 @@ class RemoteLauncher(ABC):
 
     @abstractmethod
     def _submit(self, jobs: Sequence[Job], work: RemoteWork) -> list[tuple[Any, str]]:
-        """Hand jobs in: the handle of each, and what it runs on."""
+        """Submit jobs: the handle of each, and what it runs on."""
 
     @abstractmethod
     def _wait(self, handles: Sequence[Any]) -> list[tuple[Any, Delivery | Exception]]:
@@ -136,7 +135,7 @@ class RemoteLauncher(ABC):
         """End a job."""
 
     def _after(self, job: Job, result: Delivery | Exception, recorder: Recorder) -> Job | None:
-        """See to a job that is over: its outcome, or that it was lost; gives the job to hand in next."""
+        """See to a job that is over: its outcome, or that it was lost; returns the job to submit next."""
         if isinstance(result, RequestError):
             raise result
         if isinstance(result, Delivery):
@@ -151,10 +150,10 @@ class RemoteLauncher(ABC):
             recorder.note(f"{job.id}: its {self.worker} was lost ({reason}); it is started again")
             return dataclasses.replace(job, attempt=job.attempt + 1)
         error = f"{MOST_LOSSES} {self.worker}s were lost at it, the last: {reason}"
-        lost = Outcome(id=job.id, attempt=job.attempt, state="failed", failure="killed", error=error)
+        lost = AttemptOutcome(id=job.id, attempt=job.attempt, state="failed", failure="killed", error=error)
         return self._recorded(job, lost, recorder)
 
-    def _recorded(self, job: Job, outcome: Outcome, recorder: Recorder) -> Job | None:
+    def _recorded(self, job: Job, outcome: AttemptOutcome, recorder: Recorder) -> Job | None:
         del self._losses[job.id]  # a retry has another size: what was lost before is no evidence
         return recorder.ended(job, outcome)
 

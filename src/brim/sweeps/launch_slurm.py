@@ -1,4 +1,4 @@
-"""`--on slurm`: each experiment a Slurm job of one GPU, handed in through submitit as one array.
+"""`--on slurm`: each experiment a Slurm job of one GPU, submitted through submitit as one array.
 
 Slurm decides what runs where and when. The sweep's folder must be on storage that the nodes share. The only file that
 imports submitit.
@@ -17,13 +17,13 @@ from typing import Any
 
 from brim.errors import RequestError
 from brim.settings.caller import named, pair, written
-from brim.sweeps.experiment_process import CHILD_COMMAND
+from brim.sweeps.experiment import CHILD_COMMAND
 from brim.sweeps.job import Job
 from brim.sweeps.launch_remote import Delivery, RemoteLauncher, RemoteWork
 
 __all__ = ["SlurmLauncher"]
 
-POLL_SECONDS = 5.0  # between two looks at the queue
+POLL_SECONDS = 5.0  # between two checks of the queue
 LOCAL_POLL_SECONDS = 0.3
 DEFAULT_HOURS = 24  # of a job without --timeout
 SPARE_MINUTES = 10  # a job's own time for starting and for writing its checkpoint

@@ -1,7 +1,7 @@
 """TensorBoard, MLflow and Weights & Biases, each when it is installed and asked for. The only file that imports them.
 
 An experiment is logged when it has ended, with all its epochs: a retry or a resumed sweep leaves no half curves, and
-each experiment is there once. A logger that fails is told of and left out; no experiment is lost for it.
+each experiment is there once. A logger that fails is reported and left out; no experiment is lost for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from brim.errors import RequestError
 from brim.settings.caller import given
 from brim.settings.nested_keys import flatten
-from brim.sweeps.job import Job, Outcome
+from brim.sweeps.job import AttemptOutcome, Job
 
 __all__ = ["Logger", "Loggers", "open_loggers"]
 
@@ -22,7 +22,7 @@ __all__ = ["Logger", "Loggers", "open_loggers"]
 class Logger(Protocol):
     """Where the curves of experiments go."""
 
-    def log(self, job: Job, outcome: Outcome) -> None:
+    def log(self, job: Job, outcome: AttemptOutcome) -> None:
         """One experiment that has ended."""
 
     def close(self) -> None:
@@ -30,13 +30,13 @@ class Logger(Protocol):
 
 
 class Loggers:
-    """All that were asked for, as one; the first failure of each is told, and it is not asked again."""
+    """All that were asked for, as one; the first failure of each is noted, and it gets no more experiments."""
 
-    def __init__(self, members: Mapping[str, Logger], tell: Callable[[str], None]) -> None:
+    def __init__(self, members: Mapping[str, Logger], note: Callable[[str], None]) -> None:
         self._members = dict(members)
-        self._tell = tell
+        self._note = note
 
-    def log(self, job: Job, outcome: Outcome) -> None:
+    def log(self, job: Job, outcome: AttemptOutcome) -> None:
         """One experiment that has ended."""
         self._each("log", job, outcome)
 
@@ -50,13 +50,13 @@ class Loggers:
                 getattr(member, what)(*arguments)
             except Exception as error:
                 del self._members[name]
-                self._tell(f"{given('log', name)}: {type(error).__name__}: {error}; it gets no more experiments")
+                self._note(f"{given('log', name)}: {type(error).__name__}: {error}; it gets no more experiments")
 
 
-def open_loggers(names: Sequence[str], folder: Path, tell: Callable[[str], None]) -> Loggers:
+def open_loggers(names: Sequence[str], folder: Path, note: Callable[[str], None]) -> Loggers:
     """The loggers of these names; a `RequestError` for one that is not installed, before any experiment runs."""
     members = {name: _MAKERS[name](folder) for name in dict.fromkeys(names)}
-    return Loggers(members, tell)
+    return Loggers(members, note)
 
 
 def _imported(module: str, name: str, package: str) -> Any:
@@ -80,7 +80,7 @@ def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _totals(outcome: Outcome) -> dict[str, float]:
+def _totals(outcome: AttemptOutcome) -> dict[str, float]:
     """The figures of a whole run: metrics of its best epoch, rate, memory, seconds."""
     best = {f"best_{name}": value for name, value in (outcome.figures.get("best") or {}).items()}
     return _numbers({**best, **outcome.figures, "seconds": outcome.seconds})
@@ -94,7 +94,7 @@ class TensorBoardLogger:
         self._writer = _imported("torch.utils.tensorboard", "tensorboard", "tensorboard").SummaryWriter
         self._folder = folder / "tensorboard"
 
-    def log(self, job: Job, outcome: Outcome) -> None:
+    def log(self, job: Job, outcome: AttemptOutcome) -> None:
         """Curves over epochs, and the settings with the figures that they led to."""
         with self._writer(str(self._folder / job.id)) as writer:
             for row in outcome.epochs:
@@ -115,7 +115,7 @@ class MlflowLogger:
         self._mlflow = _imported("mlflow", "mlflow", "mlflow")
         self._mlflow.set_experiment(folder.name or "sweep")
 
-    def log(self, job: Job, outcome: Outcome) -> None:
+    def log(self, job: Job, outcome: AttemptOutcome) -> None:
         """Parameters, curves, figures and whether it failed."""
         with self._mlflow.start_run(run_name=job.id):
             self._mlflow.log_params(_settings(job))
@@ -136,7 +136,7 @@ class WandbLogger:
         self._wandb = _imported("wandb", "wandb", "wandb")
         self._folder = folder
 
-    def log(self, job: Job, outcome: Outcome) -> None:
+    def log(self, job: Job, outcome: AttemptOutcome) -> None:
         """Configuration, curves, a summary, and an exit code where it failed."""
         run = self._wandb.init(
             name=job.id, group=self._folder.name, config=_settings(job), dir=str(self._folder), reinit=True

@@ -11,27 +11,25 @@ from typing import Any
 
 from brim.forecasting.gpus import find_gpu, gpu_of_memory
 from brim.settings.caller import named, resume_with
+from brim.settings.config_files import SweepFile, inspect_sweep
 from brim.settings.grid import Experiment
-from brim.settings.overrides import parse_overrides
 from brim.settings.problems import Problem, raise_errors, strictly
-from brim.settings.sweep_file import SweepFile, inspect_sweep
 from brim.settings.sweep_request import SweepCommand, SweepRequest
+from brim.settings.yaml_file import parse_overrides
 from brim.storage.run_lock import locked_folder
 from brim.sweeps import forecast_process
-from brim.sweeps.devices import local_devices, mps_is_running
-from brim.sweeps.forecast_cache import CachedForecasts
-from brim.sweeps.forecasts import SizeForecast, forecast_experiments, foreseen, foreseen_data
+from brim.sweeps.forecasts import CachedForecasts, SizeForecast, forecast_experiments, foreseen, foreseen_data
+from brim.sweeps.job import SweepListener
 from brim.sweeps.launch_local import LocalLauncher
-from brim.sweeps.listener import SweepListener
 from brim.sweeps.run import Launcher, SweepPlan, SweepResult, run_sweep
-from brim.sweeps.scheduler import Device
+from brim.sweeps.scheduler import Device, local_devices, mps_is_running
 from brim.sweeps.state import check_contents
 
 __all__ = ["Preparation", "choose_launcher", "prepared", "sweep"]
 
 
 class Preparation:
-    """From a file to a plan; the listener hears what is forecast, and what has to be known about it."""
+    """From a file to a plan; the listener is notified of what is forecast, and gets the notes."""
 
     def __init__(
         self, settings: SweepCommand, process: forecast_process.ForecastProcess, listener: SweepListener
@@ -62,7 +60,7 @@ class Preparation:
         plan, problems = self._inspect()
         return plan, strictly(problems) if self._settings.strict else problems
 
-    def settled(self) -> SweepRequest:
+    def final_request(self) -> SweepRequest:
         """The request with what the file says about the sweep itself."""
         assert self._sweep is not None
         return dataclasses.replace(self._request, results_file=self._request.results_file or self._sweep.results_file)
@@ -109,7 +107,7 @@ class Preparation:
         known = {**self._process.card, "cards": [card.get("card") for card in cards]} if self._process.card else {}
         ask = CachedForecasts(self._process.forecast, card=known) if self._request.use_cache else self._process.forecast
         began = time.monotonic()
-        found = forecast_experiments(experiments, ask, told=self._listener.forecasting)
+        found = forecast_experiments(experiments, ask, progress=self._listener.forecasting)
         self.seconds = time.monotonic() - began
         return found
 
@@ -139,7 +137,7 @@ def sweep(settings: SweepCommand, *, listener: SweepListener | None = None) -> S
         for problem in plan.expansion.problems:
             if problem.severity != "note":
                 watcher.note(str(problem))
-        return _run(plan, preparation.settled(), devices, folder, watcher)
+        return _run(plan, preparation.final_request(), devices, folder, watcher)
 
 
 def _run(
@@ -149,7 +147,7 @@ def _run(
     try:
         return run_sweep(plan, request, launcher, output=folder, listener=listener)
     except KeyboardInterrupt:
-        listener.note(f"what is finished is kept: go on with {resume_with(folder)}")
+        listener.note(f"what is finished is kept: continue with {resume_with(folder)}")
         raise
 
 

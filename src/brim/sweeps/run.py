@@ -1,4 +1,8 @@
-"""A sweep from its plan to its results: jobs are made, handed to a launcher, recorded, tried again, summed up."""
+"""A sweep from its plan to its results: jobs are made, given to a launcher, recorded, retried and summarised.
+
+A retry trains on the same samples in smaller micro-batches, and so does the first attempt where the forecast says that
+the batch size does not fit.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,85 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from brim.errors import plural
 from brim.settings.grid import Expansion
 from brim.settings.sweep_request import SweepRequest
-from brim.storage.files import read_json, write_atomic, write_json
+from brim.storage.files import csv_text, read_json, write_atomic, write_json
 from brim.storage.run_folder import write_run
 from brim.storage.run_lock import locked_folder
-from brim.storage.tables import csv_text
 from brim.sweeps.forecasts import SizeForecast, bytes_needed
-from brim.sweeps.job import Job, Outcome
-from brim.sweeps.listener import Recorder, SweepListener
+from brim.sweeps.job import AttemptOutcome, Job, Recorder, SweepListener
 from brim.sweeps.loggers import Loggers, open_loggers
-from brim.sweeps.results import Result, choose_goal, detail_rows, result_row, sorted_results
-from brim.sweeps.retry import first_attempt, next_attempt
+from brim.sweeps.results import Result, choose_goal, detail_rows, result_row, sorted_results, sweep_document
 from brim.sweeps.state import SweepState
-from brim.sweeps.summary import sweep_document
 
-__all__ = ["Launcher", "SweepPlan", "SweepResult", "run_sweep"]
+__all__ = ["MOST_RETRIES", "Launcher", "SweepPlan", "SweepResult", "first_attempt", "next_attempt", "run_sweep"]
+
+MOST_RETRIES = 2
+MARGINS = (0.25, 0.5)  # of the device's memory that a planned size leaves free at each retry
+
+
+def first_attempt(job: Job, forecast: SizeForecast | None) -> Job:
+    """The job as it starts: a batch size that is forecast not to fit becomes the micro-batches that do.
+
+    With `fail_on_oom` the size is exactly the one asked for.
+    """
+    asked, hyper = job.batch_size, job.settings.get("hp") or {}
+    if not isinstance(asked, int):
+        return job
+    # A batch size that is given is the effective batch as well: named, it stays when micro-batches are made smaller.
+    changes = {"hp.effective_batch": asked} if hyper.get("effective_batch") is None else {}
+    fitting = 0 if forecast is None or forecast.fits is not False else forecast.batch_size_max or 0
+    if job.fail_on_oom or not 0 < fitting < asked:
+        return dataclasses.replace(job, changes=changes)
+    because = f"{asked} is forecast not to fit: in micro-batches of at most {fitting}"
+    changes = {**changes, **_smaller(hyper, size=fitting, asked=asked, effective_batch=asked)}
+    return dataclasses.replace(job, changes=changes, changed_because=because)
+
+
+def next_attempt(
+    job: Job, outcome: AttemptOutcome, *, planned: int | None, effective_batch: int | None, retry: bool = True
+) -> Job | None:
+    """The next attempt after a failure, or None: it stays failed.
+
+    Out of memory: alone on its device, at `planned` samples (the largest size forecast to fit) where that is less than
+    what was tried, else at half. The effective batch and the batch that the learning rate was chosen for stay, so that
+    what is learnt stays. A process whose device or machine was lost is started again as it was.
+    """
+    if not retry or outcome.state != "failed" or job.retries >= MOST_RETRIES:
+        return None
+    again = dataclasses.replace(job, attempt=job.attempt + 1, retries=job.retries + 1)
+    if outcome.failure == "lost":
+        return again
+    if outcome.failure != "out_of_memory":
+        return None
+    tried = job.changes.get("hp.batch_size", job.batch_size)
+    if not isinstance(tried, int):
+        margin = MARGINS[job.retries]
+        because = f"ran out of memory; planned again with {margin:.0%} of the memory kept free"
+        return _changed(again, {"training.margin": margin}, because)
+    if tried <= 1:
+        return None
+    size = planned if planned is not None and 0 < planned < tried else tried // 2
+    because = f"{tried} ran out of memory: retried at {size}" + (" (forecast to fit)" if size == planned else "")
+    hyper = job.run_settings.get("hp") or {}
+    changes = _smaller(hyper, size=size, asked=tried, effective_batch=effective_batch or tried)
+    return _changed(again, changes, because)
+
+
+def _smaller(hyper: Mapping[str, Any], *, size: int, asked: int, effective_batch: int) -> dict[str, Any]:
+    """Settings for micro-batches of at most `size`: an optimizer step and its learning rate stay as they are."""
+    kept = {"hp.effective_batch": effective_batch, "hp.base_batch": asked}
+    return {
+        "hp.batch_size": size,
+        **{key: value for key, value in kept.items() if hyper.get(key.removeprefix("hp.")) is None},
+    }
+
+
+def _changed(job: Job, changes: dict[str, Any], because: str) -> Job:
+    reasons = f"{job.changed_because}; {because}" if job.changed_because else because
+    return dataclasses.replace(job, changes={**job.changes, **changes}, changed_because=reasons, alone=True)
+
 
 WRITE_SECONDS = 2.0  # between two writings of the tables while experiments end
 
@@ -46,7 +113,7 @@ class SweepPlan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepResult:
-    """What a sweep came to."""
+    """The result of a sweep."""
 
     folder: Path
     document: Mapping[str, Any]  # sweep.json
@@ -104,9 +171,9 @@ class _Recording:
         self._state = state
         self._listener = listener
         self._loggers = loggers
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes: dict[str, AttemptOutcome] = {}
         self._devices: dict[str, str] = {}
-        self._effective: dict[str, int] = {}  # the effective batch that an experiment has said it has
+        self._effective: dict[str, int] = {}  # the effective batch that an experiment has reported
         self._write_at = 0.0  # not before
 
     def begin(self) -> None:
@@ -114,9 +181,9 @@ class _Recording:
         ids = [experiment.id for experiment in self._plan.expansion]
         self._outcomes |= self._state.completed(ids)
         self._listener.planned(len(ids), len(self._outcomes))
-        others = self._state.strangers(ids)
+        others = self._state.unknown_experiments(ids)
         if others:
-            self.note(f"{len(others)} experiments of this folder are no more in the file; they are left as they are")
+            self.note(f"{plural(len(others), 'experiment')} of this folder no longer in the file: left as before")
 
     def jobs(self) -> list[Job]:
         """The first attempt of every experiment that is not completed."""
@@ -149,7 +216,7 @@ class _Recording:
             self._effective[job.id] = event["effective_batch"]
         self._listener.event(job, event)
 
-    def ended(self, job: Job, outcome: Outcome) -> Job | None:
+    def ended(self, job: Job, outcome: AttemptOutcome) -> Job | None:
         self._state.ended(outcome)
         self._outcomes[job.id] = outcome
         forecast = self._plan.forecasts.get(job.id)
@@ -171,7 +238,7 @@ class _Recording:
         self._listener.note(line)
 
     def results(self) -> list[Result]:
-        """Every experiment and what became of it, in the file's order."""
+        """Every experiment and its result, in the file's order."""
         return [
             Result(
                 experiment=experiment,

@@ -1,21 +1,30 @@
-"""Which experiment starts next, and where: by memory that is reserved, never by memory that happens to be free. Pure.
+"""Which experiment starts next, and on which device: by reserved memory, never by memory that happens to be free.
 
-An experiment reserves what it is forecast to need; as many share a device as fit and as slots allow. Devices with
-nothing on them come first, so that all are used. One whose need is unknown has a device for itself. Whether sharing
-pays is learnt from the rates that experiments report: where more at once bring no more in all, there are no more.
+An experiment reserves what it is forecast to need; as many share a device as fit and as slots allow. Empty devices come
+first, so that all are used. One whose need is unknown gets a device for itself. Whether sharing pays is learnt from the
+rates that experiments report: where more at once do not raise the total rate, no more are started.
+
+A card that is assigned to a child is set in that child's environment alone; cards that `CUDA_VISIBLE_DEVICES` hides
+stay hidden. Pure, except for reading MPS's control pipe.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-__all__ = ["Device", "Need", "Packing", "ThroughputWatch"]
+from brim.errors import RequestError
+from brim.monitor.host import own_cores
 
-PATIENCE = 6  # starts that may overtake an experiment which waits for more room
-WORTHWHILE = 1.05  # what one more experiment must bring to the rate of all together
-NOTHING_LOST = 0.98  # if all together run this fast with one less, that one brought nothing
+__all__ = ["Device", "Need", "Packing", "ThroughputWatch", "local_devices", "mps_is_running"]
+
+MOST_OVERTAKES = 6  # starts that may overtake an experiment which waits for more room
+MIN_TOTAL_SPEEDUP = 1.05  # what one more experiment must bring to the rate of all together
+MIN_KEPT_RATE = 0.98  # if all together run this fast with one less, that one brought nothing
 SETTLE_SECONDS = 5.0  # after a change, before rates count again
 FEWEST_RATES = 2  # reports of each experiment that count as knowing its rate
 
@@ -48,7 +57,7 @@ class Need:
 
 
 @dataclasses.dataclass
-class _Held:
+class _Reservation:
     need: Need
     bytes: int
 
@@ -62,11 +71,11 @@ class Packing:
     """
 
     def __init__(self, devices: Sequence[Device], *, shares: bool = False) -> None:
-        """`shares`: unknown needs get an equal part of the device instead of all of it, as the user has said."""
+        """`shares`: unknown needs get an equal part of the device instead of all of it, as the user asked."""
         assert devices, "there is at least the machine itself"
         self.devices = tuple(devices)
         self._shares = shares
-        self._held: dict[str, dict[str, _Held]] = {device.name: {} for device in devices}
+        self._held: dict[str, dict[str, _Reservation]] = {device.name: {} for device in devices}
         self._caps = {device.name: device.slots for device in devices}
         self._overtaken: dict[str, int] = {}
 
@@ -92,14 +101,14 @@ class Packing:
             device = self._place(need)
             if device is not None:
                 return need, device
-            if self._overtaken.get(need.id, 0) >= PATIENCE:
+            if self._overtaken.get(need.id, 0) >= MOST_OVERTAKES:
                 return None
         return None
 
     def start(self, need: Need, device: Device, *, before: Sequence[Need] = ()) -> int | None:
         """Reserve; `before` are those that stood in front of it. Gives the bytes it may use, None: no bound."""
         held = self._bytes(need, device)
-        self._held[device.name][need.id] = _Held(need=need, bytes=held)
+        self._held[device.name][need.id] = _Reservation(need=need, bytes=held)
         self._overtaken.pop(need.id, None)
         for other in before:
             self._overtaken[other.id] = self._overtaken.get(other.id, 0) + 1
@@ -182,7 +191,7 @@ class ThroughputWatch:
                 self._before[device] = current
         self._now[device] = _Stretch(since=now, count=count)
 
-    def heard(self, device: str, experiment: str, rate: float, now: float) -> int | None:
+    def add_rate(self, device: str, experiment: str, rate: float, now: float) -> int | None:
         """An experiment's rate; gives the number to stay at, once it is known that more bring nothing."""
         current = self._now.get(device)
         if current is None or now - current.since < SETTLE_SECONDS or rate <= 0:
@@ -197,8 +206,77 @@ class ThroughputWatch:
             return None
         slowed = math.exp(math.fsum(math.log(new[name] / old[name]) for name in both) / len(both))
         gain = slowed * current.count / before.count
-        if current.count > before.count and gain < WORTHWHILE:
+        if current.count > before.count and gain < MIN_TOTAL_SPEEDUP:
             return before.count
-        if current.count < before.count and gain > NOTHING_LOST:
+        if current.count < before.count and gain > MIN_KEPT_RATE:
             return current.count
         return None
+
+
+MOST_SLOTS = 16  # experiments on one card, however small
+MARGIN = 0.05  # of a card's memory that is not reserved
+MPS_PIPES = "/tmp/nvidia-mps"  # where the control daemon listens by default
+
+
+def local_devices(
+    found: Sequence[Mapping[str, Any]],
+    *,
+    jobs_per_gpu: int | None = None,
+    device_ids: Sequence[int] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[Device, ...]:
+    """The devices of what torch found, and the machine itself for experiments that ask for the CPU."""
+    surroundings = os.environ if environment is None else environment
+    machine = Device(name="cpu", slots=jobs_per_gpu or 1)
+    cards = [one for one in found if str(one["name"]).startswith("cuda")]
+    if not cards:
+        others = [Device(name=str(one["name"]), slots=jobs_per_gpu or 1) for one in found]
+        return (*others, machine)
+    if device_ids is not None:
+        _check_ids(device_ids, len(cards))
+        cards = [cards[index] for index in device_ids]
+    hidden = surroundings.get("CUDA_VISIBLE_DEVICES")
+    entries = [entry.strip() for entry in hidden.split(",")] if hidden else None
+    slots = jobs_per_gpu or max(min(MOST_SLOTS, own_cores() // len(cards)), 1)
+    devices = []
+    for card in cards:
+        index = int(str(card["name"]).partition(":")[2])
+        name = str(index) if entries is None else entries[index]
+        usable = int(card["memory_bytes"] * (1 - MARGIN)) - int(card.get("used_bytes") or 0)
+        devices.append(
+            Device(
+                name=f"cuda:{index}",
+                memory_bytes=max(usable, 0),
+                slots=slots,
+                visible=name if len(found) > 1 else None,
+                card=str(card.get("card") or ""),
+                context_bytes=int(card.get("context_bytes") or 0),
+            )
+        )
+    return (*devices, machine)
+
+
+def mps_is_running(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether CUDA's multi-process service takes clients here; it is used then, and never started by brim."""
+    surroundings = os.environ if environment is None else environment
+    pipes = Path(surroundings.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPES)
+    if not (pipes / "control").exists():
+        return False
+    try:
+        daemon = int((pipes / "nvidia-cuda-mps-control.pid").read_text())
+        os.kill(daemon, 0)
+    except PermissionError:
+        return True  # another user's daemon works as well
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError):
+        return True  # an older daemon leaves no such file
+    return True
+
+
+def _check_ids(ids: Sequence[int], count: int) -> None:
+    for index in ids:
+        if not 0 <= index < count:
+            raise RequestError(f"gpu.device_ids {index}: here are {count} GPUs, numbered from 0")
+    if len(set(ids)) < len(ids) or not ids:
+        raise RequestError(f"gpu.device_ids {list(ids)}: name each GPU once")

@@ -4,7 +4,7 @@
     experiments/ID/      the training run of each, with its outcome.json
     .lock                while a sweep runs, so that two never share a folder (storage/run_lock.py)
 
-What an experiment's process finished while nobody was there to note it is taken over on the next start.
+What an experiment's process finished while no sweep ran to record it is taken over on the next start.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from brim.settings.caller import given, named
 from brim.storage.journal import Journal
 from brim.storage.run_folder import check_no_other_run
 from brim.storage.run_lock import locked_folder
-from brim.sweeps.job import Job, Outcome, read_outcome
-from brim.sweeps.listener import SweepListener
+from brim.sweeps.job import AttemptOutcome, Job, SweepListener, read_outcome
 
 __all__ = ["SweepState", "check_contents"]
 
@@ -57,7 +56,7 @@ class SweepState:
         self._note = note or SweepListener().note
         self._journal = Journal(folder / JOURNAL, fingerprint=_JOURNAL_OF, resume=resume, check=_problem)
         self._held = contextlib.ExitStack()
-        self._ends: dict[str, Outcome] = {}
+        self._ends: dict[str, AttemptOutcome] = {}
         self._starts: dict[str, int] = {}
 
     def __enter__(self) -> Self:
@@ -81,7 +80,7 @@ class SweepState:
         """Where an experiment's training run goes."""
         return self.folder / "experiments" / experiment
 
-    def completed(self, ids: Iterable[str]) -> dict[str, Outcome]:
+    def completed(self, ids: Iterable[str]) -> dict[str, AttemptOutcome]:
         """Those of the experiments that are done, with what was finished after the sweep itself was killed."""
         found = {}
         for name in ids:
@@ -99,8 +98,8 @@ class SweepState:
         """How often it was started, in this sweep and those it resumes."""
         return self._starts.get(experiment, 0)
 
-    def strangers(self, ids: Iterable[str]) -> list[str]:
-        """Experiments that the folder has and the file has no more."""
+    def unknown_experiments(self, ids: Iterable[str]) -> list[str]:
+        """Experiments that the folder has and the file no longer has."""
         known = set(ids)
         return [name for name in self._starts if name not in known]
 
@@ -109,7 +108,7 @@ class SweepState:
         self._append({"event": "started", "id": job.id, "attempt": job.attempt, "device": device, "at": _now()})
         self._starts[job.id] = self._starts.get(job.id, 0) + 1
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: AttemptOutcome) -> None:
         """Note how an attempt ended; an experiment is completed once, whatever happens."""
         before = self._ends.get(outcome.id)
         if before is not None and before.state == "completed":
@@ -122,7 +121,7 @@ class SweepState:
             name = str(entry["id"])
             self._starts[name] = self._starts.get(name, 0) + 1
         elif entry.get("event") == "ended":
-            outcome = Outcome.from_json(entry["outcome"])
+            outcome = AttemptOutcome.from_json(entry["outcome"])
             self._ends[outcome.id] = outcome
 
     def _append(self, entry: dict[str, Any]) -> None:
@@ -139,7 +138,7 @@ def _problem(entry: Mapping[str, Any]) -> str | None:
 
 
 def _ended(entry: Mapping[str, Any]) -> str | None:
-    return Outcome.from_json(entry["outcome"]).id if entry["event"] == "ended" else None
+    return AttemptOutcome.from_json(entry["outcome"]).id if entry["event"] == "ended" else None
 
 
 def _now() -> str:

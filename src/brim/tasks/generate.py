@@ -17,7 +17,7 @@ from brim.generation.settings import GenerationSettings, TokenIds
 from brim.generation.state import Answers
 from brim.models.base import LoadedModel
 from brim.running.executor import Pending
-from brim.settings.caller import given, named, written
+from brim.settings.caller import given, named, switched_off, written
 from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings
 from brim.tasks.multimodal import MultimodalInputs
 from brim.tasks.prompts import PromptWriter
@@ -72,7 +72,9 @@ class GenerateTask(Task):
             self._lengths = [len(ids) for ids in self._ids]
         self._refuse_without_room()
         if self._writer.chat:
-            self.notes.append("prompts are put into the model's chat template (--no-chat leaves them as they are)")
+            self.notes.append(
+                f"prompts are put into the model's chat template ({switched_off('chat')} leaves them as they are)"
+            )
 
     def _refuse_without_room(self) -> None:
         """Refuse a request under which not even the shortest prompt and its answer fit the model's positions."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from brim.errors import RequestError
-from brim.settings.caller import named
+from brim.settings.caller import named, switched_off
 from brim.tasks.base import TaskSettings
 
 __all__ = ["PromptWriter"]
@@ -41,7 +41,7 @@ class PromptWriter:
         except Exception as error:  # templates are programs, and some refuse a system prompt
             asked = f"{named('system')}: " if self._settings.system else ""
             raise RequestError(
-                f"{asked}the model's chat template refuses ({error}); --no-chat leaves it out"
+                f"{asked}the model's chat template refuses ({error}); leave it out with {switched_off('chat')}"
             ) from error
         return written
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from brim.errors import RequestError, plural
 from brim.records import Plan, Unit
+from brim.settings.caller import given
 from brim.settings.train_settings import TrainSettings
 from brim.sizing.micro_batches import MicroBatchSizer
 from brim.sizing.plans import PlanFile
@@ -50,10 +51,10 @@ class EarlierSizes:
         """From a training run's run.json."""
         record: Any = read_json(Path(folder) / "run.json")
         if not isinstance(record, dict) or record.get("kind") != "train" or not record.get("plan"):
-            raise RequestError(f"--plan {folder}: its run.json is not that of a training run with a plan")
+            raise RequestError(f"{given('plan', folder)}: its run.json is not that of a training run with a plan")
         summary, plan = record["summary"], record["plan"]
         if summary.get("effective_batch_size") is None:
-            raise RequestError(f"--plan {folder}: that run recorded no effective batch; choose another run")
+            raise RequestError(f"{given('plan', folder)}: that run recorded no effective batch; choose another run")
         return cls(
             effective_batch=int(summary["effective_batch_size"]),
             micro_cap=int(plan["size"]),

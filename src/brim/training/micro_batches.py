@@ -20,6 +20,7 @@ from brim.memory.devices import DeviceMemory, MemoryReading
 from brim.memory.failures import Failure, FailureKind, classify, memory_remedies
 from brim.records import Probe
 from brim.running.retries import wait
+from brim.settings.caller import named
 from brim.sizing.micro_batches import MicroBatchSizer
 from brim.training.listener import say_nothing
 from brim.training.objective import Batch, LossSum, Objective
@@ -257,13 +258,14 @@ class MicroBatches:
         failure = classify(error)
         if failure.kind is FailureKind.FATAL:
             raise LostError(
-                f"{failure.reason}; the device cannot be used again by this process. The last checkpoint is kept: go "
-                "on with --resume"
+                f"{failure.reason}; the device cannot be used again by this process. The last checkpoint is "
+                f"kept: continue with {named('resume')}"
             ) from error
         if self._together > 1 and failure.kind is not FailureKind.OTHER:
             raise LostError(
                 f"{failure.reason}, with a micro-batch of {length} of a sharded model: the other ranks wait inside its "
-                "forward and cannot be told. Give a smaller -b and go on from the last checkpoint with --resume"
+                f"forward and cannot be notified. Give a smaller {named('batch_size')} and continue from the last "
+                f"checkpoint with {named('resume')}"
             ) from error
         if failure.kind is FailureKind.OTHER or (failure.kind is FailureKind.AMBIGUOUS and self._doubted):
             raise error
@@ -274,7 +276,7 @@ class MicroBatches:
         length, failure = ran_out.length, ran_out.failure
         self._doubted = failure.kind is FailureKind.AMBIGUOUS
         if self._fail_on_oom and not self._doubted:
-            raise DoesNotFitError(f"a micro-batch of {length} does not fit: {failure.reason} (--fail-on-oom)")
+            raise DoesNotFitError(f"a micro-batch of {length} does not fit: {failure.reason} ({named('fail_on_oom')})")
         if self.sizes.hopeless(length):
             if self._doubted:
                 raise ran_out.error

@@ -17,8 +17,7 @@ from typing import Any, TextIO
 import torch
 
 from brim.ranks.agreement import Agreement, Vote
-from brim.storage.files import cannot_write, write_atomic, write_json
-from brim.storage.tables import csv_text
+from brim.storage.files import cannot_write, csv_text, write_atomic, write_json
 from brim.training.checkpoint import find_checkpoint, generator_states, save_checkpoint, save_weights
 from brim.training.listener import StepRecord
 from brim.training.progress import Progress

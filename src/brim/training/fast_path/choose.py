@@ -17,7 +17,7 @@ from brim.errors import BrimError, DoesNotFitError, RequestError, first_line, pl
 from brim.memory.devices import DeviceMemory, MemoryReading
 from brim.memory.failures import FailureKind, classify, memory_remedies, memory_savings
 from brim.settings.caller import given, written
-from brim.settings.seeds import FAST_PATHS, FastPath
+from brim.settings.shared import FAST_PATHS, FastPath
 from brim.settings.sizes import format_bytes
 from brim.training.fast_path.epoch import WARM_UP_STEPS, EpochRunner
 from brim.training.fast_path.plain_run import PlainRun

@@ -22,10 +22,9 @@ from brim.ranks.world import current_world
 from brim.records import Plan
 from brim.settings.caller import given, named, resume_with
 from brim.settings.train_request import TrainRequest
-from brim.storage.files import write_atomic, write_json
+from brim.storage.files import csv_text, write_atomic, write_json
 from brim.storage.run_folder import check_no_other_run, write_run
 from brim.storage.run_lock import locked_folder
-from brim.storage.tables import csv_text
 from brim.training.checkpoint import find_checkpoint
 from brim.training.listener import TrainListener
 from brim.training.models import input_kind

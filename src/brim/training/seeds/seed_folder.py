@@ -17,10 +17,9 @@ from brim.monitor.sampler import MonitorSummary
 from brim.records import BatchSizes, MemoryFigures, Plan
 from brim.settings.caller import named
 from brim.settings.train_request import TrainRequest
-from brim.storage.files import read_json, write_atomic
+from brim.storage.files import csv_text, read_json, write_atomic
 from brim.storage.fingerprint import differing_parts
 from brim.storage.run_folder import write_run
-from brim.storage.tables import csv_text
 from brim.training.checkpoint import save_weights
 from brim.training.run import run_fingerprint
 from brim.training.seeds.stacked import StackDone

@@ -1,6 +1,6 @@
-"""A sweep's file, checked: what it holds as a grid, and everything that is wrong with it, each with its line.
+"""The YAML files of `brim train` and `brim sweep`, checked: every problem of a file at once, each with its line.
 
-The keys are those of a training file, shared by all experiments, and beside them:
+A training file has the keys of `train_settings.py`. A sweep's file has them too, shared by all experiments, and:
 
     models_to_train       only these models; pairs are dropped whole
     max_experiments       the first so many
@@ -14,7 +14,7 @@ The keys are those of a training file, shared by all experiments, and beside the
       exclude, include    lists of mappings: combinations to drop, experiments to add
       repeat, seeds       every experiment so many times, or with each of these seeds
 
-Whether a model exists is found out by a function that is handed in. Does not run anything, nor know what fits a device.
+A function that the caller passes checks whether a model exists. Does not run anything, nor know what fits a device.
 
     sweep = read_sweep("config/ucf101_video_grid.yaml", overrides=["hp.learning_rate=0.01"])
     sweep.expand(max_experiments=3).experiments
@@ -28,16 +28,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brim.errors import RequestError
+from brim.settings.caller import given
 from brim.settings.grid import MOST_EXPERIMENTS, Expansion, Experiment, GridSpec, try_expand
-from brim.settings.nested_keys import plain_value
-from brim.settings.overrides import parse_overrides
+from brim.settings.nested_keys import nest, plain_value
 from brim.settings.problems import Problem, Severity, has_errors, in_order, raise_errors, strictly
+from brim.settings.setting_reader import CheckModel, Origins
 from brim.settings.sweep_reader import SweepReader
-from brim.settings.sweep_settings import CheckModel, Origins
-from brim.settings.train_settings import setting_problems
-from brim.settings.yaml_file import Document, inspect_yaml
+from brim.settings.train_settings import IGNORED_KEYS, setting_problems
+from brim.settings.yaml_file import Document, inspect_yaml, parse_overrides
 
-__all__ = ["Source", "SweepFile", "expand_grid", "inspect_sweep", "read_sweep", "validate_grid"]
+__all__ = [
+    "Source", "SweepFile", "expand_grid", "inspect_sweep", "inspect_training_file", "read_sweep",
+    "read_training_file", "validate_grid",
+]  # fmt: skip
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 Overrides = Sequence[str] | Mapping[str, Any]
@@ -201,4 +204,62 @@ def _document(source: Source) -> tuple[Document | None, tuple[Problem, ...]]:
 
 def _check_count(max_experiments: int | None) -> None:
     if max_experiments is not None and (isinstance(max_experiments, bool) or max_experiments < 1):
-        raise RequestError(f"--max-experiments {max_experiments}: give a whole number from 1")
+        raise RequestError(f"{given('max_experiments', max_experiments)}: give a whole number from 1")
+
+
+_OF_A_SWEEP = ("grid_search", "grid", "models_to_train", "max_experiments", "results_file")
+
+
+def read_training_file(
+    path: str | os.PathLike[str],
+    *,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    check_model: CheckModel | None = None,
+    strict: bool = False,
+) -> tuple[dict[str, Any], tuple[Problem, ...]]:
+    """The settings as nested keys, and the warnings and notes; a `RequestError` names everything that is wrong."""
+    settings, problems = inspect_training_file(path, overrides=overrides, check_model=check_model)
+    raise_errors(strictly(problems) if strict else problems)
+    assert settings is not None  # without an error there are some
+    return settings, problems
+
+
+def inspect_training_file(
+    path: str | os.PathLike[str],
+    *,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    check_model: CheckModel | None = None,
+) -> tuple[dict[str, Any] | None, tuple[Problem, ...]]:
+    """The settings and every problem; no settings where one of them is an error. A list that overrides is a value."""
+    document, problems = inspect_yaml(path)
+    if document is None:
+        return None, problems
+    changes = dict(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    for key in (*document.data, *changes):
+        if key.partition(".")[0] in _OF_A_SWEEP:
+            message = "this is of a sweep's file, not of a training run's"
+            line = document.line(key)
+            wrong = Problem(
+                severity="error", message=message, fix="run it with brim sweep", file=document.file, line=line, key=key
+            )
+            return None, (*problems, wrong)
+    reader = SweepReader(document, check_model=check_model)
+    spec = reader.read(changes, sweeping=False)
+    settings = nest(spec.shared if spec.finish is None else spec.finish(spec.shared))
+    problems = (*problems, *reader.problems)
+    if reader.device_ids is not None:
+        message = f"brim does not need it: {IGNORED_KEYS['gpu']}"
+        line = document.line_of("gpu.device_ids")
+        problems = (
+            *problems,
+            Problem(severity="note", message=message, file=document.file, line=line, key="gpu.device_ids"),
+        )
+    if has_errors(problems):
+        return None, problems
+    for wrong_setting in setting_problems(settings):
+        file, line = reader.origins.find(wrong_setting.key, None, None)
+        problems = (
+            *problems,
+            Problem(severity="error", message=wrong_setting.message, file=file, line=line, key=wrong_setting.key),
+        )
+    return (None if has_errors(problems) else settings), problems

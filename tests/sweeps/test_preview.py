@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from brim.settings.grid_preview import render_preview, varied_keys
-from brim.settings.sweep_file import expand_grid
+from brim.settings.config_files import expand_grid
+from brim.sweeps.preview import render_preview, varied_keys
+from tests.settings.sweep_problems import FILES
 
-SEED = Path(__file__).parent / "sweep_files" / "seed.yaml"
+SEED = FILES / "seed.yaml"
 
 
 def test_the_preview_says_what_is_paired_and_why() -> None:

@@ -1,4 +1,4 @@
-"""The settings in a sweep's file: each key known or told with its nearest name, each value checked, each with its line.
+"""The settings in a file: an unknown key is reported with its nearest name, each value is checked, each has its line.
 
 Knows the keys of a training run and those of EasyTrain's files; does not know how lists are combined.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from brim.errors import RequestError, nearest_names
 from brim.settings.declare import SettingKey
-from brim.settings.easytrain_keys import FOREIGN_SECTIONS, read_foreign
+from brim.settings.easytrain import FOREIGN_SECTIONS, read_foreign
 from brim.settings.experiment_ids import MODEL_KEY
 from brim.settings.nested_keys import Leaf, leaves, plain_value
 from brim.settings.problems import Problem, Severity
@@ -21,16 +21,9 @@ from brim.settings.train_settings import SETTING_KEYS, find_setting_key
 from brim.settings.yaml_file import Document, Place
 
 __all__ = [
-    "COMMAND_LINE",
-    "SECTIONS",
-    "CheckModel",
-    "Origins",
-    "SettingReader",
-    "Settled",
-    "dotted",
-    "near_key",
+    "COMMAND_LINE", "SECTIONS", "CheckModel", "CheckedSetting", "Origins", "SettingReader", "dotted", "near_key",
     "shown",
-]
+]  # fmt: skip
 
 CheckModel = Callable[[str], object]  # raises a RequestError for a model that does not exist
 COMMAND_LINE = "command line"  # where a problem stands that no file has
@@ -42,7 +35,7 @@ _WEIGHTS_KEY = "model.weights"
 _SHORT_FORMS = {"lr": "learning_rate", "bs": "batch_size", "wd": "weight_decay", "workers": "num_workers"}
 _HEADS = sorted({key.partition(".")[0] for key in SETTING_KEYS} | FOREIGN_SECTIONS)
 
-Settled = tuple[str, tuple[Any, ...]]  # the key as brim has it, its values as they are used
+CheckedSetting = tuple[str, tuple[Any, ...]]  # the key as brim has it, its values as they are used
 
 
 @dataclasses.dataclass
@@ -86,7 +79,7 @@ class SettingReader:
         """How many errors there are so far."""
         return sum(problem.severity == "error" for problem in self.problems)
 
-    def tell(self, severity: Severity, message: str, place: Place, *, key: str = "", fix: str = "") -> None:
+    def add_problem(self, severity: Severity, message: str, place: Place, *, key: str = "", fix: str = "") -> None:
         """Note a problem at a place of the file."""
         file, line = self.origins.at(place)
         self.problems.append(
@@ -98,7 +91,7 @@ class SettingReader:
         try:
             return list(leaves(section))
         except RequestError as error:
-            self.tell("error", str(error), place)
+            self.add_problem("error", str(error), place)
             return []
 
     def section(self, value: Any, place: Place) -> Mapping[str, Any]:
@@ -107,15 +100,15 @@ class SettingReader:
             return {}
         if isinstance(value, Mapping):
             return value
-        self.tell("error", f"it is a section of keys, not {shown(value)}", place)
+        self.add_problem("error", f"it is a section of keys, not {shown(value)}", place)
         return {}
 
-    def checked(self, check: Check, value: Any, place: Place) -> Any:
+    def checked_value(self, check: Check, value: Any, place: Place) -> Any:
         """A value that is no setting of a run, checked; None where it is wrong."""
         try:
             return check(value)
         except ValueError as error:
-            self.tell("error", f"{shown(value)}: {error}", place)
+            self.add_problem("error", f"{shown(value)}: {error}", place)
             return None
 
     def single_values(self, section: Mapping[str, Any], place: Place) -> dict[str, tuple[Any, Place]]:
@@ -126,38 +119,38 @@ class SettingReader:
             empty = value in (None, {}) and (key in SECTIONS or key in FOREIGN_SECTIONS)
             if empty or (value is None and not _takes_nothing(key)):
                 continue  # everything under it is commented out
-            settled = self.settle(key, [value], at)
-            if settled is None:
+            setting = self.check(key, [value], at)
+            if setting is None:
                 continue
-            if settled[0] in found:
-                self.tell("error", f"{settled[0]} is there twice", at, key=key, fix="keep one of them")
-            found[settled[0]] = (settled[1][0], at)
+            if setting[0] in found:
+                self.add_problem("error", f"{setting[0]} is there twice", at, key=key, fix="keep one of them")
+            found[setting[0]] = (setting[1][0], at)
         return found
 
-    def settle(self, key: str, values: Sequence[Any], place: Place, *, listed: bool = False) -> Settled | None:
+    def check(self, key: str, values: Sequence[Any], place: Place, *, listed: bool = False) -> CheckedSetting | None:
         """The key as brim has it and its values, checked; None where it is left out or something is wrong.
 
         `listed`: the values are items of a list at that place, and each has a line of its own.
         """
-        reading = read_foreign(key, values, own_factory=self._own_factory)
-        if reading.severity is not None:
-            self.tell(reading.severity, reading.message, place, key=key)
-        if reading.key is None:
+        translated = read_foreign(key, values, own_factory=self._own_factory)
+        if translated.severity is not None:
+            self.add_problem(translated.severity, translated.message, place, key=key)
+        if translated.key is None:
             return None
-        row = find_setting_key(reading.key)
+        row = find_setting_key(translated.key)
         if row is None:
-            self._tell_unknown(reading.key, reading.values, place)
+            self._add_unknown(translated.key, translated.values, place)
             return None
         checked = []
-        for index, value in enumerate(reading.values):
+        for index, value in enumerate(translated.values):
             at = (*place, index) if listed else place
-            message, used = self._check(row, reading.key, value)
+            message, used = self._check(row, translated.key, value)
             if message:
-                self.tell("error", message, at, key=key, fix="" if listed else _place_of_lists(value))
+                self.add_problem("error", message, at, key=key, fix="" if listed else _place_of_lists(value))
             checked.append((message, used))
         if any(message for message, _ in checked):
             return None
-        return reading.key, tuple(used for _, used in checked)
+        return translated.key, tuple(used for _, used in checked)
 
     def _check(self, row: SettingKey, key: str, value: Any) -> tuple[str, Any]:
         """What is wrong with a value, or nothing, and the value as it is used."""
@@ -175,18 +168,18 @@ class SettingReader:
             return f"{shown(used)}: there is no such file; give none, auto or a file of weights", used
         return "", used
 
-    def _tell_unknown(self, key: str, values: Sequence[Any], place: Place) -> None:
+    def _add_unknown(self, key: str, values: Sequence[Any], place: Place) -> None:
         if key in SECTIONS:
             below = [other.removeprefix(f"{key}.") for other in SETTING_KEYS if other.startswith(f"{key}.")]
             value = next((value for value in values if not isinstance(value, Mapping)), values[0])
             fix = _place_of_lists(value) or ("" if "*" in below else f"write {key}.{below[0]}")
-            self.tell("error", f"it is a section of keys, not {shown(value)}", place, key=key, fix=fix)
+            self.add_problem("error", f"it is a section of keys, not {shown(value)}", place, key=key, fix=fix)
             return
-        self.tell("error", f"there is no such key{near_key(key)}", place, key=key)
+        self.add_problem("error", f"there is no such key{near_key(key)}", place, key=key)
 
-    def tell_unknown_section(self, name: str, place: Place, known: Iterable[str]) -> None:
+    def add_unknown_section(self, name: str, place: Place, known: Iterable[str]) -> None:
         """Note a top-level key that means nothing, once for all that stands under it."""
-        self.tell(
+        self.add_problem(
             "error", f"there is no such key{nearest_names(name, known, count=1) or near_key(name)}", place, key=name
         )
 
@@ -226,7 +219,7 @@ def shown(value: Any) -> str:
 
 
 def _takes_nothing(key: str) -> bool:
-    """Whether null is a value of the key; a key that brim does not have is looked at anyway."""
+    """Whether null is a value of the key; a key that brim does not have is checked anyway."""
     row = find_setting_key(key)
     if row is None:
         return True

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from brim.settings.easytrain_keys import read_foreign
-from brim.settings.sweep_file import expand_grid, read_sweep
+from brim.settings.config_files import expand_grid, read_sweep
+from brim.settings.easytrain import read_foreign
 from brim.settings.train_settings import train_settings
-from tests.settings.sweep_problems import FILES, Write, check_model, told
+from tests.settings.sweep_problems import FILES, Write, check_model, messages
 
 
 def test_a_whole_file_of_that_system_works_unchanged() -> None:
@@ -28,7 +28,7 @@ def test_a_whole_file_of_that_system_works_unchanged() -> None:
         "scheduler": {"name": "cosine", "params": {"T_max": 10}},
         "model": {"type": "mc3_18"},
     }
-    notes = told(expansion.problems, "note")
+    notes = messages(expansion.problems, "note")
     assert notes["task.tag"] == "read as task"
     assert notes["data.params.clip_len"] == "read as hp.frames"
     assert notes["multi_gpu.strategy"].startswith("brim does not need it")
@@ -52,7 +52,7 @@ def test_named_groups_pair_each_for_itself() -> None:
         {"name": "cosine", "params": {"eta_min": 5e-5}, "warmup_epochs": 1},
         {"name": "step", "params": {"step_size": 3, "gamma": 0.9}},
     ]  # fmt: skip
-    assert told(expansion.problems, "note")["scheduler"].startswith("schedulers are read as EasyTrain has them")
+    assert messages(expansion.problems, "note")["scheduler"].startswith("schedulers are read as EasyTrain has them")
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,25 @@
 
 Files of that system work unchanged: a key that has another name here is renamed, one that brim does not need is noted,
 one that would change what is learned and that brim does not do is warned of. Nothing is dropped in silence.
+
+Schedulers: there, a grid lists the parameters of all its schedulers, and each takes what it knows; `warmup_cosine` is a
+scheduler, and the smallest rate is a factor of the learning rate. Here a scheduler takes exactly its own parameters, a
+warm-up goes before any of them, and the smallest rate is a rate.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from brim.settings.problems import Severity
+from brim.settings.train_settings import SETTING_KEYS
 
-__all__ = ["FOREIGN_SECTIONS", "Reading", "foreign_keys", "read_foreign"]
+__all__ = [
+    "FOREIGN_SECTIONS", "NAME_KEY", "TranslatedKey", "convert_schedule", "foreign_keys", "is_foreign_schedule",
+    "read_foreign",
+]  # fmt: skip
 
 _RENAMED: Mapping[str, str] = {
     "task.tag": "task",
@@ -131,8 +139,8 @@ def foreign_keys() -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
-    """What brim makes of a key: the key it uses (None: it is left out), its values, and what is to be said."""
+class TranslatedKey:
+    """What brim makes of a key: the key it uses (None: it is left out), its values, and what to report."""
 
     key: str | None
     values: tuple[Any, ...]
@@ -140,7 +148,7 @@ class Reading:
     message: str = ""
 
 
-def read_foreign(key: str, values: Sequence[Any], *, own_factory: bool = False) -> Reading:
+def read_foreign(key: str, values: Sequence[Any], *, own_factory: bool = False) -> TranslatedKey:
     """Read one key of a file. `own_factory`: a model comes from the user's own code, which gets `model.params` as is.
 
     Their `data.train_split` is a share of the data; where it is a text, it is the name of a split, as here.
@@ -149,7 +157,7 @@ def read_foreign(key: str, values: Sequence[Any], *, own_factory: bool = False) 
     if key.startswith("hyperparameters."):
         key = f"hp.{key.removeprefix('hyperparameters.')}"
     if own_factory and key.startswith("model.params."):
-        return Reading(key, tuple(values))
+        return TranslatedKey(key, tuple(values))
     key = _RENAMED.get(key, key)
     values = tuple(values)
     if key == "loss.name":
@@ -160,20 +168,20 @@ def read_foreign(key: str, values: Sequence[Any], *, own_factory: bool = False) 
     reason = _under(key, _NOT_DONE)
     if reason is not None:
         idle = all(value in (None, False, 0) for value in values if not isinstance(value, (list, Mapping)))
-        return Reading(None, values, "note" if idle else "warning", f"brim does not use it: {reason}")
+        return TranslatedKey(None, values, "note" if idle else "warning", f"brim does not use it: {reason}")
     reason = _under(key, _NOT_NEEDED)
     if reason is not None:
-        return Reading(None, values, "note", f"brim does not need it: {reason}")
+        return TranslatedKey(None, values, "note", f"brim does not need it: {reason}")
     if key != written:
-        return Reading(key, values, "note", f"read as {key}")
-    return Reading(key, values)
+        return TranslatedKey(key, values, "note", f"read as {key}")
+    return TranslatedKey(key, values)
 
 
-def _read_loss(values: tuple[Any, ...]) -> Reading:
+def _read_loss(values: tuple[Any, ...]) -> TranslatedKey:
     other = [value for value in values if str(value).lower() not in _LOSSES and value is not None]
     if other:
-        return Reading(None, values, "error", f"{other[0]!r}: brim has no such loss, only the task's own")
-    return Reading(None, values, "note", "brim does not need it: the loss follows from the task")
+        return TranslatedKey(None, values, "error", f"{other[0]!r}: brim has no such loss, only the task's own")
+    return TranslatedKey(None, values, "note", "brim does not need it: the loss follows from the task")
 
 
 def _under(key: str, table: Mapping[str, str]) -> str | None:
@@ -187,3 +195,47 @@ def _under(key: str, table: Mapping[str, str]) -> str | None:
 
 def _is_share(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1
+
+
+NAME_KEY = "scheduler.name"
+_PARAMS = "scheduler.params."
+_WARMUP_COSINE = "warmup_cosine"
+_ONLY_THEIRS = ("warmup_epochs", "warmup_start_factor", "eta_min_factor")
+_TAKEN_BY = {  # of the parameters that their files list for all schedulers
+    "step": ("step_size", "gamma"),
+    "multistep": ("gamma", "milestones"),
+    "exponential": ("gamma",),
+    "plateau": ("factor", "patience", "mode"),
+    "linear": ("start_factor", "end_factor"),
+}
+_LISTED = {name for names in _TAKEN_BY.values() for name in names}
+
+
+def is_foreign_schedule(keys: Iterable[str], names: Iterable[Any]) -> bool:
+    """Whether a file describes its schedulers so: by these keys, with these names of schedulers."""
+    theirs = {f"{_PARAMS}{name}" for name in _ONLY_THEIRS}
+    return bool(theirs & set(keys)) or _WARMUP_COSINE in names
+
+
+def convert_schedule(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of one experiment with its scheduler as brim has it; other settings stay as they are."""
+    converted = dict(flat)
+    params = {name: converted.pop(f"{_PARAMS}{name}", None) for name in (*_ONLY_THEIRS, *_LISTED)}
+    name = str(flat.get(NAME_KEY, "none")).lower()
+    for taken in _TAKEN_BY.get(name, ()):
+        if params[taken] is not None:
+            converted[f"{_PARAMS}{taken}"] = params[taken]
+    if name not in ("cosine", _WARMUP_COSINE):
+        return converted
+    factor = params["eta_min_factor"]
+    if name == _WARMUP_COSINE:
+        converted[NAME_KEY] = "cosine"
+        epochs = flat.get("hp.epochs", SETTING_KEYS["hp.epochs"].default)
+        warmup = max(1, epochs // 10) if params["warmup_epochs"] is None else params["warmup_epochs"]
+        if "scheduler.warmup_steps" not in flat:
+            converted.setdefault("scheduler.warmup_epochs", min(warmup, max(epochs - 1, 0)))
+        factor = 0.01 if factor is None else factor
+    if factor is not None:
+        rate = flat.get("hp.learning_rate", SETTING_KEYS["hp.learning_rate"].default)
+        converted.setdefault(f"{_PARAMS}eta_min", float(f"{rate * factor:.12g}"))
+    return converted
