@@ -60,8 +60,8 @@ def training_workload(setup: TrainingSetup) -> TrainStepWorkload:
         return batch.inputs, batch.labels
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        found = setup.objective.loss(model, Batch(*batch))
-        return found.total / found.weight
+        summed = setup.objective.loss(model, Batch(*batch))
+        return summed.total / summed.weight
 
     return TrainStepWorkload(
         model=setup.model,

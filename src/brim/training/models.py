@@ -74,8 +74,8 @@ def input_kind(settings: TrainSettings) -> InputKind:
 def input_shape(settings: TrainSettings) -> dict[str, int]:
     """The knobs `size` and `frames` of the model, for data that is made for it."""
     name = resolve_model(settings.model.type)
-    found = check_knobs(_asked_knobs(settings), model_knobs(str(name)), owner=str(name))
-    return {knob: int(value) for knob, value in found.items() if knob in ("size", "frames")}
+    knobs = check_knobs(_asked_knobs(settings), model_knobs(str(name)), owner=str(name))
+    return {knob: int(value) for knob, value in knobs.items() if knob in ("size", "frames")}
 
 
 def smaller_inputs(settings: TrainSettings) -> str:
@@ -135,7 +135,7 @@ def smallest_micro_batch(model: nn.Module, make_inputs: Callable[[], Any]) -> in
                 twin(torch.empty_like(inputs, device="meta"))
     except ValueError:
         return 2
-    except Exception:  # the model needs real values, and would fail when it runs
+    except Exception:  # it needs real values: an error will show when it runs
         return 1
     return 1
 

@@ -162,11 +162,11 @@ class ModelLoss(Objective):
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
         """The model's loss; a mean is refused, since means of micro-batches do not add up."""
-        found: Any = model.training_loss(batch.inputs)  # type: ignore[operator]
-        if isinstance(found, tuple) and len(found) == 2:
-            return LossSum(found[0], found[1])
-        if isinstance(found, torch.Tensor) and found.dim() == 1:
-            return LossSum(found.sum(), float(len(found)))
+        losses: Any = model.training_loss(batch.inputs)  # type: ignore[operator]
+        if isinstance(losses, tuple) and len(losses) == 2:
+            return LossSum(losses[0], losses[1])
+        if isinstance(losses, torch.Tensor) and losses.dim() == 1:
+            return LossSum(losses.sum(), float(len(losses)))
         raise RequestError(
             f"{type(model).__name__}.training_loss must give the loss of each sample, [samples], or a pair (sum, "
             "weight); a mean cannot be accumulated over micro-batches"
@@ -174,9 +174,9 @@ class ModelLoss(Objective):
 
     def sample_metrics(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """The batch's sum and weight divided evenly among its samples: only the totals are known."""
-        found, samples = self.loss(model, batch), _length(batch.inputs)
-        total = found.total.detach().reshape(1)
-        weight = torch.as_tensor(found.weight, dtype=total.dtype, device=total.device).reshape(1)
+        summed, samples = self.loss(model, batch), _length(batch.inputs)
+        total = summed.total.detach().reshape(1)
+        weight = torch.as_tensor(summed.weight, dtype=total.dtype, device=total.device).reshape(1)
         return (torch.stack([total, weight], dim=1) / samples).expand(samples, 2)
 
 

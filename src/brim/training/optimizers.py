@@ -1,5 +1,7 @@
 """Optimizers of training: made from the settings, the bytes of their state before it exists, and their step.
 
+A window is the samples of one optimizer step over all ranks; a rank runs its share of it in micro-batches.
+
 Before the first optimizer step a micro-batch needs less memory than every later one, since gradients and optimizer
 state do not exist yet. Their bytes are reserved while the micro-batch is sized. The state is counted by one step of the
 same optimizer on tensors of the same shapes without memory; of a sharded model, this rank's part counts.
@@ -60,7 +62,7 @@ def make_training_optimizer(
     name: str, parameters: Iterable[torch.nn.Parameter], options: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
     """The optimizer on these parameters; arguments that it refuses are a `RequestError`."""
-    make: Any = _named(name)
+    make: Any = _class_of(name)
     try:
         optimizer: torch.optim.Optimizer = make(list(parameters), **options)
     except Exception as error:  # torch checks its arguments one by one: `betas: ""` is an IndexError
@@ -90,13 +92,13 @@ def _try_step(name: str, make: Any, optimizer: torch.optim.Optimizer, options: M
         ) from error
 
 
-def _named(name: str) -> type[torch.optim.Optimizer]:
+def _class_of(name: str) -> type[torch.optim.Optimizer]:
     with named_as(optimizer="optimizer.name"):
         return optimizer_class(name)
 
 
 def _arguments(name: str) -> list[str]:
-    return [key for key in inspect.signature(_named(name)).parameters if key not in ("params", "lr", "self")]
+    return [key for key in inspect.signature(_class_of(name)).parameters if key not in ("params", "lr", "self")]
 
 
 def _value(value: Any) -> Any:
@@ -194,16 +196,16 @@ class WindowSums:
 
     def __init__(self, sums: torch.Tensor, large_square: torch.Tensor | None) -> None:
         last = torch.full_like(sums[:1], math.nan) if large_square is None else large_square.to(sums).reshape(1)
-        figures = torch.cat([sums, last])
+        values = torch.cat([sums, last])
         self._ready: Any = None
-        self._host = figures
-        if figures.device.type == "cuda":
-            self._host = torch.empty_like(figures, device="cpu", pin_memory=True).copy_(figures, non_blocking=True)
+        self._host = values
+        if values.device.type == "cuda":
+            self._host = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
             self._ready = torch.cuda.Event()
-            self._ready.record(torch.cuda.current_stream(figures.device))
+            self._ready.record(torch.cuda.current_stream(values.device))
 
     def read(self) -> dict[str, float | None]:
-        """Wait for the copy."""
+        """Wait for the copy; the gradient norms are None where the window was not measured."""
         if self._ready is not None:
             self._ready.synchronize()
         total, weight, small, inverse, measured, large = self._host.tolist()
@@ -251,7 +253,7 @@ class OptimizerStep:
         return [place for place, parameter in enumerate(self.parameters) if parameter.grad is None]
 
     def make(self, done: WindowDone, samples: int, *, absent: Iterable[int] = (), measured: bool = False) -> WindowSums:
-        """Step on the gradients of a window of so many samples over all ranks.
+        """Step on the gradients of a window; `samples` are those of all ranks.
 
         `absent` are positions of parameters that have no gradient on any rank; `measured` adds the gradient norm.
         """
