@@ -36,12 +36,13 @@ def test_lines_that_cannot_be_read_are_named_and_end_with_exit_code_one(brim: Br
     assert result.code == 1
     assert "left out: bad.csv line 3: 'not': it cannot be read as SMILES" in result.out
     assert load_file("f.safetensors")["features"].shape == (2, 2048)
-    told = json.loads(brim("encode", "-d", "bad.csv", "-o", "f.safetensors", "--json").out)
-    assert list(told["failures"]) == ["bad.csv line 3", "bad.csv line 4"]
-    assert (told["schema"], told["molecules"], told["failed"], told["width"]) == ("brim.encode/1", 4, 2, 2048)
+    document = json.loads(brim("encode", "-d", "bad.csv", "-o", "f.safetensors", "--json").out)
+    assert list(document["failures"]) == ["bad.csv line 3", "bad.csv line 4"]
+    assert document["schema"] == "brim.encode/1"
+    assert (document["molecules"], document["failed"], document["width"]) == (4, 2, 2048)
 
 
-def test_ctrl_c_keeps_what_is_encoded_and_resume_goes_on(brim: Brim, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_encoded_molecules_and_resume_continues(brim: Brim, monkeypatch: pytest.MonkeyPatch) -> None:
     real, seen = MorganEncoder.encode, []
 
     def stopping(self: MorganEncoder, smiles: Sequence[str]) -> Any:
@@ -76,7 +77,7 @@ def test_ctrl_c_keeps_what_is_encoded_and_resume_goes_on(brim: Brim, monkeypatch
         (["-d", "good.csv", "-o", "cache.safetensors/"], "cache.safetensors"),
     ],
 )
-def test_wrong_requests_are_told(brim: Brim, arguments: list[str], message: str) -> None:
+def test_wrong_requests_are_refused(brim: Brim, arguments: list[str], message: str) -> None:
     Path("cache.safetensors").mkdir()
     result = brim("encode", *arguments)
     assert result.code == 2

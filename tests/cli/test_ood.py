@@ -63,7 +63,7 @@ def test_patience_is_a_number_of_validations_and_zero_is_never(brim: Brim, sides
         assert run["request"]["patience"] == kept
 
 
-def test_a_failed_seed_ends_with_exit_code_one_and_says_step_and_rows(brim: Brim, sides: list[str]) -> None:
+def test_a_failed_seed_ends_with_exit_code_one_and_names_step_and_rows(brim: Brim, sides: list[str]) -> None:
     result = brim("ood", *sides, "--lr", "1e38", "-o", "run")
     assert result.code == 1
     assert "the loss became nan in epoch" in result.out
@@ -80,7 +80,7 @@ def test_molecules_that_cannot_be_read_end_with_exit_code_one(brim: Brim, sides:
     assert "1 molecules left out" in result.out
 
 
-def test_resuming_needs_a_folder_and_says_what_was_done(brim: Brim, sides: list[str]) -> None:
+def test_resuming_needs_a_folder_and_counts_finished_cells(brim: Brim, sides: list[str]) -> None:
     assert "--resume: say which run with --output DIR" in brim("ood", *sides, "--resume").err
     brim("ood", *sides, "-o", "run")
     refused = brim("ood", *sides, "-o", "run")
@@ -105,14 +105,16 @@ def test_resuming_needs_a_folder_and_says_what_was_done(brim: Brim, sides: list[
         (["--baselines", "knm"], "did you mean knn"),
     ],
 )
-def test_wrong_values_are_told_with_the_flag(brim: Brim, sides: list[str], arguments: list[str], message: str) -> None:
+def test_wrong_values_are_refused_with_the_flag(
+    brim: Brim, sides: list[str], arguments: list[str], message: str
+) -> None:
     result = brim("ood", *sides, *arguments)
     assert result.code == 2
     assert message in result.err
     assert result.out == ""
 
 
-def test_ctrl_c_keeps_what_is_finished(brim: Brim, sides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_finished_cells(brim: Brim, sides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from brim.molecules import cells
 
     real = cells.train_heads

@@ -92,7 +92,7 @@ def test_msp_energy_and_odin_are_what_their_papers_say(classifier: Classifier) -
     assert (scores("odin") <= plain + 1e-12).all()  # the step makes the classifier surer
 
 
-def test_mc_dropout_draws_the_same_for_a_seed_and_leaves_the_classifier_and_the_generator_alone(
+def test_mc_dropout_is_repeatable_and_restores_classifier_and_generator(
     classifier: Classifier,
 ) -> None:
     detector = baseline("mc_dropout")

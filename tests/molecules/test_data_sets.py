@@ -65,7 +65,7 @@ def test_features_follow_their_molecules_and_rejected_ones_are_named(tmp_path: P
         assert torch.equal(row, torch.from_numpy(encoder.encode([smiles])[0]).float())
 
 
-def test_molecules_on_both_sides_are_told(tmp_path: Path) -> None:
+def test_molecules_on_both_sides_are_noted(tmp_path: Path) -> None:
     inner, outer = csv_of(tmp_path / "in.csv", ALKANES[:10]), csv_of(tmp_path / "out.csv", [*RINGS[:9], ALKANES[0]])
     assert "1 molecules are in- and out-of-distribution at once" in open_pair(inner, outer, seed=0, limit=None).notes
     leaky = csv_of(tmp_path / "leaky.csv", ["CC"] * 10)
@@ -94,7 +94,7 @@ def test_files_of_features_need_no_encoder(tmp_path: Path) -> None:
     assert features.ids["train_in"][0].startswith("a.safetensors row ")
 
 
-def test_wrong_files_of_features_say_what_is_wrong(tmp_path: Path) -> None:
+def test_wrong_feature_files_are_refused_with_the_reason(tmp_path: Path) -> None:
     good = features_of(tmp_path / "good.safetensors", 20, shift=0)
 
     def refused(arrays: dict[str, np.ndarray], message: str) -> None:

@@ -34,7 +34,7 @@ def test_the_same_molecule_written_otherwise_has_the_same_features() -> None:
     assert not np.array_equal(rows[0], rows[2])
 
 
-def test_counts_say_how_often_and_stop_at_what_a_byte_holds() -> None:
+def test_counts_are_capped_at_255() -> None:
     bits, counts = (MorganEncoder({"counts": flag}).encode(["C" * 600])[0] for flag in ("false", "true"))
     assert bits.max() == 1
     assert counts.max() == 255
@@ -65,7 +65,7 @@ def test_the_identity_of_features_changes_with_every_setting() -> None:
         (None, "there is no SMILES"),
     ],
 )
-def test_what_rdkit_rejects_has_a_reason_and_nothing_is_printed(
+def test_rejected_smiles_have_a_reason_and_nothing_is_printed(
     text: str | None, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     problem = smiles_problem(text)
@@ -79,7 +79,7 @@ def test_good_molecules_have_no_problem() -> None:
     assert [smiles_problem(text) for text in (ETHANOL, BENZENE, ASPIRIN)] == [None] * 3
 
 
-def test_unknown_encoders_and_knobs_name_what_there_is() -> None:
+def test_unknown_encoders_and_knobs_list_the_known_ones() -> None:
     with pytest.raises(RequestError, match=r"encoder morgen.*did you mean morgan"):
         load_encoder("morgen")
     with pytest.raises(RequestError, match="--knob width: encoder morgan has no such knob"):
@@ -89,7 +89,7 @@ def test_unknown_encoders_and_knobs_name_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ENCODERS if name != "morgan"])
-def test_a_missing_package_says_where_the_recipe_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_names_the_install_recipe(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = {"minimol": "minimol", "unimol": "unimol_tools"}[name]
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(RequestError, match=rf"encoder {name}: its package cannot be loaded.*docs/molecules\.md"):
@@ -162,7 +162,7 @@ def test_unimol_loads_a_folder_of_weights_and_encodes(
     assert len(encoder.identity()["weights"]) == 64
 
 
-def test_unimol_without_weights_says_where_they_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unimol_without_weights_names_their_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from types import ModuleType
 
     monkeypatch.setitem(sys.modules, "unimol_tools", ModuleType("unimol_tools"))

@@ -83,7 +83,7 @@ def test_a_damaged_cache_entry_is_no_entry() -> None:
     assert not encode_molecules(["CCO"], Counting()).figures.cached
 
 
-def test_an_interrupted_run_goes_on_without_encoding_anything_twice(tmp_path: Path) -> None:
+def test_a_resumed_run_encodes_nothing_twice(tmp_path: Path) -> None:
     smiles = ["C" * length for length in range(1, 60)]
     journal = tmp_path / "partial.jsonl"
     first = Counting(breaks_at=20)
@@ -113,7 +113,7 @@ def test_a_file_of_features_knows_where_its_rows_come_from(tmp_path: Path) -> No
     assert not list(tmp_path.glob("*.partial.jsonl"))
 
 
-def test_requests_that_cannot_be_carried_out_say_why(tmp_path: Path) -> None:
+def test_impossible_requests_are_refused_with_the_reason(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "in.csv", ["not smiles", "neither"])
     with pytest.raises(RequestError, match=r"none of 2 molecules can be encoded; in\.csv line 2"):
         encode(

@@ -78,7 +78,7 @@ def test_splits_come_with_their_places_and_labels(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_split_files_say_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+def test_wrong_split_files_are_refused_with_the_reason(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(RequestError, match=message):

@@ -143,7 +143,7 @@ def test_auroc_of_a_stack_equals_the_metric_of_each_run(inner: list[float], oute
     assert stacked == [auroc(inner, outer), auroc(inner, outer)]
 
 
-def test_a_run_with_an_energy_that_is_no_number_has_no_auroc() -> None:
+def test_the_auroc_of_a_run_with_a_nan_energy_is_nan() -> None:
     inner = torch.tensor([[0.0, 1.0], [0.0, math.nan]])
     good, bad = stacked_auroc(inner, torch.ones(2, 3))
     assert good == 0.75

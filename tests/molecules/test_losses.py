@@ -23,7 +23,7 @@ def softplus(value: float) -> float:
     return math.log1p(math.exp(value))
 
 
-def test_the_energy_loss_is_the_mean_over_all_pairs_and_a_penalty_on_large_energies() -> None:
+def test_the_energy_loss_is_the_mean_over_all_pairs_plus_a_penalty() -> None:
     pairs = [softplus(-0.1 * (out - inner)) for inner in INNER.tolist() for out in OUTER.tolist()]
     penalty = 0.01 * ((0.25 + 1 + 4) / 3 + 2.25 / 2)
     assert float(PreferenceLoss()(INNER, OUTER)) == pytest.approx(sum(pairs) / 6 + penalty, rel=1e-12)

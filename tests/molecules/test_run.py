@@ -108,13 +108,13 @@ def test_every_head_keeps_its_loss_curve(tmp_path: Path) -> None:
         assert cell.details["losses"][-1] < cell.details["losses"][0]
 
 
-def test_chains_and_rings_are_told_apart(tmp_path: Path) -> None:
+def test_chains_and_rings_are_separated(tmp_path: Path) -> None:
     inner, outer = csv_of(tmp_path / "in.csv", ALKANES), csv_of(tmp_path / "out.csv", RINGS)
     result = train(request(id=str(inner), ood=str(outer), epochs=10), tmp_path / "run")
     assert result.summary["metrics"]["auroc"]["mean"] > 0.99
 
 
-def test_a_batch_larger_than_the_data_is_said_and_is_one_step(tmp_path: Path) -> None:
+def test_a_batch_larger_than_the_data_is_noted_and_is_one_step(tmp_path: Path) -> None:
     notes = Notes()
     result = train(on_features(tmp_path, effective_batch=8192), tmp_path / "run", notes)
     assert any("a batch of 8,192 is more than the 42 samples to train on; every epoch is one step of 42" in line
@@ -155,9 +155,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, calls: int, error: type[BaseExce
     return counted
 
 
-def test_an_interrupted_run_goes_on_with_the_cells_that_are_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_makes_only_the_missing_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = on_features(tmp_path, losses=("energy", "bce", "mse"), baselines=("knn",))
     notes = Notes()
     with monkeypatch.context() as patch:
@@ -200,7 +198,7 @@ def test_a_run_is_not_mixed_with_another(tmp_path: Path) -> None:
         train(dataclasses.replace(asked, resume=True), tmp_path / "other")
 
 
-def test_a_loss_that_is_no_number_fails_its_cell_and_is_tried_again_on_resume(tmp_path: Path) -> None:
+def test_a_nan_loss_fails_its_cell_which_is_tried_again_on_resume(tmp_path: Path) -> None:
     asked = on_features(tmp_path, lrs=(1e-2, 1e38), seeds=(0,))
     result = train(asked, tmp_path / "run")
     (failed,) = result.failed
@@ -283,7 +281,7 @@ def test_ranks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         train(on_features(tmp_path), tmp_path / "run")
 
 
-def test_a_missing_package_of_an_encoder_is_told_before_anything_is_written(
+def test_a_missing_encoder_package_is_an_error_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "minimol", None)

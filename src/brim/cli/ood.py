@@ -17,7 +17,7 @@ __all__ = ["ood"]
 
 
 def ood(settings: OodCommand) -> None:
-    """Train with a progress bar, write the report, print the table; something was left out: exit code 1."""
+    """Train with a progress bar, write the report, print the table; exit code 1 if something failed or was left out."""
     from brim.cli.ood_progress import OodProgress, print_result
     from brim.molecules.run import ood as train
 

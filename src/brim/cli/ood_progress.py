@@ -1,4 +1,4 @@
-"""What `brim ood` draws: a bar while it runs, one table at the end."""
+"""The progress bar of `brim ood`, and its table at the end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class OodProgress(LiveBars, OodListener):
             )
 
     def opened(self, *, data: str, encoder: str, counts: dict[str, int], width: int) -> None:
-        """Say what is trained on."""
+        """Print the sizes of the parts."""
         sizes = ", ".join(
             f"{stage} {counts[f'{part}_in']:,} + {counts[f'{part}_out']:,}"
             for stage, part in (("train", "train"), ("validation", "val"), ("test", "test"))
@@ -55,7 +55,7 @@ class OodProgress(LiveBars, OodListener):
         self._print_line(f"in + out: {sizes}")
 
     def encoding(self, *, data: str, encoder: str, done: int, total: int) -> None:
-        """Move the bar of the encoder on."""
+        """Advance the bar of the encoder."""
         self._show(f"{encoder} on {data}", done, total)
 
     def training(self, *, data: str, encoder: str, method: str, runs: int) -> None:
@@ -63,13 +63,13 @@ class OodProgress(LiveBars, OodListener):
         self._show(f"{method} on {data} · {encoder}: {plural(runs, 'run')}", 0, None)
 
     def epoch(self, *, runs: int, epoch: int, epochs: int, stopped: int) -> None:
-        """Move the bar of the epochs on."""
+        """Advance the bar of the epochs."""
         del runs
         if self._now is not None:
             self._progress.update(self._now, completed=epoch, total=epochs, stopped=stopped)
 
     def cells(self, cells: list[ResultCell]) -> None:
-        """Move the bar of the cells on."""
+        """Advance the bar of the cells."""
         if self._cells is not None:
             self._progress.advance(self._cells, len(cells))
         for cell in cells:

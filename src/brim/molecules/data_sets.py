@@ -40,7 +40,7 @@ class FeatureSet:
     """Features by part, `[rows, width]` in float32, and the names of their rows."""
 
     name: str
-    encoder: str  # `features` where the rows came as such
+    encoder: str  # `features` where the files held features
     features: Mapping[Part, torch.Tensor]
     ids: Mapping[Part, Sequence[str]]
     labels: Mapping[Part, Sequence[Any]] | None = None  # classes of the in-distribution parts, where they are known
@@ -71,12 +71,12 @@ class FeatureSet:
 
 
 class Source(abc.ABC):
-    """One data set, before its features are there."""
+    """One data set whose features are yet to be made or read."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.notes: list[str] = []
-        self.failures: dict[str, str] = {}  # molecules without features: where they stand, and why
+        self.failures: dict[str, str] = {}  # molecules without features: file and line → reason
 
     @abc.abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def encoders(self, asked: Sequence[str]) -> list[str]:
-        """Under which encoders the set is to be used."""
+        """The names of the encoders to use on this data set."""
 
     @abc.abstractmethod
     def features(self, encoder: str, encode: Encode) -> FeatureSet:
@@ -231,8 +231,8 @@ def _read_features(path: Path) -> tuple[torch.Tensor, list[str]]:
             f"{path}: {plural(len(rows), 'row')} of features and {plural(len(arrays['labels']), 'label')}; they "
             f"must agree"
         )
-    told = read_metadata(path).get("ids")
-    names = json.loads(told) if told else [f"{path.name} row {row}" for row in range(len(rows))]
+    ids = read_metadata(path).get("ids")
+    names = json.loads(ids) if ids else [f"{path.name} row {row}" for row in range(len(rows))]
     if len(names) != len(rows):
         raise RequestError(
             f"{path}: {plural(len(rows), 'row')} of features and {plural(len(names), 'id')}; they must agree"
@@ -269,7 +269,7 @@ def _sampled(count: int, limit: int | None, seed: int) -> list[int]:
 
 
 def _shared_molecules(parts: Mapping[Part, Molecules]) -> list[str]:
-    """Molecules that stand in two parts between which something is to be told apart or tested."""
+    """Notes on molecules that are on both sides, or both in training and in test parts."""
     texts = {part: set(parts[part].smiles) for part in PARTS}
     inner, outer = (set().union(*(texts[part] for part in PARTS if part.endswith(side))) for side in ("_in", "_out"))
     notes = []

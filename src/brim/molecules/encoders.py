@@ -35,7 +35,7 @@ __all__ = ["MoleculeEncoder", "MorganEncoder", "encoder_knobs", "knobs_for", "lo
 UNIMOL_FOLDER = "UNIMOL_WEIGHT_DIR"
 _UNIMOL_WEIGHTS = {True: "mol_pre_all_h_220816.pt", False: "mol_pre_no_h_220816.pt"}  # with hydrogens, without
 _UNIMOL_DICTIONARY = "mol.dict.txt"
-# Molecules from which graphs or conformers are made by several processes, which load everything anew.
+# Molecules from which graphs or conformers are made by several processes, each of which loads the package again.
 MINIMOL_PROCESSES_FROM, UNIMOL_PROCESSES_FROM = 256, 64
 
 
@@ -72,7 +72,7 @@ class MorganEncoder(MoleculeEncoder):
         Knob(name="bits", default=2048, help="length of the fingerprint", minimum=8, maximum=2**20),
         Knob(name="radius", default=2, help="bonds that a neighbourhood reaches (2 is ECFP4)", minimum=0, maximum=16),
         Knob(name="counts", default=False, help="how often each neighbourhood occurs, instead of whether"),
-        Knob(name="chirality", default=False, help="tell mirror images apart"),
+        Knob(name="chirality", default=False, help="distinguish mirror images"),
     )
 
     def __init__(self, knobs: Mapping[str, Any] | None = None, *, device: str = "auto") -> None:
@@ -263,8 +263,8 @@ def _rdkit() -> dict[str, Any]:
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
     """For packages that log and draw progress bars on both streams, and warn of their old dependencies."""
-    nowhere = io.StringIO()
-    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), warnings.catch_warnings():
+    discarded = io.StringIO()
+    with contextlib.redirect_stdout(discarded), contextlib.redirect_stderr(discarded), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 

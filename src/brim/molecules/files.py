@@ -37,7 +37,7 @@ JSON_SPLITS = ("train", "iid_val", "iid_test", "ood_val", "ood_test")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Molecules:
-    """SMILES in the order of their file, and where each stands there."""
+    """SMILES in the order of their file, each with its file and line."""
 
     smiles: tuple[str, ...]
     places: tuple[str, ...]  # `in.csv line 7`, `a.json train[3]`
@@ -196,7 +196,7 @@ def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]], metadata: M
 
 
 def read_arrays(path: Path) -> dict[str, npt.NDArray[np.generic]]:
-    """Every tensor of the file; half precision that numpy does not have comes as float32."""
+    """Every tensor of the file; dtypes that numpy lacks (bfloat16) are converted to float32."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
@@ -223,7 +223,7 @@ def _through_torch(path: Path) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What the file says of itself."""
+    """The file's metadata."""
     from safetensors import safe_open
 
     with safe_open(path, framework="np") as file:

@@ -55,7 +55,7 @@ class PreferenceLoss:
     """
 
     name: LossName = "energy"
-    pairs: Pairs | None = None  # None: what the table above says
+    pairs: Pairs | None = None  # None: as in the table above
     beta: float = 0.1
     regulariser: float = 0.01  # λ
     margin: float = 1.0
@@ -175,7 +175,7 @@ class LogSigmoid(PairFunction):
         if not captured and not bool((width <= WIDEST).all()):
             return self.in_blocks(inner, outer, block_bytes)
         value, grad_inner, grad_outer = self.by_nodes(inner, outer, nodes)
-        if captured:  # the host cannot look: a value that may be wrong must not pass for one
+        if captured:  # the host cannot check: a value that may be wrong becomes nan
             value = torch.where(width <= WIDEST, value, torch.nan)
         return value, grad_inner, grad_outer
 

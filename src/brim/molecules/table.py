@@ -40,11 +40,7 @@ class ResultCell:
 
     def to_json(self) -> dict[str, Any]:
         """The cell as plain JSON values."""
-        return {
-            **dataclasses.asdict(self),
-            "metrics": None if self.metrics is None else dict(self.metrics),
-            "details": dict(self.details),
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ResultCell:

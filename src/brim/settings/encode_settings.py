@@ -1,4 +1,4 @@
-"""What `brim encode` takes."""
+"""The settings of `brim encode`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["EncodeRequest", "EncodeSettings"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncodeRequest:
-    """A file of molecules, and what becomes of it."""
+    """A file of molecules, the encoder, and the file of features to write."""
 
     data: Annotated[
         str,

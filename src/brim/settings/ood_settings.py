@@ -1,4 +1,4 @@
-"""What `brim ood` takes: molecules in and out of a distribution, and the heads that are to tell them apart."""
+"""The settings of `brim ood`: in- and out-of-distribution molecules, and the heads that separate them."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ LOSSES: tuple[LossName, ...] = get_args(LossName)
 BASELINES = ("msp", "energy", "odin", "mahalanobis", "knn", "lof", "mc_dropout", "logistic")
 DEFAULT_BATCH = 512  # samples of each side in a step, where nothing else is asked for
 LOSS, TRAINING = "Loss", "Training"
-# How it is computed and on what, which a resumed run may change; the data's content is compared by itself.
+# How it is computed and where: a resumed run may change that. The data's content is compared separately.
 _NOT_THE_RESULT = (
     "resume", "device", "fast_path", "batch_size", "effective_batch", "eval_batch_size", "memory_limit", "margin",
     "use_cache", "data", "id", "ood",
 )  # fmt: skip
-# What may be more the next time: each cell of the table stands for itself.
+# What a resumed run may have more of: the cells of the table do not depend on each other.
 _MAY_GROW = ("seeds", "losses", "baselines", "encoders")
 
 
