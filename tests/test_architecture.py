@@ -50,8 +50,8 @@ WITHOUT_TORCH = (
 
 # What a command may ask the library for when it runs: its one function, and what shows the answer.
 ENTRIES = (
-    "brim.cli.", "brim.settings.", "brim.errors", "brim.records", "brim.reporting.", "brim.storage.files", "brim.storage.run_lock",
-    "brim.ranks.world", "brim.planning.", "brim.evaluation.run", "brim.profiling.run",
+    "brim.cli.", "brim.settings.", "brim.errors", "brim.records", "brim.reporting.", "brim.storage.files",
+    "brim.storage.run_lock", "brim.ranks.world", "brim.planning.", "brim.evaluation.run", "brim.profiling.run",
     "brim.profiling.explain_speed", "brim.training.api", "brim.training.compare", "brim.molecules.run",
     "brim.molecules.encoding", "brim.sweeps.prepare", "brim.sweeps.preview", "brim.sweeps.results",
     "brim.models.build", "brim.forecasting.gpus", "brim.sizing.plans", "brim.demo.model",

@@ -78,7 +78,9 @@ def test_likelihoods_are_those_of_each_option_alone(
     assert [sample["reference"] for sample in result.samples] == right
 
 
-def test_longer_options_can_be_put_on_an_equal_footing(language_model: Path, choices: Path, tmp_path: Path) -> None:
+def test_normalised_accuracy_compensates_for_longer_options(
+    language_model: Path, choices: Path, tmp_path: Path
+) -> None:
     result = run(language_model, choices, tmp_path / "run")
     right = 0
     for row, (_, options, answer) in zip(expected(language_model, seq2seq=False), QUESTIONS, strict=True):
@@ -92,7 +94,7 @@ def test_a_classifier_is_refused(text_classifier: Path, choices: Path, tmp_path:
         run(text_classifier, choices, tmp_path / "run", task="choice")
 
 
-def test_an_option_too_long_for_the_model_fails_its_question_alone(language_model: Path, tmp_path: Path) -> None:
+def test_an_option_too_long_for_the_model_fails_only_its_question(language_model: Path, tmp_path: Path) -> None:
     records = [
         {"id": "short", "question": "w1", "choices": ["w2", "w3"], "answer": 0},
         {"id": "long", "question": "w1", "choices": ["w2", "w3 " * 330], "answer": 0},

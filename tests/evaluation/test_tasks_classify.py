@@ -44,14 +44,14 @@ NUMBERS = ("0", "1", "2")
         ((), (), 3, NUMBERS, False),
     ],
 )
-def test_the_models_outputs_are_named_in_the_datas_words(
+def test_model_outputs_get_the_names_of_the_data(
     data: tuple[str, ...], model: tuple[str, ...], count: int, labels: tuple[str, ...], told: bool
 ) -> None:
     found, note = align_classes(data, model, count)
     assert (found, bool(note)) == (labels, told)
 
 
-def test_more_classes_than_the_model_has_are_refused() -> None:
+def test_more_classes_than_outputs_are_refused() -> None:
     with pytest.raises(RequestError, match="3 classes and the model 2 outputs"):
         align_classes(("a", "b", "c"), ("x", "y"), 2)
 
@@ -87,13 +87,13 @@ def test_texts_are_classified_as_alone_whether_classes_are_named_or_numbered(
     assert all(0.3 < sample["confidence"] <= 1 for sample in result.samples)
 
 
-def test_a_class_number_past_the_models_is_refused(text_classifier: Path, tmp_path: Path) -> None:
+def test_a_class_number_beyond_the_outputs_is_refused(text_classifier: Path, tmp_path: Path) -> None:
     data = write_lines(tmp_path / "data.jsonl", [{"text": "w1", "label": 1}, {"text": "w2", "label": 3}])
     with pytest.raises(RequestError, match=r"data.jsonl has a class 3, and hf:.* the classes 0 to 2"):
         run(text_classifier, data, tmp_path / "run")
 
 
-def test_a_text_too_long_fails_alone(text_classifier: Path, tmp_path: Path) -> None:
+def test_a_text_too_long_fails_only_its_sample(text_classifier: Path, tmp_path: Path) -> None:
     data = write_lines(tmp_path / "data.jsonl", [{"text": "w1", "label": "sad"}, {"text": "w2 " * 65, "label": "calm"}])
     result = run(text_classifier, data, tmp_path / "run")
     assert [sample["error"] is None for sample in result.samples] == [True, False]
@@ -113,7 +113,7 @@ def write_pictures(folder: Path, names: tuple[str, ...] = ("cat", "dog"), count:
     return folder
 
 
-def test_class_folders_of_pictures_with_one_that_does_not_decode(image_classifier: Path, tmp_path: Path) -> None:
+def test_an_image_that_does_not_decode_fails_only_its_sample(image_classifier: Path, tmp_path: Path) -> None:
     data = write_pictures(tmp_path / "pictures")
     whole = run(image_classifier, data, tmp_path / "whole", batch_size=4)
     model = transformers.AutoModelForImageClassification.from_pretrained(image_classifier)
@@ -154,7 +154,7 @@ def test_a_torchvision_model_reads_its_weights_from_a_file(tmp_path: Path) -> No
     assert any("matched by their order" in note for note in result.notes)
 
 
-def test_random_weights_are_reported_and_are_the_same_again(tmp_path: Path) -> None:
+def test_random_weights_are_noted_and_reproducible(tmp_path: Path) -> None:
     data = write_pictures(tmp_path / "pictures", count=2)
     options: dict[str, Any] = {"weights": "none", "knobs": {"size": 32}}
     first = run("torchvision:squeezenet1_1", data, tmp_path / "first", **options)
@@ -179,7 +179,7 @@ def write_video(path: Path, seed: int) -> Path:
     return path
 
 
-def test_videos_with_one_that_was_cut_short(tmp_path: Path) -> None:
+def test_a_truncated_video_fails_only_its_sample(tmp_path: Path) -> None:
     records = [{"id": str(n), "video": f"{n}.avi", "label": n % 2} for n in range(4)]
     data = write_lines(tmp_path / "data.jsonl", records)
     for number in range(4):
@@ -197,7 +197,7 @@ def test_videos_with_one_that_was_cut_short(tmp_path: Path) -> None:
     assert result.metrics["top1"]["count"] == 4
 
 
-def test_pictures_are_not_given_to_a_video_model(tmp_path: Path) -> None:
+def test_images_are_refused_for_a_video_model(tmp_path: Path) -> None:
     data = write_pictures(tmp_path / "pictures", count=1)
     with pytest.raises(RequestError, match=r"reads a video, and 2 samples have none"):
         run("torchvision:mc3_18", data, tmp_path / "run", weights="none", knobs={"frames": 2, "size": 32})

@@ -91,9 +91,7 @@ def test_an_answer_ends_before_a_stop_string(language_model: Path, questions: Pa
             assert (after["tokens"], after["truncated"]) == (before["tokens"], before["truncated"])
 
 
-def test_prompts_go_through_the_chat_template_unless_switched_off(
-    chat_model: Path, questions: Path, tmp_path: Path
-) -> None:
+def test_prompts_use_the_chat_template_by_default(chat_model: Path, questions: Path, tmp_path: Path) -> None:
     prompts = asked(questions)
     written = [f"user: {prompt} assistant: " for prompt in prompts]
     usual = run(chat_model, questions, tmp_path / "usual", max_new_tokens=TOKENS)
@@ -107,14 +105,12 @@ def test_prompts_go_through_the_chat_template_unless_switched_off(
     assert predictions(told) == own_answers(chat_model, systems, add_special_tokens=False)
 
 
-def test_a_model_without_a_template_can_not_be_asked_to_chat(
-    language_model: Path, questions: Path, tmp_path: Path
-) -> None:
+def test_chat_is_refused_for_a_model_without_template(language_model: Path, questions: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="--chat"):
         run(language_model, questions, tmp_path / "run", chat=True)
 
 
-def test_sampling_draws_the_same_at_every_batch_size(language_model: Path, questions: Path, tmp_path: Path) -> None:
+def test_sampled_answers_do_not_depend_on_the_batch_size(language_model: Path, questions: Path, tmp_path: Path) -> None:
     def drawn(name: str, **settings: Any) -> list[Any]:
         options = {"max_new_tokens": TOKENS, "temperature": 0.8, "top_p": 0.9, **settings}
         return predictions(run(language_model, questions, tmp_path / name, **options))
@@ -126,7 +122,7 @@ def test_sampling_draws_the_same_at_every_batch_size(language_model: Path, quest
     assert drawn("greedy", temperature=0.0) != alone
 
 
-def test_a_template_that_refuses_is_quoted(chat_model: Path, questions: Path, tmp_path: Path) -> None:
+def test_an_error_of_the_chat_template_is_reported(chat_model: Path, questions: Path, tmp_path: Path) -> None:
     strict = tmp_path / "strict"
     shutil.copytree(chat_model, strict)
     template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
@@ -137,7 +133,9 @@ def test_a_template_that_refuses_is_quoted(chat_model: Path, questions: Path, tm
         run(strict, questions, tmp_path / "run", system="w1")
 
 
-def test_a_prompt_too_long_for_the_model_fails_alone(language_model: Path, seq2seq_model: Path, tmp_path: Path) -> None:
+def test_a_prompt_too_long_for_the_model_fails_only_its_sample(
+    language_model: Path, seq2seq_model: Path, tmp_path: Path
+) -> None:
     long = {"id": "long", "question": "w1 " * 315, "answer": "1"}
     data = write_lines(tmp_path / "data.jsonl", [{"id": "short", "question": "w1 w2", "answer": "1"}, long])
     for model, positions in ((language_model, 320), (seq2seq_model, 64)):
@@ -150,7 +148,7 @@ def test_a_prompt_too_long_for_the_model_fails_alone(language_model: Path, seq2s
         assert result.metrics["exact_match"]["count"] == 2
 
 
-def test_a_classifier_is_not_asked_to_write(text_classifier: Path, questions: Path, tmp_path: Path) -> None:
+def test_a_classifier_is_refused_for_generation(text_classifier: Path, questions: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"--task generate: .* does not write text; use --task classify"):
         run(text_classifier, questions, tmp_path / "run", task="generate")
 
@@ -172,7 +170,7 @@ def own_picture_answers(folder: Path, data: Path, written: str = "", **options: 
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_pictures_with_questions_are_answered_as_by_generate(
+def test_answers_about_images_are_those_of_generate(
     vision_language_model: Path, picture_questions: Path, tmp_path: Path, size: int
 ) -> None:
     result = run(vision_language_model, picture_questions, tmp_path / "run", batch_size=size, max_new_tokens=TOKENS)
@@ -183,7 +181,7 @@ def test_pictures_with_questions_are_answered_as_by_generate(
     assert result.samples[0]["input"]["media"][0].endswith("0.png")
 
 
-def test_a_processors_chat_template_has_a_place_for_every_picture(
+def test_a_processors_chat_template_has_a_placeholder_for_every_image(
     vision_language_model: Path, picture_questions: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "chat"
@@ -200,9 +198,7 @@ def test_a_processors_chat_template_has_a_place_for_every_picture(
     assert predictions(result) != own_picture_answers(vision_language_model, picture_questions)
 
 
-def test_half_precision_reads_pictures_too(
-    vision_language_model: Path, picture_questions: Path, tmp_path: Path
-) -> None:
+def test_half_precision_works_with_images(vision_language_model: Path, picture_questions: Path, tmp_path: Path) -> None:
     result = run(vision_language_model, picture_questions, tmp_path / "run", dtype="bfloat16", max_new_tokens=3)
     assert [sample["error"] for sample in result.samples] == [None] * 6
 
@@ -216,7 +212,7 @@ def test_a_knob_is_an_option_of_the_processor(
     assert predictions(result) != own_picture_answers(vision_language_model, picture_questions)
 
 
-def test_a_knob_that_the_model_lacks_is_refused_with_those_it_has(
+def test_an_unknown_knob_is_refused_with_the_known_ones(
     vision_language_model: Path, picture_questions: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(RequestError, match=r"--knob max_crops: .* \(it has max_new_tokens, layers\)"):
@@ -252,21 +248,21 @@ def same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     return set(ours) == set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_samples_put_together_are_the_processors_own_batch(reader: LoadedModel, picture_questions: Path) -> None:
+def test_joined_samples_equal_the_processors_batch(reader: LoadedModel, picture_questions: Path) -> None:
     inputs = inputs_of(reader, picture_questions)
     prepared = [inputs.prepare(item) for item in range(6)]
     assert len({one["input_ids"].shape for one in prepared}) > 1
     assert same(joined(prepared, pad=0), inputs._process(range(6)))
 
 
-def test_costs_count_the_tokens_of_the_pictures(reader: LoadedModel, picture_questions: Path) -> None:
+def test_costs_include_the_tokens_of_the_images(reader: LoadedModel, picture_questions: Path) -> None:
     inputs = inputs_of(reader, picture_questions)
     lengths = inputs.lengths()
     for item in range(6):
         assert abs(lengths[item] - inputs.prepare(item)["input_ids"].shape[1]) <= 1  # the place of the image is a word
 
 
-def test_samples_without_a_picture_keep_those_of_the_others(
+def test_a_batch_may_mix_samples_with_and_without_images(
     reader: LoadedModel, picture_questions: Path, vision_language_model: Path, tmp_path: Path
 ) -> None:
     """The costliest comes first: here the one without a picture, which has no pixels to lead the way."""
@@ -303,9 +299,7 @@ class Counting:
         return {**made, "offsets": torch.arange(len(text))}
 
 
-def test_where_that_differs_the_processor_is_asked_for_whole_batches(
-    reader: LoadedModel, picture_questions: Path
-) -> None:
+def test_a_processor_that_differs_makes_whole_batches(reader: LoadedModel, picture_questions: Path) -> None:
     processor = Counting(reader.processor)
     inputs = inputs_of(dataclasses.replace(reader, processor=processor), picture_questions)
     prepared = [inputs.prepare(item) for item in range(6)]
@@ -330,7 +324,7 @@ class Rounding(Counting):
 
 
 @pytest.mark.parametrize(("level", "whole"), [(2 / 127.5, False), (0.5, True)])
-def test_pixels_that_another_number_of_threads_rounds_otherwise_are_no_other_inputs(
+def test_rounding_differences_of_pixels_are_tolerated(
     reader: LoadedModel, picture_questions: Path, level: float, whole: bool
 ) -> None:
     """Worker processes have one thread each: without this every batch was made a second time, in the main process."""
@@ -344,9 +338,7 @@ def test_pixels_that_another_number_of_threads_rounds_otherwise_are_no_other_inp
     assert processor.sizes == [1] * 3 + ([3, 3, 3] if whole else [3])
 
 
-def test_a_few_samples_of_a_batch_are_compared_which_differ_where_any_do(
-    reader: LoadedModel, picture_questions: Path
-) -> None:
+def test_the_compared_samples_cover_every_difference(reader: LoadedModel, picture_questions: Path) -> None:
     """A processor takes a tenth of a second for a picture, and batches have hundreds."""
     compared: list[Sequence[int]] = []
     inputs = inputs_of(reader, picture_questions)
@@ -364,7 +356,7 @@ def test_a_few_samples_of_a_batch_are_compared_which_differ_where_any_do(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_pixels_leave_the_worker_as_narrow_as_the_model_computes(
+def test_pixels_have_the_models_dtype_in_the_worker(
     reader: LoadedModel, picture_questions: Path, dtype: torch.dtype
 ) -> None:
     inputs = inputs_of(dataclasses.replace(reader, dtype=dtype), picture_questions)
@@ -384,7 +376,7 @@ class Fussy(Counting):
         return {**made, "input_ids": made["input_ids"].where(made["attention_mask"] == 1, 9)}
 
 
-def test_every_make_up_of_a_batch_is_compared_once(reader: LoadedModel, tmp_path: Path) -> None:
+def test_every_composition_of_a_batch_is_compared_once(reader: LoadedModel, tmp_path: Path) -> None:
     Image.new("RGB", (20, 10), (200, 30, 30)).save(tmp_path / "red.png")
     texts = ["w1 w2", "w3 w4", "w5 w6", "w7 w8", "w1 w2 w3", "w4 w5"]
     records = [{"image": "red.png", "question": text, "answer": "1"} for text in texts]
@@ -399,7 +391,7 @@ def test_every_make_up_of_a_batch_is_compared_once(reader: LoadedModel, tmp_path
 
 
 @pytest.mark.parametrize("non_blocking", [True, False])
-def test_tensors_inside_lists_go_to_the_device_too(non_blocking: bool) -> None:
+def test_tensors_inside_lists_are_moved_to_the_device(non_blocking: bool) -> None:
     """Some processors give a list of pictures of different sizes."""
     task = SimpleNamespace(
         model=SimpleNamespace(device=torch.device("meta")), settings=SimpleNamespace(non_blocking=non_blocking)

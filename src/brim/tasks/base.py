@@ -28,7 +28,7 @@ from brim.models.base import LoadedModel
 from brim.records import Unit
 from brim.running.executor import ItemFailure, Pending
 
-__all__ = ["Answer", "LaterAnswers", "ReadyAnswers", "Task", "TaskSettings"]
+__all__ = ["Answer", "LaterAnswers", "ReadyAnswers", "Task", "TaskSettings", "padded"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,12 @@ class LaterAnswers(Pending):
     def result(self) -> Sequence[Answer | ItemFailure]:
         """Wait for the device and read."""
         return self._read()
+
+
+def padded(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
+    """Rows of numbers as one tensor, [rows, longest], padded on the right."""
+    longest = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows], dtype=torch.long)
 
 
 class Task(abc.ABC):

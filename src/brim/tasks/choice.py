@@ -12,7 +12,7 @@ from brim.errors import RequestError, plural
 from brim.models.base import LoadedModel
 from brim.running.executor import Pending
 from brim.settings.caller import written
-from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings
+from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings, padded
 from brim.tasks.prompts import PromptWriter
 
 __all__ = ["ChoiceTask"]
@@ -108,9 +108,7 @@ class ChoiceTask(Task):
 
     def _causal_scores(self, rows: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
         """The continuations' log-likelihoods; the model's head runs on their positions only."""
-        longest = max(len(context) + len(continuation) for context, continuation in rows)
-        pad = self.model.tokenizer.pad_token_id or 0
-        ids = torch.tensor([[*c, *k, *[pad] * (longest - len(c) - len(k))] for c, k in rows])
+        ids = padded([[*c, *k] for c, k in rows], self.model.tokenizer.pad_token_id or 0)
         owner = torch.tensor([row for row, (_, k) in enumerate(rows) for _ in k])
         place = torch.tensor([len(c) + step - 1 for c, k in rows for step in range(len(k))])
         target = torch.tensor([token for _, k in rows for token in k])
@@ -129,16 +127,13 @@ class ChoiceTask(Task):
         return torch.zeros(len(rows), device=logits.device).index_add_(0, moved["owner"], likelihood)
 
     def _seq2seq_scores(self, rows: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
-        pad = self.model.tokenizer.pad_token_id or 0
-        width = max(len(context) for context, _ in rows)
-        depth = max(len(continuation) for _, continuation in rows)
         tensors = {
-            "input_ids": torch.tensor([[*c, *[pad] * (width - len(c))] for c, _ in rows]),
-            "attention_mask": torch.tensor([[1] * len(c) + [0] * (width - len(c)) for c, _ in rows]),
-            "labels": torch.tensor([[*k, *[-100] * (depth - len(k))] for _, k in rows]),
+            "input_ids": padded([context for context, _ in rows], self.model.tokenizer.pad_token_id or 0),
+            "attention_mask": padded([[1] * len(context) for context, _ in rows], 0),
+            "labels": padded([continuation for _, continuation in rows], -100),
         }
         moved = self.to_device(tensors)
-        logits = self.model.module(**moved).logits  # [rows, depth, vocabulary]
+        logits = self.model.module(**moved).logits  # [rows, longest continuation, vocabulary]
         labels = moved["labels"]
         likelihood = _log_likelihood(logits.flatten(0, 1), labels.clamp_min(0).flatten()).view_as(labels)
         scores: torch.Tensor = (likelihood * (labels >= 0)).sum(dim=1)

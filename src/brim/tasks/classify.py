@@ -16,7 +16,7 @@ from brim.memory.transfer import stacked
 from brim.models.base import LoadedModel
 from brim.running.executor import Pending
 from brim.settings.caller import written
-from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings
+from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings, padded
 
 __all__ = ["ClassifyTask", "align_classes"]
 
@@ -132,12 +132,9 @@ class ClassifyTask(Task):
         return self._labels
 
     def _text_batch(self, prepared: Sequence[Any]) -> dict[str, torch.Tensor]:
-        tokenizer = self.model.tokenizer
-        longest = max(len(ids) for ids in prepared)
-        pad = tokenizer.pad_token_id or 0
         tensors = {
-            "input_ids": torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in prepared]),
-            "attention_mask": torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in prepared]),
+            "input_ids": padded(prepared, self.model.tokenizer.pad_token_id or 0),
+            "attention_mask": padded([[1] * len(ids) for ids in prepared], 0),
         }
         return self.to_device(tensors)
 
