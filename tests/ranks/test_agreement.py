@@ -146,7 +146,7 @@ def silence(rank: int) -> dict[str, Any]:
 
 def late_start(rank: int) -> dict[str, Any]:
     """Rank 1 comes to the first agreement of all a while after rank 0."""
-    presence.NOTICE_SECONDS, presence.CHECK_SECONDS = 0.5, 0.1
+    presence.NOTICE_SECONDS, presence.WAIT_CHECK_SECONDS = 0.5, 0.1
     rank_0_is_there = Path(f"{sys.argv[2]}.rank-0-is-there")
     if rank == 0:
         rank_0_is_there.touch()
@@ -160,7 +160,7 @@ def late_start(rank: int) -> dict[str, Any]:
 
 def late_vote(rank: int) -> dict[str, Any]:
     """Rank 1 hangs for a while, alive, where rank 0 waits for its vote: with a time limit, and without one."""
-    presence.NOTICE_SECONDS, presence.CHECK_SECONDS = 0.5, 0.1
+    presence.NOTICE_SECONDS, presence.WAIT_CHECK_SECONDS = 0.5, 0.1
     for patient in (False, True):
         purpose = "a patient vote" if patient else "a limited vote"
         with Agreement(timeout_seconds=40, patient=patient, purpose=purpose) as agreement:
@@ -317,7 +317,7 @@ def test_where_rank_0_never_comes_the_others_name_it_and_its_address(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(presence, "NOTICE_SECONDS", 0.3)
-    monkeypatch.setattr(presence, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(presence, "WAIT_CHECK_SECONDS", 0.1)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

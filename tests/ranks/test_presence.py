@@ -139,7 +139,7 @@ def test_a_rank_at_work_learns_of_trouble_at_its_next_look(
     agreement.check()
     other.report_failure("no such file", 2)
     agreement.check()  # it has looked just now
-    clock += agreement_module.CHECK_SECONDS
+    clock += agreement_module.FAILURE_CHECK_SECONDS
     with pytest.raises(RankError, match="rank 1: no such file") as caught:
         agreement.check()
     assert caught.value.exit_code == 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from brim.running.executor import (
     HOPELESS_AFTER,
-    MOST_TRIALS,
+    MAX_KEPT_TRIALS,
     BatchWork,
     ExecutionPolicy,
     Executor,
@@ -66,8 +66,8 @@ def test_a_run_that_never_settles_down_does_not_fill_memory_with_its_trials() ->
         policy=ExecutionPolicy(fixed=True),
     )
     list(failing.run(range(3000)))
-    assert failing.figures.oom_events > MOST_TRIALS
-    assert len(failing.trials) == MOST_TRIALS
+    assert failing.figures.oom_events > MAX_KEPT_TRIALS
+    assert len(failing.trials) == MAX_KEPT_TRIALS
 
 
 def test_finding_the_size_costs_what_the_first_batches_took_beyond_the_later_rate() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.records import Probe
-from brim.sizing.priors import ForecastBytes, Prior, Room
+from brim.sizing.priors import AvailableMemory, ForecastBytes, Prior
 
 MIB = 2**20
 
@@ -19,7 +19,9 @@ def trial(items: int, item_cost: int, each: float, *, resident: int = 0, verdict
 
 
 def fitting(trials: tuple[Probe, ...], item_cost: int, *, limit: int = 1000 * MIB, resident: int = 0) -> int | None:
-    return Prior(trials=trials).fitting_items(Room(limit_bytes=limit, resident_bytes=resident, item_cost=item_cost))
+    return Prior(trials=trials).fitting_items(
+        AvailableMemory(limit_bytes=limit, resident_bytes=resident, item_cost=item_cost)
+    )
 
 
 def test_without_bytes_there_is_no_guess() -> None:
@@ -76,17 +78,17 @@ LINE = forecast((2, 120), (8, 180), (64, 740))  # 100 MiB, and 10 each
 
 
 def first(prior: Prior, limit: int, *, resident: int = 100) -> int:
-    return prior.first_items(Room(limit_bytes=limit * MIB, resident_bytes=resident * MIB, item_cost=100))
+    return prior.first_items(AvailableMemory(limit_bytes=limit * MIB, resident_bytes=resident * MIB, item_cost=100))
 
 
 def test_a_forecast_says_how_many_fit_in_three_quarters_of_what_is_free() -> None:
-    assert LINE.fitting_items(Room(limit_bytes=900 * MIB, resident_bytes=100 * MIB, item_cost=100)) == 60
-    assert LINE.fitting_items(Room(limit_bytes=100 * MIB, resident_bytes=100 * MIB, item_cost=100)) == 1
+    assert LINE.fitting_items(AvailableMemory(limit_bytes=900 * MIB, resident_bytes=100 * MIB, item_cost=100)) == 60
+    assert LINE.fitting_items(AvailableMemory(limit_bytes=100 * MIB, resident_bytes=100 * MIB, item_cost=100)) == 1
 
 
 def test_what_has_failed_counts_for_more_than_a_forecast() -> None:
     prior = dataclasses.replace(LINE, trials=(trial(30, 100, MIB, verdict="oom"),))
-    assert prior.fitting_items(Room(limit_bytes=900 * MIB, resident_bytes=100 * MIB, item_cost=100)) == 29
+    assert prior.fitting_items(AvailableMemory(limit_bytes=900 * MIB, resident_bytes=100 * MIB, item_cost=100)) == 29
 
 
 def test_a_climb_begins_with_a_sixteenth_of_what_is_free_or_the_usual_few_if_they_fit() -> None:
@@ -105,7 +107,7 @@ def test_a_forecast_that_does_not_grow_fits_all_or_nothing() -> None:
 
 def test_quadratic_bytes_are_followed() -> None:
     square = forecast((2, 4), (8, 64), (100, 10_000))
-    assert square.fitting_items(Room(limit_bytes=1200 * MIB, resident_bytes=0, item_cost=100)) == 30
+    assert square.fitting_items(AvailableMemory(limit_bytes=1200 * MIB, resident_bytes=0, item_cost=100)) == 30
 
 
 @given(
@@ -120,7 +122,7 @@ def test_no_first_batch_is_above_what_the_forecast_says_fits(
     prior = forecast(*((size, constant + each * size) for size in (2, 8, *sorted(set(sizes)))))
     for size in (
         first(prior, limit, resident=0),
-        prior.fitting_items(Room(limit_bytes=limit * MIB, resident_bytes=0, item_cost=100)) or 0,
+        prior.fitting_items(AvailableMemory(limit_bytes=limit * MIB, resident_bytes=0, item_cost=100)) or 0,
     ):
         assert size == 1 or constant + each * size <= limit
 

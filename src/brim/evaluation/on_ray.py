@@ -41,9 +41,9 @@ __all__ = ["RemoteWorker", "WorkerEvent", "WorkerResources", "evaluate_on_ray"]
 
 MOST_LOSSES = 3  # in a row, with no line in between: then it is not the machines that are at fault
 SHARD_BATCHES = 8  # the fewest in a shard: one of them is not full
-USUAL_BATCH = 32  # where the size is yet to be found
+ASSUMED_BATCH_SIZE = 32  # where the size is yet to be found
 PLACE_SECONDS = 300.0  # how long Ray may take to start a worker while there is no other
-WAIT_SECONDS = 5.0  # for an event, before checking whether Ray starts workers at all
+EVENT_SECONDS = 5.0  # for an event, before checking whether Ray starts workers at all
 END_SECONDS = 60.0  # for the last messages of a worker
 
 
@@ -127,7 +127,7 @@ class _WorkerPool:
         self.resources = resources
         self._cluster = cluster
         self._listener = listener
-        self._smallest_shard = SHARD_BATCHES * (request.batch_size or USUAL_BATCH)
+        self._smallest_shard = SHARD_BATCHES * (request.batch_size or ASSUMED_BATCH_SIZE)
         self._arguments = (request, resources, str(Path.cwd()), forwarded_variables())
         self._workers: list[_Worker] = []
         self._facts: SetupFacts | None = None
@@ -242,7 +242,7 @@ class _WorkerPool:
     def _next_event(self) -> WorkerEvent | None:
         """Wait for the next message of any worker and handle it; returns the event, if it was one."""
         calling = [worker for worker in self._workers if worker.call is not None]
-        answer = self._cluster.next_result([worker.call for worker in calling], seconds=WAIT_SECONDS)
+        answer = self._cluster.next_result([worker.call for worker in calling], seconds=EVENT_SECONDS)
         self._give_up_placing()
         if answer is None:
             return None

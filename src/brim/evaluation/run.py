@@ -41,6 +41,8 @@ __all__ = [
     "write_record",
 ]
 
+COMPARED_SAMPLES = 256  # of a comparison of batch sizes: several batches of the largest, but not long to wait for
+COMPARED_BATCHES = 4  # of the largest size compared, where that is more samples
 WorkerOpener = Callable[[EvalRequest, EvalListener, Path], Worker]  # the last: where the monitor writes
 
 
@@ -216,17 +218,13 @@ def evaluate_as(settings: EvaluateSettings, *, listener: EvalListener | None = N
     )  # fmt: skip
 
 
-SAMPLES = 256  # enough for several batches of the largest size people compare, little enough to wait for
-BATCHES = 4  # of the largest size, where that is more
-
-
 def compare_batch_sizes(
     request: EvalRequest, sizes: Sequence[int], *, listener: EvalListener | None = None
 ) -> list[dict[str, Any]]:
     """One row per size, in the order given; the speed-up is over the first. The samples are the same for all."""
     if current_world().size > 1:
         raise RequestError(f"{named('compare_batch')}: sizes are compared on one device; start it without torchrun")
-    limit = request.limit or max(SAMPLES, BATCHES * max(sizes))
+    limit = request.limit or max(COMPARED_SAMPLES, COMPARED_BATCHES * max(sizes))
     setup = open_setup(dataclasses.replace(request, limit=limit))
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -28,6 +28,15 @@ from brim.sizing.live import LiveSizer
 from brim.sizing.plans import PlanFile
 from brim.sizing.priors import ForecastBytes, LiveRequest, Prior, Room, forecast_pays, largest_worth_finding, start_live
 from brim.tasks.generate import GenerateTask
+from brim.sizing.priors import (
+    AvailableMemory,
+    ForecastBytes,
+    LiveRequest,
+    Prior,
+    forecast_pays,
+    largest_worth_finding,
+    start_live,
+)
 
 __all__ = ["FirstForecast", "MakeForecast", "Start", "StartingPoint", "forecast_first_batch", "is_worth_a_trace"]
 
@@ -140,14 +149,16 @@ class StartingPoint:
         )
         plan, notes = (None, ()) if self._given else self._plan_file.load()
         if plan is not None:
-            return Start(sizer=start_live(asked, Prior(known_size=plan.size), self._room(item_cost)), cached=plan)
+            return Start(
+                sizer=start_live(asked, Prior(known_size=plan.size), self._available_memory(item_cost)), cached=plan
+            )
         forecast, prior = None, self.prior
         if not self._given and not prior.knows_bytes_near(item_cost):
             forecast = self.forecast(self.setup, items, self.limit_bytes)
         if forecast is not None and forecast.bytes is not None:
             prior = dataclasses.replace(prior, forecast=forecast.bytes)
             item_cost = forecast.bytes.item_cost  # of the costliest that can be prepared: others never reach the model
-        return Start(sizer=start_live(asked, prior, self._room(item_cost)), forecast=forecast, notes=notes)
+        return Start(sizer=start_live(asked, prior, self._available_memory(item_cost)), forecast=forecast, notes=notes)
 
     def plan(self, start: Start, largest: int, peak_bytes: int | None, trials: tuple[Probe, ...] = ()) -> Plan:
         """What the run settled at, to start the next one there."""
@@ -172,11 +183,11 @@ class StartingPoint:
         if sizer.overlaps and sizer.kept < sizer.ceiling and not self._given:
             self._plan_file.save(plan)
 
-    def _room(self, item_cost: int) -> Room:
+    def _available_memory(self, item_cost: int) -> AvailableMemory:
         module = self.setup.model.module
         held = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
         resident = sum(tensor.nbytes for tensor in held)
-        return Room(limit_bytes=self.limit_bytes, resident_bytes=resident, item_cost=item_cost)
+        return AvailableMemory(limit_bytes=self.limit_bytes, resident_bytes=resident, item_cost=item_cost)
 
     @functools.cached_property
     def _plan_file(self) -> PlanFile:

@@ -125,7 +125,7 @@ class MemoryMeter:
         """The bytes this process can still take now."""
         available = int(psutil.virtual_memory().available)
         for folder, layout in self._limited:
-            available = min(available, _room(folder, layout, enough_bytes=available))
+            available = min(available, _left_in_group(folder, layout, enough_bytes=available))
         return available
 
 
@@ -189,7 +189,7 @@ def _limit(folder: Path, layout: _CgroupLayout) -> int | None:
     return limit if limit is not None and limit < _NO_LIMIT else None
 
 
-def _room(folder: Path, layout: _CgroupLayout, *, enough_bytes: int) -> int:
+def _left_in_group(folder: Path, layout: _CgroupLayout, *, enough_bytes: int) -> int:
     """The room left under a limit; where there is enough without the file cache, what it would give is not read."""
     limit, usage = _limit(folder, layout), read_number(read_text(folder / layout.usage))
     if limit is None or usage is None or limit - usage >= enough_bytes:

@@ -25,8 +25,8 @@ from brim.settings.profile_settings import ProfileRequest
 
 __all__ = ["SpeedRow", "explain_point", "explain_speed"]
 
-SAMPLES = 256
-USUAL_BATCH = 32  # what people choose without measuring
+EXPLAINED_SAMPLES = 256
+USUAL_BATCH_SIZE = 32  # what people choose without measuring
 USUAL_NEW_TOKENS = 32
 
 
@@ -72,8 +72,8 @@ def _more_tokens(request: EvalRequest) -> EvalRequest:
 
 
 SWITCHES = (
-    _Switch(name="the planned batch size", setting=f"batches of {USUAL_BATCH}",
-            off=_with(batch_size=USUAL_BATCH, fixed=True, cost_cap=None)),
+    _Switch(name="the planned batch size", setting=f"batches of {USUAL_BATCH_SIZE}",
+            off=_with(batch_size=USUAL_BATCH_SIZE, fixed=True, cost_cap=None)),
     _Switch(name="batching at all", setting="one sample at a time", off=_with(batch_size=1, fixed=True, cost_cap=None)),
     _Switch(name="loading processes", setting="--num-workers 0", off=_with(num_workers=0)),
     _Switch(name="pinned memory", setting="--no-pin-memory", off=_with(pin_memory=False), where=_on_cuda),
@@ -99,7 +99,7 @@ def explain_speed(request: EvalRequest, *, listener: EvalListener | None = None)
     if current_world().size > 1:
         raise RequestError(f"{named('explain_speed')}: it is measured on one device; start it without torchrun")
     listener = listener or EvalListener()
-    request = dataclasses.replace(request, limit=request.limit or SAMPLES, resume=False, use_cache=False)
+    request = dataclasses.replace(request, limit=request.limit or EXPLAINED_SAMPLES, resume=False, use_cache=False)
     load = KeptModel()
     setup = open_setup(request, load=load)
     with tempfile.TemporaryDirectory() as folder:

@@ -41,9 +41,9 @@ __all__ = ["Agreement", "Step", "Vote", "check_same_work", "shared_folder", "sto
 
 T = TypeVar("T")
 
-WAIT_SECONDS = 0.05  # between two checks which ranks have arrived
+ARRIVAL_POLL_SECONDS = 0.05  # between two checks which ranks have arrived
 ENDED_CHECK_SECONDS = 1.0  # between two checks which ranks have ended, while waiting
-CHECK_SECONDS = 3.0  # the same while at work: a check costs some messages for each rank
+FAILURE_CHECK_SECONDS = 3.0  # the same while at work: a check costs some messages for each rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +169,7 @@ class Agreement:
         Only a patient agreement knows. A rank that catches this should still call the next `gather`, where all ranks
         receive the same error.
         """
-        if self._presence is None or time.monotonic() - self._checked_at < CHECK_SECONDS:
+        if self._presence is None or time.monotonic() - self._checked_at < FAILURE_CHECK_SECONDS:
             return
         self._checked_at = time.monotonic()
         if (trouble := self.trouble()) is not None:
@@ -247,7 +247,7 @@ class Agreement:
                 if (gone := self._presence.gone()) is not None:
                     self._lost = str(gone.error())
                     raise gone.error()
-            time.sleep(WAIT_SECONDS)
+            time.sleep(ARRIVAL_POLL_SECONDS)
 
     def _missing(self) -> list[int]:
         """The ranks that have not arrived at this round, as far as the store knows."""

@@ -27,7 +27,7 @@ from brim.ranks.world import World
 __all__ = ["Facts", "Presence", "Trouble", "WaitWatcher", "await_arrival", "ended_ranks", "process_names", "rank_names"]
 
 NOTICE_SECONDS = 30.0  # a shorter wait is not reported
-CHECK_SECONDS = 0.5  # between two checks whether this rank is waiting
+WAIT_CHECK_SECONDS = 0.5  # between two checks whether this rank is waiting
 
 Describe = Callable[[float], str | None]  # the seconds waited to the line; None: another rank warns
 
@@ -60,7 +60,7 @@ class WaitWatcher:
 
     def _watch(self) -> None:
         warned: tuple[float, Describe] | None = None
-        while not self._closed.wait(CHECK_SECONDS):
+        while not self._closed.wait(WAIT_CHECK_SECONDS):
             wait = self._wait
             if wait is None or wait is warned or time.monotonic() - wait[0] < NOTICE_SECONDS:
                 continue

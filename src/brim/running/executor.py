@@ -86,7 +86,7 @@ class WorkQueue:
         self._parts += [list(batch[middle:]), list(batch[:middle])]
 
 
-MOST_TRIALS = 256  # batches that are remembered one by one
+MAX_KEPT_TRIALS = 256  # batches that are remembered one by one
 HOPELESS_AFTER = 3  # items that do not fit alone before the cheapest is tried
 
 FailureReason = Literal["out_of_memory", "size_limit", "error"]
@@ -460,7 +460,7 @@ class Executor:
         self, batch: list[int], verdict: Verdict, detail: str, *, seconds: float | None = None, reading: Any = None
     ) -> None:
         """Keep a batch as evidence for the size; after it has settled, only the first and those that failed."""
-        if len(self.trials) >= MOST_TRIALS:
+        if len(self.trials) >= MAX_KEPT_TRIALS:
             return
         self.trials.append(
             Probe(

@@ -18,7 +18,7 @@ from brim.running.executor import BatchWork, ExecutionPolicy, Executor, Finished
 from brim.running.results import ExecutionFigures
 from brim.settings.sizes import parse_bytes
 from brim.sizing.live import LiveSizer
-from brim.sizing.priors import LiveRequest, Prior, Room, start_live
+from brim.sizing.priors import AvailableMemory, LiveRequest, Prior, start_live
 from brim.storage.fingerprint import content_text, fingerprint
 from brim.storage.journal import Journal
 
@@ -138,7 +138,7 @@ def _sizer(batch_size: int | str, costs: Sequence[int], limit_bytes: int | None)
     if batch_size != "auto" and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
         raise RequestError(f"batch_size={batch_size!r}: give 'auto' or a whole number from 1")
     asked = LiveRequest(batch_size=batch_size if isinstance(batch_size, int) else None)
-    return start_live(asked, Prior(), Room(limit_bytes=limit_bytes, item_cost=max(costs, default=1)))
+    return start_live(asked, Prior(), AvailableMemory(limit_bytes=limit_bytes, item_cost=max(costs, default=1)))
 
 
 def _check_callables(*, function: Any, **optional: Any) -> None:

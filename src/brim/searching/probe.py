@@ -168,7 +168,7 @@ class DeviceProber(Prober):
         self._stateless = [optimizer for optimizer in workload.optimizers() if not optimizer.state]
         if self.preserve_state:
             state = (workload.modules(), workload.optimizers(), workload.stateful())
-            self._check_host_room(required_bytes(*state))
+            self._check_host_memory(required_bytes(*state))
             self._probing.callback(StateSnapshot.take(*state, devices=[self.memory.device]).restore)
         self._probing.callback(self.memory.release)
         self._probing.callback(self._drop_leftovers)
@@ -177,12 +177,13 @@ class DeviceProber(Prober):
         self._drop_leftovers()
         self.memory.release()
 
-    def _check_host_room(self, snapshot_bytes: int) -> None:
-        room = available_host_bytes()
-        if snapshot_bytes > 0.8 * room:
+    def _check_host_memory(self, snapshot_bytes: int) -> None:
+        free_bytes = available_host_bytes()
+        if snapshot_bytes > 0.8 * free_bytes:
             raise RequestError(
                 f"keeping a copy of the model and optimizer takes {format_bytes(snapshot_bytes)} of host memory and "
-                f"{format_bytes(room)} are free; search on a copy in a child process instead ({named('isolate')})"
+                f"{format_bytes(free_bytes)} are free; search on a copy in a child process "
+                f"instead ({named('isolate')})"
             )
 
     def _attempt(self, size: int, reading: MemoryReading) -> Probe:
@@ -233,7 +234,7 @@ class DeviceProber(Prober):
             verdict, detail = "thrashes", f"the allocator had to free its cache and retry {plural(retries, 'time')}"
         elif rate < slow_rate:
             verdict = "thrashes"
-            detail = f"{rate / best:.2f} of the rate of a smaller size: no room left for workspaces"
+            detail = f"{rate / best:.2f} of the rate of a smaller size: no memory left for workspaces"
         if verdict == "fits":
             self._rates[size] = rate
         return Probe(

@@ -41,7 +41,7 @@ from brim.sizing.sizer import Evidence, Sizer, Trial
 
 __all__ = ["LiveSizer", "Phase"]
 
-SCHEMA = "brim.live_sizer/1"
+LIVE_SIZER_SCHEMA = "brim.live_sizer/1"
 
 Phase = Literal["climbing", "rising", "comparing", "settled"]
 
@@ -253,7 +253,7 @@ class LiveSizer(Sizer):
     def to_json(self) -> dict[str, Any]:
         """All that it knows, as a checkpoint keeps it."""
         return {
-            "schema": SCHEMA,
+            "schema": LIVE_SIZER_SCHEMA,
             **{name: _saved(getattr(self, attribute)) for name, attribute in _SAVED.items()},
             "comparison": self._comparison.to_json(),
             "evidence": {

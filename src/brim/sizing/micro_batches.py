@@ -31,7 +31,7 @@ from brim.sizing.sizer import Trial
 
 __all__ = ["MicroBatchRequest", "MicroBatchSizer", "micro_batch_length"]
 
-SCHEMA = "brim.micro_batch_sizer/1"
+MICRO_BATCH_SIZER_SCHEMA = "brim.micro_batch_sizer/1"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -325,7 +325,7 @@ class MicroBatchSizer:
     def to_json(self) -> dict[str, Any]:
         """The schedule of micro-batches as a checkpoint keeps it."""
         return {
-            "schema": SCHEMA,
+            "schema": MICRO_BATCH_SIZER_SCHEMA,
             "sizer": self.live.to_json(),
             "warm_size": self._warm_size,
             "oom_events": self.oom_events,

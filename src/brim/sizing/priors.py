@@ -36,25 +36,25 @@ from brim.sizing.constants import (
 from brim.sizing.live import LiveSizer
 
 __all__ = [
+    "AvailableMemory",
     "ForecastBytes",
     "ForecastCurve",
     "LiveRequest",
     "NeighbourPriors",
     "Prior",
-    "Room",
     "forecast_pays",
     "largest_worth_finding",
     "start_live",
 ]
 
-MOST_TRIALS = 64  # batches of earlier runs that a guess is made from
+MAX_PRIOR_TRIALS = 64  # batches of earlier runs that a guess is made from
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForecastCurve:
     """A forecast as functions of the number of samples."""
 
-    reserved_at: Callable[[int], int]  # peak bytes where there is room for all that the allocator keeps
+    reserved_at: Callable[[int], int]  # peak bytes where there is memory for all that the allocator keeps
     allocated_at: Callable[[int], int]  # peak bytes in use
     runs_within: Callable[[int, int], bool]  # whether a size runs under a limit, which makes the allocator keep less
 
@@ -111,7 +111,7 @@ class ForecastBytes:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Room:
+class AvailableMemory:
     """The memory that batches may have, and the cost of the costliest item that they will hold."""
 
     limit_bytes: int | None
@@ -162,32 +162,32 @@ class Prior:
         """Whether the batches of similar runs were of items that cost about as much as this, or more."""
         return any(item_cost <= MAX_CARRIED_COST_RATIO * cost for cost in _bytes_by_item_cost(self.trials, 0))
 
-    def fitting_items(self, room: Room) -> int | None:
+    def fitting_items(self, memory: AvailableMemory) -> int | None:
         """How many of the costliest items should fit, by a forecast or by other costs; None without."""
         if self.forecast is not None:
-            usable = math.floor(room.resident_bytes + NEIGHBOUR_LIMIT_FRACTION * room.free_bytes)
+            usable = math.floor(memory.resident_bytes + NEIGHBOUR_LIMIT_FRACTION * memory.free_bytes)
             fitting = self.forecast.largest_within(usable)
-            return min([max(fitting, 1), *_below_failures(self.trials, room.item_cost)])
-        known = _bytes_by_item_cost(self.trials, room.resident_bytes)
+            return min([max(fitting, 1), *_below_failures(self.trials, memory.item_cost)])
+        known = _bytes_by_item_cost(self.trials, memory.resident_bytes)
         if not known:
             return None
-        nearest = min(known, key=lambda cost: abs(math.log(cost / room.item_cost)))
+        nearest = min(known, key=lambda cost: abs(math.log(cost / memory.item_cost)))
         # Towards costlier items as the known ones have grown; towards cheaper ones in proportion, which says too much.
-        growth = _growth(known) if room.item_cost > nearest else 1.0
-        expected = known[nearest] * (room.item_cost / nearest) ** growth
-        fitting = max(int(NEIGHBOUR_LIMIT_FRACTION * room.free_bytes / expected), 1)
-        return min([fitting, *_below_failures(self.trials, room.item_cost)])
+        growth = _growth(known) if memory.item_cost > nearest else 1.0
+        expected = known[nearest] * (memory.item_cost / nearest) ** growth
+        fitting = max(int(NEIGHBOUR_LIMIT_FRACTION * memory.free_bytes / expected), 1)
+        return min([fitting, *_below_failures(self.trials, memory.item_cost)])
 
-    def first_items(self, room: Room) -> int:
+    def first_items(self, memory: AvailableMemory) -> int:
         """How many items the first batch of a climb should hold: two without a forecast, or where that fits."""
         if self.forecast is None:
             return FIRST_ITEMS
-        share = math.floor(room.resident_bytes + FIRST_LIMIT_FRACTION * room.free_bytes)
-        return max(self.forecast.largest_within(share), min(FIRST_ITEMS, self.fitting_items(room) or 1))
+        share = math.floor(memory.resident_bytes + FIRST_LIMIT_FRACTION * memory.free_bytes)
+        return max(self.forecast.largest_within(share), min(FIRST_ITEMS, self.fitting_items(memory) or 1))
 
-    def first_under(self, ceiling: int, room: Room) -> int:
+    def first_under(self, ceiling: int, memory: AvailableMemory) -> int:
         """Where to start under a ceiling in samples: what fits by the bytes of similar runs, or the rule of thumb."""
-        fitting = self.fitting_items(room)
+        fitting = self.fitting_items(memory)
         if fitting is None:
             return max(round(self.ceiling_share * ceiling), 1)
         return min(fitting, ceiling)
@@ -211,7 +211,7 @@ class NeighbourPriors:
             return
         before = self._prior.trials if self._comparable(point) else ()
         likely = plan.size if plan.unit == "tokens" else None
-        self._prior = Prior(likely_size=likely, trials=(*before, *plan.probes)[-MOST_TRIALS:])
+        self._prior = Prior(likely_size=likely, trials=(*before, *plan.probes)[-MAX_PRIOR_TRIALS:])
         self._learned_at = point
 
     def _comparable(self, point: Mapping[str, Any]) -> bool:
@@ -231,34 +231,34 @@ class LiveRequest:
     ceiling: int | None = None  # of a size that is found
 
 
-def start_live(asked: LiveRequest, prior: Prior, room: Room) -> LiveSizer:
+def start_live(asked: LiveRequest, prior: Prior, memory: AvailableMemory) -> LiveSizer:
     """The sizer of a run: at the size asked for, at that of a plan, or where a climb begins."""
-    limit_bytes = room.limit_bytes
+    limit_bytes = memory.limit_bytes
     if asked.batch_size is not None:
-        first = asked.batch_size if asked.fixed else prior.first_under(asked.batch_size, room)
+        first = asked.batch_size if asked.fixed else prior.first_under(asked.batch_size, memory)
         return LiveSizer(first=first, ceiling=asked.batch_size, grows=False, limit_bytes=limit_bytes)
     if asked.cost_cap is not None:
         return LiveSizer(first=asked.cost_cap, ceiling=asked.cost_cap, grows=False, limit_bytes=limit_bytes)
     if prior.known_size is not None:
         return LiveSizer(first=prior.known_size, known=True, limit_bytes=limit_bytes)
     if prior.likely_size is None:
-        first = prior.first_items(room) * room.item_cost
+        first = prior.first_items(memory) * memory.item_cost
     else:
-        fitting = prior.fitting_items(room)
-        likely = prior.likely_size if fitting is None else min(prior.likely_size, fitting * room.item_cost)
-        first = max(likely, room.item_cost)
+        fitting = prior.fitting_items(memory)
+        likely = prior.likely_size if fitting is None else min(prior.likely_size, fitting * memory.item_cost)
+        first = max(likely, memory.item_cost)
     bounds = [bound for bound in (asked.ceiling, prior.cost_limit) if bound is not None]
     sizer = LiveSizer(
         first=first,
         ceiling=min(bounds, default=None),
-        known=prior.likely_size is not None and prior.is_compared_near(room.item_cost),
+        known=prior.likely_size is not None and prior.is_compared_near(memory.item_cost),
         likely=prior.likely_size is not None,
         limit_bytes=limit_bytes,
     )
-    sizer.evidence.bytes.base_bytes = room.resident_bytes
+    sizer.evidence.bytes.base_bytes = memory.resident_bytes
     if prior.forecast is not None and prior.forecast.grows:
         sizer.evidence.bytes.expect(
-            prior.forecast.bytes_at_cost, base_bytes=room.resident_bytes, most_off=MAX_FORECAST_ERROR
+            prior.forecast.bytes_at_cost, base_bytes=memory.resident_bytes, most_off=MAX_FORECAST_ERROR
         )
     return sizer
 

@@ -24,7 +24,7 @@ from brim.running.loader import Loader, LoaderSettings, NotPrepared
 from brim.running.retries import wait
 from brim.sizing.live import LiveSizer
 from brim.sizing.older_checkpoints import validation_state
-from brim.sizing.priors import LiveRequest, Prior, Room, start_live
+from brim.sizing.priors import AvailableMemory, LiveRequest, Prior, start_live
 from brim.training.items import Items
 from brim.training.listener import say_nothing
 from brim.training.objective import Objective
@@ -96,7 +96,7 @@ class Validation:
         if known is not None and most is not None:
             known = min(known, most)
         item_cost = 1 if self.by_count else max((self._costs[item] for item in self.share), default=1)
-        room = Room(limit_bytes=limit_bytes, item_cost=item_cost)
+        room = AvailableMemory(limit_bytes=limit_bytes, item_cost=item_cost)
         return start_live(LiveRequest(batch_size=batch_size, ceiling=most), Prior(known_size=known), room)
 
     def run(self, model: nn.Module, *, in_step_size: int | None = None) -> list[float]:
