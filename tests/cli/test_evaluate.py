@@ -374,7 +374,7 @@ def test_answers_without_an_order_of_their_own_end_with_two(brim: Brim, case: Ca
     """Paired by chance, they would score other samples' answers."""
     result = brim("eval", case.model("unordered"), "-d", case.data, "-o", case.out, "--knob", f"kind={kind}", *SMALL)
     assert (result.code, result.err.count("Traceback")) == (2, 0)
-    assert "for a batch of 2; return a list with one result for each item" in result.err
+    assert "a batch of 2" in result.err
 
 
 def test_skipped_records_are_counted_and_reported(brim: Brim, case: Case) -> None:
@@ -385,15 +385,16 @@ def test_skipped_records_are_counted_and_reported(brim: Brim, case: Case) -> Non
     assert "line 13" in " ".join(refused.err.split())
     result = brim("eval", "-m", case.model(), "-d", case.data, "-o", case.out, "--skip-bad", *SMALL)
     assert result.code == 0
-    assert "note: 1 record left out; the first is data.jsonl line 13" in " ".join(result.err.split())
+    assert re.search(r"note: 1 record .*data\.jsonl line 13", " ".join(result.err.split()))
 
 
 def test_out_of_memory_is_reported_in_one_line_and_survived(brim: Brim, case: Case) -> None:
     arguments = ("--knob", "fits=3", "-b", "12", *SMALL)
     result = brim("eval", "-m", case.model("hungry"), "-d", case.data, "-o", case.out, *arguments)
     assert result.code == 0, result.err
-    lines = [line for line in result.err.splitlines() if "a batch of 12 failed" in line]
-    assert lines == ["note: a batch of 12 failed (host out of memory): its samples run again in smaller ones"]
+    told = [line for line in result.err.splitlines() if "a batch of 12 failed" in line]
+    assert len(told) == 1
+    assert "a batch of 12 failed (host out of memory)" in told[0]
     assert any(line.split() == ["out", "of", "memory", "2", "times"] for line in result.out.splitlines())
 
 
@@ -451,7 +452,7 @@ def test_other_work_in_the_folder_ends_with_two_and_is_named(brim: Brim, case: C
     assert brim("eval", "-m", case.model(), "-d", case.data, "-o", case.out, *SMALL).code == 0
     twice = brim("eval", "-m", case.model(), "-d", case.data, "-o", case.out, *SMALL)
     assert twice.code == 2
-    assert "it holds the results of an evaluation; continue it with --resume" in " ".join(twice.err.split())
+    assert "--resume" in twice.err
     other = brim("eval", "-m", case.model("slow"), "-d", case.data, "-o", case.out, "--resume", *SMALL)
     assert other.code == 2
     assert "model differ" in " ".join(other.err.split())

@@ -76,7 +76,7 @@ def test_molecules_that_cannot_be_read_end_with_exit_code_one(brim: Brim, sides:
     Path("out.csv").write_text("smiles\n" + "\n".join(["N" + "C" * n for n in range(30)]) + "\n", encoding="utf-8")
     result = brim("ood", "--id", "in.csv", "--ood", "out.csv", *sides[4:], "-o", "run")
     assert result.code == 1
-    assert "left out: in.csv line 31: 'xx': it cannot be read as SMILES" in result.err
+    assert "in.csv line 31: 'xx'" in result.err
     assert "1 molecules left out" in result.out
 
 
@@ -85,7 +85,7 @@ def test_resuming_needs_a_folder_and_counts_finished_cells(brim: Brim, sides: li
     brim("ood", *sides, "-o", "run")
     refused = brim("ood", *sides, "-o", "run")
     assert refused.code == 2
-    assert "it holds the results of a run; continue it with --resume" in refused.err
+    assert "--resume" in refused.err
     resumed = brim("ood", *sides, "-o", "run", "--resume")
     assert resumed.code == 0
     assert "resumed: 3 of 3 cells were done already" in resumed.err

@@ -25,9 +25,11 @@ from brim.errors import BrimError, RequestError
 from brim.evaluation.run import compare_batch_sizes, evaluate
 from brim.evaluation.scoring import RankFigures, merge_plans, plans_to_keep
 from brim.monitor.sampler import MonitorSummary
+from brim.profiling.run import profile
 from brim.records import MemoryFigures, Plan
 from brim.running.results import ExecutionFigures
 from brim.settings.eval_settings import EvalRequest
+from brim.settings.profile_settings import ProfileRequest
 from brim.storage.run_lock import locked_folder
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script by its ranks
@@ -111,6 +113,14 @@ def resumed(folder: Path, settings: dict[str, Any]) -> Any:
     evaluate(EvalRequest(**settings, resume=True), output=folder / f"resumed-by-{os.environ['WORLD_SIZE']}")
 
 
+def profiled(folder: Path, settings: dict[str, Any]) -> Any:
+    """Two values of a knob, one after the other."""
+    request = ProfileRequest(base=EvalRequest(**settings), axes={"suffix": ("", "S")}, latency_samples=0)
+    document = profile(request, output=folder / "profiled").document
+    entries = document["summary"] if os.environ["RANK"] == "0" else []
+    return [[entry["ranks"], entry["num_samples"], entry["accuracy"]] for entry in entries]
+
+
 def killed(folder: Path, settings: dict[str, Any]) -> Any:
     """Rank 1 dies without a message, and no launcher stops rank 0."""
     os.environ["DOOMED"] = "1"
@@ -118,7 +128,8 @@ def killed(folder: Path, settings: dict[str, Any]) -> Any:
 
 
 SCENARIOS: dict[str, Callable[[Path, dict[str, Any]], Any]] = {
-    scenario.__name__: scenario for scenario in (whole, load_fails, data_differs, in_use, sample_fails, resumed, killed)
+    scenario.__name__: scenario
+    for scenario in (whole, load_fails, data_differs, in_use, sample_fails, resumed, profiled, killed)
 }
 
 
@@ -247,7 +258,14 @@ def test_two_ranks_give_one_record_equal_to_that_of_a_process_alone(
     assert {path.name for path in (folder / "whole").glob("monitor*")} == {"monitor.csv", "monitor.rank-1.csv"}
 
 
-def test_a_rank_whose_model_does_not_load_stops_all_with_its_own_message_and_code(
+def test_two_ranks_profile_with_the_accuracy_of_one_process(
+    pair: tuple[Path, list[dict[str, Any]]], alone: Path
+) -> None:
+    accuracy = record_of(alone)["summary"]["metrics"]["exact_match"]["mean"]
+    assert pair[1][0]["profiled"]["value"] == [[2, SAMPLES, accuracy], [2, SAMPLES, 0.0]]
+
+
+def test_a_rank_whose_model_does_not_load_stops_all_with_its_own_words_and_code(
     pair: tuple[Path, list[dict[str, Any]]],
 ) -> None:
     folder, found = pair
@@ -301,9 +319,7 @@ def test_torchrun_stops_the_others_and_they_say_which_rank_died_and_where_its_lo
     assert ended.returncode != 0
     told = re.findall(r"^brim: (.*)$", ended.stderr, flags=re.MULTILINE)
     assert len(told) == 1, ended.stderr
-    found = re.match(
-        r"rank 1: its process \d+ has ended without a message \(its log: (.*)\); rank 0 was stopped", told[0]
-    )
+    found = re.match(r"rank 1: its process \d+ .*\(its log: ([^)]*)\)", told[0])
     assert found is not None, told
     assert Path(found[1]).name == "stderr.log"
     assert Path(found[1]).exists()

@@ -97,6 +97,7 @@ def test_a_larger_cap_than_the_pictures_have_crops_is_reported(base: EvalRequest
     assert "from 48 on" in result.document["notes"][0]
 
 
+@pytest.mark.slow  # the ranks of tests/evaluation/test_ranks.py profile a function instead
 def test_two_ranks_give_the_accuracy_of_one(profiled: ProfileResult, boards: Path, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "brim", "profile",
