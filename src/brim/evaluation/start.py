@@ -26,8 +26,6 @@ from brim.running.interrupts import InterruptWatch
 from brim.settings.eval_settings import EvalRequest
 from brim.sizing.live import LiveSizer
 from brim.sizing.plans import PlanFile
-from brim.sizing.priors import ForecastBytes, LiveRequest, Prior, Room, forecast_pays, largest_worth_finding, start_live
-from brim.tasks.generate import GenerateTask
 from brim.sizing.priors import (
     AvailableMemory,
     ForecastBytes,
@@ -37,6 +35,7 @@ from brim.sizing.priors import (
     largest_worth_finding,
     start_live,
 )
+from brim.tasks.generate import GenerateTask
 
 __all__ = ["FirstForecast", "MakeForecast", "Start", "StartingPoint", "forecast_first_batch", "is_worth_a_trace"]
 
