@@ -18,7 +18,7 @@ from brim.running.loader import LoaderSettings
 from brim.training.draws import drawing_from
 from brim.training.epoch_loader import EpochLoader
 from brim.training.items import OwnItems
-from brim.training.windows import Window, epoch_order
+from brim.training.loop import Window, epoch_order
 from tests.training.training_runs import StopsAt, largest_difference, losses, run, settings_of, weights
 
 COUNT = 12

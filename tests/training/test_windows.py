@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.sizing.micro_batches import micro_batch_length
-from brim.training.windows import Window, epoch_order, next_window
+from brim.training.loop import Window, epoch_order, next_window
 
 counts = st.integers(min_value=1, max_value=200)
 

@@ -21,7 +21,7 @@ from brim.storage.files import cannot_write, write_atomic, write_json
 from brim.storage.tables import csv_text
 from brim.training.checkpoint import find_checkpoint, generator_states, save_checkpoint, save_weights
 from brim.training.listener import StepRecord
-from brim.training.progress import Progress
+from brim.training.loop import Progress
 from brim.training.whole_state import WholeState
 
 __all__ = ["RunFiles", "read_steps"]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from brim.training.fast_path.epoch import EpochRunner
-from brim.training.fast_path.problem import RunOutcome, RunsListener, Settings
 from brim.training.fast_path.row_feed import RowFeed
+from brim.training.fast_path.stacked_epochs import EpochRunner, StackFigures, train_together
 from brim.training.fast_path.stacked_runs import StackedRuns
-from brim.training.fast_path.training import TrainingFigures, train_together
+from brim.training.fast_path.task import RunOutcome, RunsListener, Settings
 from tests.training.fast_path.fast_path_problems import preference_problem, specs
 
 SETTINGS = Settings(epochs=4, batch_size=8)
@@ -38,7 +37,7 @@ class Replaying(EpochRunner):
         return losses
 
 
-def train(*, spoilt: int | None, hopeless: bool = False) -> tuple[list[RunOutcome], TrainingFigures, Replaying]:
+def train(*, spoilt: int | None, hopeless: bool = False) -> tuple[list[RunOutcome], StackFigures, Replaying]:
     problem = preference_problem()
     plan, device = problem.plan(SETTINGS), torch.device("cpu")
     models = [problem.make_model(spec.seed) for spec in specs(3)]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from brim.generation.graphs import CaptureFailedError
-from brim.training.fast_path import epoch as epoch_module
-from brim.training.fast_path.problem import RunsListener, Settings
+from brim.training.fast_path import stacked_epochs
+from brim.training.fast_path.task import RunsListener, Settings
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from tests.training.fast_path.fast_path_problems import preference_problem, specs
 
@@ -31,9 +31,9 @@ class Graph:
 @pytest.fixture
 def played_card(monkeypatch: pytest.MonkeyPatch) -> None:
     Graph.replays = 0
-    monkeypatch.setattr(epoch_module, "graphs_work_on", lambda device: True)
-    monkeypatch.setattr(epoch_module, "shared_pool", lambda device: object())
-    monkeypatch.setattr(epoch_module, "capture", lambda step, pool: Graph(step))
+    monkeypatch.setattr(stacked_epochs, "graphs_work_on", lambda device: True)
+    monkeypatch.setattr(stacked_epochs, "shared_pool", lambda device: object())
+    monkeypatch.setattr(stacked_epochs, "capture", lambda step, pool: Graph(step))
 
 
 def train(path: str = "stacked", listener: RunsListener | None = None, **more: Any) -> TrainedRuns:
@@ -46,7 +46,7 @@ def test_replayed_steps_train_as_eager_ones(path: str, played_card: None, monkey
     replayed = train(path)
     assert replayed.graph
     assert Graph.replays >= 11  # those of the trial not counted
-    monkeypatch.setattr(epoch_module, "graphs_work_on", lambda device: False)
+    monkeypatch.setattr(stacked_epochs, "graphs_work_on", lambda device: False)
     eager = train(path)
     assert not eager.graph
     for one, other in zip(replayed.outcomes, eager.outcomes, strict=True):
@@ -65,7 +65,7 @@ def test_the_last_and_smaller_step_of_an_epoch_has_a_graph_of_its_own(
         captured += 1
         return Graph(step)
 
-    monkeypatch.setattr(epoch_module, "capture", capture)
+    monkeypatch.setattr(stacked_epochs, "capture", capture)
     monkeypatch.setattr("brim.training.fast_path.choose.Paths._time", lambda self, choice: _no_trial(choice))
     train("stacked", epochs=4)  # 23 rows: two steps of eight and one of seven, of each of which two run eagerly first
     assert captured == 2
@@ -84,7 +84,7 @@ def test_a_step_that_cannot_be_captured_runs_eagerly_and_is_told(
     def refuse(step: Callable[[], Any], device: torch.device) -> Graph:
         raise CaptureFailedError("RuntimeError: operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(epoch_module, "capture", refuse)
+    monkeypatch.setattr(stacked_epochs, "capture", refuse)
     trained = train()
     assert not trained.graph
     (note,) = trained.notes

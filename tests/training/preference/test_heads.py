@@ -8,7 +8,7 @@ import torch
 
 from brim.errors import RequestError
 from brim.settings.ood_settings import LOSSES
-from brim.training.fast_path.problem import RunSpec, Settings
+from brim.training.fast_path.task import RunSpec, Settings
 from brim.training.preference.head import EnergyHead, make_heads
 from brim.training.preference.heads import HeadSettings, train_heads
 from brim.training.preference.losses import PreferenceLoss

@@ -20,12 +20,11 @@ from brim.memory.remedies import memory_remedies, memory_savings
 from brim.settings.caller import given, written
 from brim.settings.seeds import FAST_PATHS, FastPath
 from brim.settings.sizes import format_bytes
-from brim.training.fast_path.epoch import WARM_UP_STEPS, EpochRunner
-from brim.training.fast_path.plain_run import PlainRun
-from brim.training.fast_path.problem import Problem, RowData, RunSpec, Settings
 from brim.training.fast_path.row_feed import RowFeed
-from brim.training.fast_path.runs import NotStackableError, Runs
+from brim.training.fast_path.runs import NotStackableError, PlainRun, Runs
+from brim.training.fast_path.stacked_epochs import WARM_UP_STEPS, EpochRunner
 from brim.training.fast_path.stacked_runs import StackedRuns
+from brim.training.fast_path.task import RowData, RunSpec, Settings, TrainingTask
 
 __all__ = ["PathChoice", "PathTrial", "Paths", "is_memory"]
 
@@ -74,11 +73,11 @@ class PathChoice:
 
 
 class Paths:
-    """Makes runners of a problem for any path, tries them, and chooses."""
+    """Makes runners of a task for any path, tries them, and chooses."""
 
     def __init__(
         self,
-        problem: Problem,
+        task: TrainingTask,
         specs: Sequence[RunSpec],
         settings: Settings,
         memory: DeviceMemory,
@@ -88,12 +87,12 @@ class Paths:
         micro_batch_size: int | None = None,
         tell: Callable[[str], None],
     ) -> None:
-        self.problem = problem
+        self.task = task
         self.specs = tuple(specs)
         self.settings = settings
         self.memory = memory
         self.device = memory.device
-        self.plan = problem.plan(settings)
+        self.plan = task.plan(settings)
         self.trials: list[PathTrial] = []
         self.oom_events = 0
         self._limit_bytes = limit_bytes
@@ -112,10 +111,10 @@ class Paths:
         specs = [self.specs[run] for run in runs]
         made = self._runs(choice, specs)
         resident = choice.path != "off"
-        data = (self._data_on_device() if resident else self.problem.data).of_runs(runs)
+        data = (self._data_on_device() if resident else self.task.data).of_runs(runs)
         feed = RowFeed(
             data, self.plan, specs, stacked=made.stacked, device=self.device, resident=resident,
-            order_of=self.problem.orders,
+            order_of=self.task.orders,
         )  # fmt: skip
         return EpochRunner(made, feed, self.plan, lr_factor=self.settings.lr_factor, graphs=self._graphs)
 
@@ -125,9 +124,9 @@ class Paths:
             raise RequestError(f"{given('fast_path', asked)}: it must be auto, {', '.join(FAST_PATHS)}")
         if asked == "off":
             return self._fitting(PathChoice(path="off", torch_optimizer=True, reason="asked for"))[0]
-        if self.problem.data.bytes > ROOM * self._limit_bytes:
+        if self.task.data.bytes > ROOM * self._limit_bytes:
             self._tell(
-                f"the rows take {format_bytes(self.problem.data.bytes)} and stay in host memory: the device has "
+                f"the rows take {format_bytes(self.task.data.bytes)} and stay in host memory: the device has "
                 f"{format_bytes(self._limit_bytes)}"
             )
             return self._fitting(PathChoice(path="off", torch_optimizer=True, reason="the rows are too many"))[0]
@@ -140,7 +139,7 @@ class Paths:
     def _data_on_device(self) -> RowData:
         """The rows, copied over once for all trials and runs."""
         if self._resident is None:
-            self._resident = self.problem.data.on(self.device)
+            self._resident = self.task.data.on(self.device)
         return self._resident
 
     def _alone(self) -> PathChoice:
@@ -152,8 +151,8 @@ class Paths:
             )  # fmt: skip
         try:
             StackedRuns(
-                [self.problem.make_model(self.specs[0].seed)], self.specs[:1], self.problem.criterion, self.settings,
-                torch.device("cpu"), inputs=self.problem.inputs,
+                [self.task.make_model(self.specs[0].seed)], self.specs[:1], self.task.criterion, self.settings,
+                torch.device("cpu"), inputs=self.task.inputs,
             )  # fmt: skip
         except NotStackableError as error:
             return self._not_stacked(str(error))
@@ -194,8 +193,8 @@ class Paths:
         peak = alone.peak_allocated_bytes
         if not peak:
             return len(self.specs)
-        room = ROOM * self._limit_bytes - self.problem.data.bytes
-        own = max(peak - self.problem.data.bytes, 1)
+        room = ROOM * self._limit_bytes - self.task.data.bytes
+        own = max(peak - self.task.data.bytes, 1)
         return max(2, min(len(self.specs), int(room / own)))
 
     def _fitting(self, choice: PathChoice) -> tuple[PathChoice, PathTrial]:
@@ -262,16 +261,16 @@ class Paths:
         return _seen(choice, seconds, reading)
 
     def _runs(self, choice: PathChoice, specs: Sequence[RunSpec]) -> Runs:
-        problem, settings = self.problem, self.settings
-        models = [problem.make_model(spec.seed) for spec in specs]
+        task, settings = self.task, self.settings
+        models = [task.make_model(spec.seed) for spec in specs]
         if choice.torch_optimizer:
             if choice.micro_batch_size is not None and _normalises_batches(models[0]):
                 self._tell("batch normalisation sees micro-batches: the step is not quite the whole batch's")
             return PlainRun(
-                models[0], specs[0], problem.criterion, settings, self.device, inputs=problem.inputs,
+                models[0], specs[0], task.criterion, settings, self.device, inputs=task.inputs,
                 micro_batch_size=choice.micro_batch_size,
             )  # fmt: skip
-        return StackedRuns(models, specs, problem.criterion, settings, self.device, inputs=problem.inputs)
+        return StackedRuns(models, specs, task.criterion, settings, self.device, inputs=task.inputs)
 
 
 def _normalises_batches(model: nn.Module) -> bool:

@@ -15,9 +15,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from brim.training.fast_path.order import Counts
-from brim.training.fast_path.problem import Batch, Criterion, RunSpec, Settings
 from brim.training.fast_path.runs import NotStackableError, Runs
+from brim.training.fast_path.task import Batch, Counts, Criterion, RunSpec, Settings
 from brim.training.fast_path.update_rules import UpdateRule, rule_for
 
 __all__ = ["StackedRuns"]

@@ -13,8 +13,8 @@ from brim.errors import plural
 from brim.memory.devices import DeviceMemory, Reading, memory_of
 from brim.memory.limit import resolve_limit
 from brim.training.fast_path.choose import PathChoice, Paths, PathTrial, does_not_fit, is_memory
-from brim.training.fast_path.problem import Problem, RunOutcome, RunsListener, RunSpec, Settings
-from brim.training.fast_path.training import TrainingFigures, train_together
+from brim.training.fast_path.stacked_epochs import StackFigures, train_together
+from brim.training.fast_path.task import RunOutcome, RunsListener, RunSpec, Settings, TrainingTask
 
 __all__ = ["TrainedRuns", "train_runs"]
 
@@ -56,7 +56,7 @@ class TrainedRuns:
 
 
 def train_runs(
-    problem: Problem,
+    task: TrainingTask,
     specs: Sequence[RunSpec],
     settings: Settings,
     *,
@@ -69,14 +69,14 @@ def train_runs(
     listener: RunsListener | None = None,
     keep: Callable[[TrainedRuns], None] | None = None,
 ) -> TrainedRuns:
-    """Train every run of the problem; each comes out as if it had been trained alone.
+    """Train every run of the task; each comes out as if it had been trained alone.
 
     As a loop over seeds, but with the rows on the device, and where that is faster with all runs stacked into one and
     their steps replayed from a CUDA graph. `path` is auto, off, resident or stacked. What runs out of memory is started
     again with half the stack, and at last in micro-batches, which leave the step as it is. `keep` is given the runs of
     every stack as soon as they are done.
 
-        trained = train_runs(problem, [RunSpec(seed=s, lr=1e-3) for s in range(10)],
+        trained = train_runs(task, [RunSpec(seed=s, lr=1e-3) for s in range(10)],
                              Settings(epochs=50, batch_size=512), device="cuda")
         trained.outcomes[3].weights
     """
@@ -86,16 +86,16 @@ def train_runs(
     with contextlib.ExitStack() as stack:
         if limited:
             stack.enter_context(memory.limited(limit.usable_bytes))
-        return _Training(
-            problem, specs, settings, memory, limit_bytes=limit.usable_bytes, limited=limited, graphs=graphs,
+        return _TrainRuns(
+            task, specs, settings, memory, limit_bytes=limit.usable_bytes, limited=limited, graphs=graphs,
             micro_batch_size=micro_batch_size, listener=listener or RunsListener(), keep=keep,
         ).run(path)  # fmt: skip
 
 
-class _Training:
+class _TrainRuns:
     def __init__(
         self,
-        problem: Problem,
+        task: TrainingTask,
         specs: Sequence[RunSpec],
         settings: Settings,
         memory: DeviceMemory,
@@ -117,14 +117,14 @@ class _Training:
         self.oom_events = 0
         self._metered = limited or not memory.meter_slows
         self.paths = Paths(
-            problem, specs, settings, memory, limit_bytes=limit_bytes, graphs=graphs,
+            task, specs, settings, memory, limit_bytes=limit_bytes, graphs=graphs,
             micro_batch_size=micro_batch_size, tell=self._tell,
         )  # fmt: skip
 
     def run(self, asked: str) -> TrainedRuns:
         choice = self.paths.choose(asked)
         done: dict[int, RunOutcome] = {}
-        figures: list[TrainingFigures] = []
+        figures: list[StackFigures] = []
         while len(done) < len(self.specs):
             group = [run for run in range(len(self.specs)) if run not in done][: choice.stack]
             outcomes, found, failure = self._train(choice, group)
@@ -139,14 +139,14 @@ class _Training:
 
     def _train(
         self, choice: PathChoice, group: Sequence[int]
-    ) -> tuple[list[RunOutcome], TrainingFigures, Exception | None]:
+    ) -> tuple[list[RunOutcome], StackFigures, Exception | None]:
         """The group trained from its beginning; out of memory is given back, everything else raised."""
         failure: Exception | None = None
         try:
             with self._measured():
                 torch.manual_seed(self.specs[group[0]].seed)  # dropout: the same noise whenever the same are stacked
                 runner = self.paths.runner(choice, group)
-                outcomes, figures = train_together(runner, self.settings, self.paths.problem, self.listener)
+                outcomes, figures = train_together(runner, self.settings, self.paths.task, self.listener)
             for note in figures.notes:
                 self._tell(note)
             return outcomes, figures, None
@@ -156,7 +156,7 @@ class _Training:
             failure = error.with_traceback(None)
         failure.__context__ = failure.__cause__ = None
         self.memory.release()
-        return [], TrainingFigures(), failure
+        return [], StackFigures(), failure
 
     def _smaller(self, choice: PathChoice, failure: Exception) -> PathChoice:
         self.oom_events += 1
@@ -183,7 +183,7 @@ class _Training:
             self.listener.note(line)
 
     def _trained(
-        self, outcomes: Sequence[RunOutcome], figures: Sequence[TrainingFigures], choice: PathChoice
+        self, outcomes: Sequence[RunOutcome], figures: Sequence[StackFigures], choice: PathChoice
     ) -> TrainedRuns:
         rows = self.paths.rows
         micro = rows if choice.micro_batch_size is None else min(choice.micro_batch_size, rows)

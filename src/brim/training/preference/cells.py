@@ -15,7 +15,7 @@ from brim.metrics.detection import detection_metrics
 from brim.models.placement import Precision
 from brim.settings.caller import given, named
 from brim.settings.ood_settings import DpoRequest
-from brim.training.fast_path.problem import RunSpec, Settings
+from brim.training.fast_path.task import RunSpec, Settings
 from brim.training.preference.baselines.classifier import Classifier, ClassifierSettings, train_classifiers
 from brim.training.preference.baselines.registry import baseline
 from brim.training.preference.feature_files import read_arrays, write_arrays

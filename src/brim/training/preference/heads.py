@@ -13,17 +13,17 @@ from torch import nn
 
 from brim.memory.devices import memory_of
 from brim.metrics.detection import detection_metrics
-from brim.training.fast_path.in_passes import InPasses
-from brim.training.fast_path.order import Counts
-from brim.training.fast_path.problem import (
+from brim.training.fast_path.row_feed import InPasses
+from brim.training.fast_path.task import (
     Batch,
+    Counts,
     Outputs,
-    Problem,
     RowData,
     RunOutcome,
     RunsListener,
     RunSpec,
     Settings,
+    TrainingTask,
 )
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from brim.training.preference.head import make_heads
@@ -91,7 +91,7 @@ def train_heads(
         inner, outer = (passes(outputs, rows) for rows in validation)
         return stacked_auroc(inner, outer)
 
-    problem = Problem(
+    problem = TrainingTask(
         make_model=make_head,
         data=_rows(features, specs, settings, make_head, device),
         criterion=_criterion(_within(settings.loss, settings.memory_limit_bytes)),

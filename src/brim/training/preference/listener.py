@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brim.training.fast_path.problem import RunsListener
+from brim.training.fast_path.task import RunsListener
 from brim.training.preference.table import Cell
 
 __all__ = ["DpoListener"]

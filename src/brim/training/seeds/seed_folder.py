@@ -23,6 +23,8 @@ from brim.storage.fingerprint import differing_parts
 from brim.storage.run_folder import write_run
 from brim.storage.tables import csv_text
 from brim.training.checkpoint import save_weights
+from brim.training.listener import StepRecord
+from brim.training.loop import Window, next_window
 from brim.training.run import run_fingerprint
 from brim.training.seeds.stacked import StackDone
 from brim.training.seeds.suitability import Suitable
@@ -130,7 +132,7 @@ class _Keeper:
         self, done: StackDone, place: int, subject: Subject, request: TrainRequest, suitable: Suitable, folder: Path
     ) -> None:
         self.done, self.place = done, place
-        self.variant, self.outcome, self.track = done.variants[place], done.outcomes[place], done.tracks[place]
+        self.variant, self.outcome = done.variants[place], done.outcomes[place]
         self.subject = dataclasses.replace(subject, settings=self.variant.settings(request.settings))
         self.request = self.variant.request(request)
         self.fast_path = request.fast_path
@@ -139,18 +141,18 @@ class _Keeper:
 
     def keep(self, started_at: datetime.datetime, monitor: MonitorSummary) -> RunRecord:
         self.folder.mkdir(parents=True, exist_ok=True)
-        track, lines = self.track, list(self.track.lines())
+        progress, lines = self.outcome.progress, list(self._step_lines())
         write_atomic(self.folder / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-        write_atomic(self.folder / "epochs.csv", csv_text(track.progress.rows))
+        write_atomic(self.folder / "epochs.csv", csv_text(progress.rows))
         for which, weights in (("best", self.outcome.weights), ("last", self.outcome.last_weights)):
             if weights:
                 save_weights(self.folder / f"weights-{which}.safetensors", weights)
-        rows = tuple(track.progress.rows)
+        rows = tuple(progress.rows)
         if self.outcome.error is not None:
             return RunRecord(variant=self.variant, folder=self.folder, rows=rows, error=self.outcome.error)
         trained, plan = self.done.trained, self._plan()
         summary = summarise(
-            track.progress,
+            progress,
             [self._report(plan, monitor)],
             steps=lines,
             effective_batch=self.suitable.effective.batch,
@@ -178,6 +180,20 @@ class _Keeper:
             started_at=started_at,
         )
         return RunRecord(variant=self.variant, folder=self.folder, summary=summary, plan=plan.to_json(), rows=rows)
+
+    def _step_lines(self) -> Iterator[dict[str, Any]]:
+        """Every step as the loop's steps.jsonl has it; its seconds are an even share of the epoch's."""
+        count, batch = len(self.subject.data.train), self.suitable.effective.batch
+        rates, step, samples = self.suitable.tables[self.variant.learning_rate].rates, 0, 0
+        for row, losses in zip(self.outcome.progress.rows, self.outcome.step_losses, strict=True):
+            window, seconds = Window(start=0, stop=0), row["seconds"] / len(losses)
+            for loss in losses.tolist():
+                window = next_window(window.stop, count, batch)
+                step, samples = step + 1, samples + window.samples
+                yield StepRecord(
+                    step=step, epoch=row["epoch"], samples=samples, loss=loss, learning_rate=rates[step - 1],
+                    effective_batch=window.samples, micro_batches=(window.samples,), seconds=seconds,
+                ).to_json()  # fmt: skip
 
     def _plan(self) -> Plan:
         trained, training = self.done.trained, self.request.settings.training

@@ -6,7 +6,7 @@ import dataclasses
 
 from brim.settings.train_request import TrainRequest
 from brim.settings.train_settings import TrainSettings
-from brim.training.fast_path.problem import RunSpec
+from brim.training.fast_path.task import RunSpec
 
 __all__ = ["Variant", "variants_of"]
 

@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from brim.errors import RequestError
-from brim.training.fast_path.order import Counts
-from brim.training.fast_path.problem import Batch, Outputs, Problem, RowData, RunsListener, RunSpec, Settings
+from brim.training.fast_path.task import Batch, Counts, Outputs, RowData, RunsListener, RunSpec, Settings, TrainingTask
 from brim.training.fast_path.train_runs import train_runs
 from brim.training.preference.baselines.scikit_learn import scikit_learn
 from brim.training.preference.head import perceptron, seeded
@@ -78,7 +77,7 @@ def train_classifiers(
     rows = features.features["train_in"]
     build = seeded(lambda: perceptron(features.width, settings.hidden, count, dropout=settings.dropout))
     trained = train_runs(
-        Problem(
+        TrainingTask(
             make_model=build,
             data=RowData(tensors={"features": rows, "labels": train_labels}, lengths=(len(rows),)),
             criterion=criterion,
