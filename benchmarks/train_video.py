@@ -184,7 +184,7 @@ def _compare_ranks(arguments: argparse.Namespace) -> None:
     from brim.ranks.agreement import Agreement, Outcome
     from brim.ranks.gradients import RankGroup
     from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
-    from brim.training.micro_batches import MicroBatches, WindowWork
+    from brim.training.micro_batches import GradientPass, MemoryMeter, MicroBatches, WindowWork
     from brim.training.objective import Batch, Classification
     from brim.training.optimizer_step import OptimizerStep
 
@@ -204,9 +204,8 @@ def _compare_ranks(arguments: argparse.Namespace) -> None:
     trainable = list(model.parameters())
     group.prepare(trainable)
     sizes = MicroBatchSizer(MicroBatchRequest(ceiling=micro))
-    runner = MicroBatches(
-        model=model, objective=Classification(2), memory=memory_of(device), sizes=sizes, metered=False
-    )
+    gradients = GradientPass(model=model, objective=Classification(2), device=device)
+    runner = MicroBatches(gradients, sizes, MemoryMeter(memory_of(device), enabled=False))
     stepper = OptimizerStep(
         model=model, optimizer=optimizer, memory=memory_of(device), micro=runner, group=group, guarded=False
     )

@@ -20,7 +20,7 @@ from brim.training.checkpoint import (
     save_checkpoint,
     save_weights,
 )
-from brim.training.whole_state import WholeState
+from brim.training.run_files import WholeState
 
 
 def trained(width: int = 5, optimizer: str = "AdamW", **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -13,6 +13,7 @@ from brim.errors import RequestError
 from brim.memory.devices import DeviceMemory, device_name, memory_of
 from brim.memory.environment import environment_facts
 from brim.memory.limit import resolve_limit
+from brim.models.placement import Precision
 from brim.ranks.agreement import Agreement
 from brim.ranks.gradients import RankGroup
 from brim.records import Plan
@@ -21,19 +22,16 @@ from brim.settings.train_request import TrainRequest
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.sizing.plans import PlanFile
 from brim.training.absent_bytes import absent_bytes, state_bytes_when_made, tensors_of_state
-from brim.training.adaptive import Adaptive, make_adaptive
 from brim.training.checkpoint import load_checkpoint, restore_generators
-from brim.training.effective_batch import EarlierSizes, choose_effective_batch
-from brim.training.interrupt import Interrupt
-from brim.training.listener import TrainListener
+from brim.training.effective_batch import Adaptive, EarlierSizes, choose_effective_batch, make_adaptive
+from brim.training.listener import Interrupt, TrainListener
 from brim.training.loop import Progress, epoch_rules
-from brim.training.micro_batches import MicroBatches
+from brim.training.micro_batches import GradientPass, MemoryMeter, MicroBatches
 from brim.training.optimizer_step import OptimizerStep
 from brim.training.optimizers import make_training_optimizer, optimizer_options
-from brim.training.run_files import RunFiles
+from brim.training.run_files import RunFiles, WholeState
 from brim.training.subject import Subject
-from brim.training.validation import Validation
-from brim.training.whole_state import WholeState
+from brim.training.validation import Validation, ValidationRequest
 
 __all__ = ["RunContext", "TrainerParts"]
 
@@ -78,6 +76,7 @@ class TrainerParts:
         if not self.trainable:
             raise RequestError(f"model.type {settings.model.type}: none of its weights can be trained")
         self.optimizer = make_training_optimizer(settings.optimizer.name, self.trainable, options)
+        self.precision = Precision(weights=subject.dtype, autocast=subject.autocast, scaled=subject.scaled)
         self.scaler = torch.amp.GradScaler(subject.device.type) if subject.scaled else None
         self.adaptive: Adaptive = make_adaptive(
             settings, self.effective, self.optimizer, options, samples=len(subject.data.train), notes=self.notes
@@ -141,8 +140,8 @@ class TrainerParts:
         """Samples of a window that one rank has at most."""
         return max(math.ceil(self.adaptive.effective_batch / self.ranks), 1)
 
-    def tell(self, line: str) -> None:
-        """Say a line once, and keep it for the record."""
+    def note(self, line: str) -> None:
+        """Report a line once, and keep it for the record."""
         if line not in self.notes:
             self.notes.append(line)
             self.context.listener.note(line)
@@ -221,21 +220,27 @@ class TrainerParts:
                 largest=self.share,
             )
         )
-        return MicroBatches(
+        gradients = GradientPass(
             model=subject.model,
             objective=subject.objective,
-            memory=self.memory,
-            sizes=sizes,
-            dtype=subject.dtype,
-            autocast=subject.autocast,
+            device=self.memory.device,
+            precision=self.precision,
             scaler=self.scaler,
+            averaging_ranks=self.ranks if self.context.sharded else 1,
+        )
+        meter = MemoryMeter(
+            self.memory,
             resident=self._resident,
-            reserve=self._absent_bytes if self.metered else int,
-            metered=self.metered,
+            absent_bytes=self._absent_bytes if self.metered else int,
+            enabled=self.metered,
+        )
+        return MicroBatches(
+            gradients,
+            sizes,
+            meter,
             fail_on_oom=self.request.fail_on_oom,
-            together=self.ranks if self.context.sharded else 1,
             remedies=subject.remedies,
-            tell=self.tell,
+            note=self.note,
         )
 
     def _absent_bytes(self) -> int:
@@ -255,19 +260,21 @@ class TrainerParts:
             return None
         world = self.context.agreement.world
         asked = self.request.settings.training.eval_batch_size
+        request = ValidationRequest(
+            batch_size=asked if isinstance(asked, int) else None,
+            known=self.earlier.eval_batch if self.earlier is not None else None,
+            limit_bytes=self.limit_bytes if self.metered else None,
+            in_step_samples=math.ceil(len(items) / world.size) if self.context.sharded else None,
+        )
         return Validation(
             items,
             range(world.rank, len(items), world.size),
             self.subject.objective,
             self.memory,
-            batch_size=asked if isinstance(asked, int) else None,
-            known=self.earlier.eval_batch if self.earlier is not None else None,
-            dtype=self.subject.dtype,
-            autocast=self.subject.autocast,
-            limit_bytes=self.limit_bytes if self.metered else None,
+            request,
+            precision=self.precision,
             loading=LoaderSettings(num_workers=self.request.settings.data.num_workers),
             remedies=lambda length: self.subject.remedies(length, training=False),
-            tell=self.tell,
+            note=self.note,
             between=self.context.interrupt.check if world.size == 1 else lambda: None,
-            rounds_of=math.ceil(len(items) / world.size) if self.context.sharded else None,
         )

@@ -98,7 +98,7 @@ class OptimizerStep:
             self._group.add_up(sums)
         else:
             self._group.sum_gradients(self.parameters, sums, absent=absent)
-        if not self._micro.objective.counts_samples:  # tokens, say: how many all ranks have is known only now
+        if not self._micro.gradients.objective.counts_samples:  # tokens, say: how many all ranks have is known only now
             self._scale_gradients(samples / sums[1])
         large = None
         if measured:
@@ -167,7 +167,7 @@ class OptimizerStep:
         """Apply the gradients; an out-of-memory error comes back as what it was."""
         failure = None
         try:
-            with self._micro.watched():
+            with self._micro.meter.watched():
                 self._apply()
         except Exception as error:
             failure = classify(error)

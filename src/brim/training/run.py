@@ -31,8 +31,7 @@ from brim.training.assembly import RunContext, TrainerParts
 from brim.training.checkpoint import find_checkpoint
 from brim.training.effective_batch import EarlierSizes, choose_effective_batch, training_plan
 from brim.training.epoch_loader import EpochLoader
-from brim.training.interrupt import interrupt_as_request
-from brim.training.listener import TrainListener
+from brim.training.listener import TrainListener, interrupt_as_request
 from brim.training.run_files import read_steps
 from brim.training.subject import Subject, open_subject
 from brim.training.summary import RankReport, summarise
@@ -226,7 +225,7 @@ class _Run:
             self.listener.note(f"resumed after step {progress.step} (epoch {progress.epoch + 1})")
 
     def _report(self, parts: TrainerParts, loader: EpochLoader | None, sampler: Sampler) -> RankReport:
-        sizes, peak, validation = parts.sizes, parts.micro.peak, parts.validation
+        sizes, peak, validation = parts.sizes, parts.micro.meter.peak, parts.validation
         plan = training_plan(
             parts.plans,
             sizes,

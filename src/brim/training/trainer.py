@@ -76,7 +76,7 @@ class Trainer(EpochBackend):
         ahead = math.ceil(self._adaptive.effective_batch / self._world.size)
         return EpochLoader(
             self._items, dataclasses.replace(loading, ahead=ahead), seed=self._seed, epochs=self._rules.epochs,
-            rank=self._world.rank, ranks=self._world.size, pin=self._micro.device.type == "cuda",
+            rank=self._world.rank, ranks=self._world.size, pin=self._micro.gradients.device.type == "cuda",
             tell=self._listener.note,
         )  # fmt: skip
 
@@ -138,13 +138,13 @@ class Trainer(EpochBackend):
         self._micro.sizes.repeat(self._replay.pop(progress.step + 1, None))
         if self._in_step:
             self._micro.sizes.repeat(self._lengths_in_step(len(share), window.samples))
-        retries = self._micro.peak.alloc_retries
+        retries = self._micro.meter.peak.alloc_retries
         with self._micro.watched_step():
             done, votes = self._run_share(self._shares.work(share, window.samples, self.loader, measure_noise=measure))
             absent = set.intersection(*(set(vote["absent"]) for vote in votes))
             rate = adaptive.rate.apply(progress.step)
             sums = self._stepper.make(done, window.samples, absent=absent, measured=measure)
-        retries = self._micro.peak.alloc_retries - retries
+        retries = self._micro.meter.peak.alloc_retries - retries
         self._micro.stepped(retries)
         if self.loader is not None:
             self.loader.done(share)
@@ -288,7 +288,7 @@ class Trainer(EpochBackend):
             "micro_batch": self._micro.sizes.next_size(),
             "eval_batch": None if self._validation is None else self._validation.sizer.kept,
             "oom_events": self._micro.sizes.oom_events,
-            "peak_reserved_bytes": self._micro.peak.peak_reserved_bytes or None,
+            "peak_reserved_bytes": self._micro.meter.peak.peak_reserved_bytes or None,
         }
 
     def epoch_ended(self, ended: Sequence[EndedEpoch]) -> None:
@@ -311,7 +311,7 @@ class Trainer(EpochBackend):
             size = validation.sizer.size if validation.by_size else self._micro.sizes.next_size()
             together = size if self._in_step else None
             with self._agreement.step(list[float]) as step:
-                step.value = validation.run(self._micro.model, in_step_size=together)
+                step.value = validation.run(self._micro.gradients.model, in_step_size=together)
         except KeyboardInterrupt:
             self._files.checkpoint(self._progress, self._agreement)  # the epoch's steps are done, its validation is not
             raise

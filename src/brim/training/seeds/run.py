@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,9 @@ from brim.storage.run_lock import locked_folder
 from brim.storage.tables import csv_text
 from brim.training.checkpoint import find_checkpoint
 from brim.training.learner import model_reads
-from brim.training.listener import TrainListener
+from brim.training.listener import StepRecord, TrainFacts, TrainListener
 from brim.training.objective import choose_monitor
 from brim.training.run import SEVERAL, TrainResult, run_fingerprint, run_training
-from brim.training.seeds.one_by_one import OneOfSeveral
 from brim.training.seeds.seed_folder import RunRecord, check_same, keep_stack, loop_record, read_finished
 from brim.training.seeds.stacked import StackDone, train_stacked
 from brim.training.seeds.suitability import Suitable, judge_suitability, refused_by_kind, refused_by_request
@@ -39,7 +38,7 @@ from brim.training.seeds.summary import best_rate, mean_epochs, mean_steps, summ
 from brim.training.seeds.variants import Variant, variants_of
 from brim.training.subject import Subject, open_subject
 
-__all__ = ["run_seeds"]
+__all__ = ["OneOfSeveral", "run_seeds"]
 
 
 def run_seeds(
@@ -281,4 +280,49 @@ class _KeepsNotes(TrainListener):
     def note(self, line: str) -> None:
         if line not in self._notes:
             self._notes.append(line)
+            self._listener.note(line)
+
+
+class OneOfSeveral(TrainListener):
+    """Passes on what the loop tells of each run, so that whoever watches sees one training."""
+
+    def __init__(self, listener: TrainListener, *, runs: int, opened: Callable[[], None]) -> None:
+        self._listener = listener
+        self._told_opened = opened  # called once, when the first run is known to be a right request
+        self._runs = runs
+        self._place = 0
+        self._samples = 0  # of one run
+        self._opened = self._started = False
+        self._notes: set[str] = set()
+
+    def begin(self, place: int) -> None:
+        """The run of that place begins."""
+        self._place = place
+
+    def opened(self, facts: TrainFacts) -> None:
+        """Said once: the runs differ in seed and learning rate."""
+        if not self._opened:
+            self._opened = True
+            self._told_opened()
+            self._listener.opened(facts)
+
+    def started(self, total_samples: int, done: int) -> None:
+        """One bar for all runs."""
+        self._samples = total_samples
+        if not self._started:
+            self._started = True
+            self._listener.started(total_samples * self._runs, done)
+
+    def step(self, record: StepRecord) -> None:
+        """The bar counts over all runs."""
+        self._listener.step(dataclasses.replace(record, samples=self._place * self._samples + record.samples))
+
+    def validating(self, epoch: int) -> None:
+        """As it is."""
+        self._listener.validating(epoch)
+
+    def note(self, line: str) -> None:
+        """Once, though every run has it."""
+        if line not in self._notes:
+            self._notes.add(line)
             self._listener.note(line)

@@ -27,8 +27,7 @@ from brim.training.fast_path.update_rules import rule_for
 from brim.training.items import TensorItems
 from brim.training.learner import Reads
 from brim.training.objective import Classification, Regression
-from brim.training.seeds.rate_table import RateTable, epochs_run, make_rate_table
-from brim.training.seeds.variants import Variant
+from brim.training.seeds.variants import RateTable, Variant, epochs_run, make_rate_table
 from brim.training.subject import Subject
 
 __all__ = ["Suitable", "judge_suitability", "refused_by_kind", "refused_by_request"]
