@@ -184,7 +184,7 @@ def _compare_ranks(arguments: argparse.Namespace) -> None:
     from brim.ranks.agreement import Agreement, Outcome
     from brim.ranks.gradients import RankGroup
     from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
-    from brim.training.micro_batches import GradientPass, MemoryMeter, MicroBatches, WindowWork
+    from brim.training.micro_batches import GradientPass, MicroBatches, PeakMeter, WindowWork
     from brim.training.objective import Batch, Classification
     from brim.training.optimizer_step import OptimizerStep
 
@@ -205,7 +205,7 @@ def _compare_ranks(arguments: argparse.Namespace) -> None:
     group.prepare(trainable)
     sizes = MicroBatchSizer(MicroBatchRequest(ceiling=micro))
     gradients = GradientPass(model=model, objective=Classification(2), device=device)
-    runner = MicroBatches(gradients, sizes, MemoryMeter(memory_of(device), enabled=False))
+    runner = MicroBatches(gradients, sizes, PeakMeter(memory_of(device), enabled=False))
     stepper = OptimizerStep(
         model=model, optimizer=optimizer, memory=memory_of(device), micro=runner, group=group, guarded=False
     )

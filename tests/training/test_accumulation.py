@@ -16,7 +16,7 @@ from brim.memory.devices import memory_of
 from brim.models.placement import Precision
 from brim.ranks.gradients import RankGroup
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
-from brim.training.micro_batches import GradientPass, MemoryMeter, MicroBatches, WindowWork
+from brim.training.micro_batches import GradientPass, MicroBatches, PeakMeter, WindowWork
 from brim.training.objective import Batch, Classification, Objective, OwnLoss, Regression
 from brim.training.optimizer_step import OptimizerStep
 
@@ -49,7 +49,7 @@ def gradients_of(
     gradients = GradientPass(
         model=model, objective=objective, device=CPU, precision=Precision(weights=torch.float64)
     )  # fmt: skip
-    micro = MicroBatches(gradients, sizes, MemoryMeter(memory_of(CPU), enabled=False))
+    micro = MicroBatches(gradients, sizes, PeakMeter(memory_of(CPU), enabled=False))
 
     def fetch(items: Sequence[int]) -> Batch:
         rows = torch.tensor(list(items))

@@ -13,7 +13,7 @@ from torch import nn
 from brim.errors import DoesNotFitError, LostError
 from brim.memory.devices import CpuMemory, memory_of
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
-from brim.training.micro_batches import GradientPass, MemoryMeter, MicroBatches, WindowDone, WindowWork
+from brim.training.micro_batches import GradientPass, MicroBatches, PeakMeter, WindowDone, WindowWork
 from brim.training.objective import Batch, Classification, LossSum
 from tests.trials import micro_ran
 
@@ -60,7 +60,7 @@ def network(*, dropout: float = 0.0, normalise: bool = False) -> nn.Module:
 def micro_batches(model: nn.Module, objective: Classification, **options: Any) -> MicroBatches:
     request = MicroBatchRequest(**{"ceiling": None, "largest": 32, **options.pop("sizes", {})})
     gradients = GradientPass(model=model, objective=objective, device=torch.device("cpu"))
-    meter = MemoryMeter(memory_of("cpu"), enabled=options.pop("metered", False), **options.pop("meter", {}))
+    meter = PeakMeter(memory_of("cpu"), enabled=options.pop("metered", False), **options.pop("meter", {}))
     return MicroBatches(gradients, MicroBatchSizer(request), meter, **options)
 
 

@@ -23,10 +23,10 @@ from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.sizing.plans import PlanFile
 from brim.training.absent_bytes import absent_bytes, state_bytes_when_made, tensors_of_state
 from brim.training.checkpoint import load_checkpoint, restore_generators
-from brim.training.effective_batch import Adaptive, EarlierSizes, choose_effective_batch, make_adaptive
+from brim.training.effective_batch import AdaptiveBatch, EarlierSizes, choose_effective_batch, make_adaptive_batch
 from brim.training.listener import Interrupt, TrainListener
 from brim.training.loop import Progress, epoch_rules
-from brim.training.micro_batches import GradientPass, MemoryMeter, MicroBatches
+from brim.training.micro_batches import GradientPass, MicroBatches, PeakMeter
 from brim.training.optimizer_step import OptimizerStep
 from brim.training.optimizers import make_training_optimizer, optimizer_options
 from brim.training.run_files import RunFiles, WholeState
@@ -78,7 +78,7 @@ class TrainerParts:
         self.optimizer = make_training_optimizer(settings.optimizer.name, self.trainable, options)
         self.precision = Precision(weights=subject.dtype, autocast=subject.autocast, scaled=subject.scaled)
         self.scaler = torch.amp.GradScaler(subject.device.type) if subject.scaled else None
-        self.adaptive: Adaptive = make_adaptive(
+        self.adaptive: AdaptiveBatch = make_adaptive_batch(
             settings, self.effective, self.optimizer, options, samples=len(subject.data.train), notes=self.notes
         )
         self._state_bytes: int | None = None
@@ -160,7 +160,7 @@ class TrainerParts:
         return {"sizes": self.sizes.to_json(), "validation": validation}
 
     def resume(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         rank = self.context.agreement.world.rank
         loaded = load_checkpoint(checkpoint, shapes=self.whole.shapes(), rank=rank)
         state = loaded.state
@@ -228,7 +228,7 @@ class TrainerParts:
             scaler=self.scaler,
             averaging_ranks=self.ranks if self.context.sharded else 1,
         )
-        meter = MemoryMeter(
+        meter = PeakMeter(
             self.memory,
             resident=self._resident,
             absent_bytes=self._absent_bytes if self.metered else int,

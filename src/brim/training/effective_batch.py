@@ -15,6 +15,7 @@ import torch
 
 from brim.errors import RequestError, plural
 from brim.records import Plan, Unit
+from brim.settings.caller import given
 from brim.settings.train_settings import TrainSettings
 from brim.sizing.micro_batches import MicroBatchSizer
 from brim.sizing.plans import PlanFile
@@ -26,12 +27,12 @@ from brim.training.schedules import LearningRate, ScheduleRequest
 
 __all__ = [
     "DEFAULT_EFFECTIVE_BATCH",
-    "Adaptive",
+    "AdaptiveBatch",
     "BatchGrowth",
     "EarlierSizes",
-    "Effective",
+    "EffectiveBatch",
     "choose_effective_batch",
-    "make_adaptive",
+    "make_adaptive_batch",
     "training_plan",
 ]
 
@@ -40,8 +41,8 @@ FEWEST_STEPS = 8  # an epoch, for that default: a batch that is most of the data
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Effective:
-    """The effective batch a run starts with, the batch its learning rate belongs to, and what to say about them."""
+class EffectiveBatch:
+    """The effective batch a run starts with, the batch its learning rate belongs to, and remarks about them."""
 
     batch: int
     base: int
@@ -56,7 +57,7 @@ class Effective:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EarlierSizes:
-    """The sizes of an earlier run: what `--plan` goes back to."""
+    """The sizes of an earlier run, which `plan` names."""
 
     effective_batch: int
     micro_cap: int
@@ -69,10 +70,10 @@ class EarlierSizes:
         """From a training run's run.json."""
         record: Any = read_json(Path(folder) / "run.json")
         if not isinstance(record, dict) or record.get("kind") != "train" or not record.get("plan"):
-            raise RequestError(f"--plan {folder}: its run.json is not that of a training run with a plan")
+            raise RequestError(f"{given('plan', folder)}: its run.json is not that of a training run with a plan")
         summary, plan = record["summary"], record["plan"]
         if summary.get("effective_batch_size") is None:
-            raise RequestError(f"--plan {folder}: that run recorded no effective batch; choose another run")
+            raise RequestError(f"{given('plan', folder)}: that run recorded no effective batch; choose another run")
         return cls(
             effective_batch=int(summary["effective_batch_size"]),
             micro_cap=int(plan["size"]),
@@ -83,7 +84,7 @@ class EarlierSizes:
 
 def choose_effective_batch(
     settings: TrainSettings, *, samples: int, ranks: int, earlier: EarlierSizes | None = None
-) -> Effective:
+) -> EffectiveBatch:
     """How many samples an optimizer step has; never more than there are."""
     asked, micro = settings.hp.effective_batch, settings.hp.batch_size
     notes: list[str] = []
@@ -107,13 +108,13 @@ def choose_effective_batch(
         base = micro * ranks if isinstance(micro, int) else batch
     grows = asked == "auto"
     rule = settings.training.lr_scale or ("auto" if grows else "none")
-    return Effective(batch=batch, base=max(base, 1), grows=grows, rule=rule, notes=tuple(notes))
+    return EffectiveBatch(batch=batch, base=max(base, 1), grows=grows, rule=rule, notes=tuple(notes))
 
 
 def training_plan(
     file: PlanFile, sizes: MicroBatchSizer, *, peak_bytes: int | None, cached: bool, confirmed: bool, share: int
 ) -> Plan:
-    """What a run settled at, and the evidence."""
+    """The sizes that a run settled at, and the probes that support them."""
     if cached:
         reason = "a plan of an earlier run"
     elif sizes.request.ceiling is not None:
@@ -142,7 +143,7 @@ PATIENCE = 16  # noise measurements between two steps up: the means have to foll
 
 @dataclasses.dataclass(kw_only=True)
 class BatchGrowth:
-    """Where the effective batch stands, and when it may double.
+    """The effective batch, and when it may double.
 
     It never exceeds the data, nor `ceiling`; nor the noise scale, unless `beyond_noise`, which doubles as often as
     patience allows.
@@ -170,12 +171,12 @@ class BatchGrowth:
         return {"batch": self.batch, "waited": self.waited}
 
 
-MEASURE_EVERY = 4  # steps between two looks at the noise
+MEASURE_EVERY = 4  # steps between two measurements of the noise
 WARMUP_SHARE = 0.05  # of all steps, where the learning rate was scaled up and no warm-up was asked for
 DELAY = 2  # steps between a measurement and what follows from it: its figures are read one step late
 
 
-class Adaptive:
+class AdaptiveBatch:
     """Decides the effective batch and the learning rate of every step; the same on every rank.
 
     `base_batch` is the batch that the learning rate was chosen for, `rule` how the rate follows another one.
@@ -271,7 +272,7 @@ class Adaptive:
         }
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Go on where `to_json` was called; the optimizer's own groups come with its state."""
+        """Continue where `to_json` was called; the optimizer's own groups come with its state."""
         self._effective_batch = data["effective_batch"]
         self._planned = None if data["planned"] is None else (data["planned"][0], data["planned"][1])
         self.noise = NoiseScale(**data["noise"])
@@ -280,16 +281,16 @@ class Adaptive:
         self.rate.restore(data["rate"])
 
 
-def make_adaptive(
+def make_adaptive_batch(
     settings: TrainSettings,
-    effective: Effective,
+    effective: EffectiveBatch,
     optimizer: torch.optim.Optimizer,
     options: Mapping[str, Any],
     *,
     samples: int,
     notes: list[str],
-) -> Adaptive:
-    """The learning rate over the run and what moves it, as the settings say; what to tell the user goes to notes."""
+) -> AdaptiveBatch:
+    """The learning rate over the run and what changes it; remarks for the user are added to `notes`."""
     hp, training, name = settings.hp, settings.training, settings.optimizer.name
     steps_per_epoch = math.ceil(samples / effective.batch)
     total = min(steps_per_epoch * hp.epochs, hp.max_steps or steps_per_epoch * hp.epochs)
@@ -318,7 +319,7 @@ def make_adaptive(
     if effective.grows:
         ceiling = min(samples, training.max_effective_batch or samples)
         growth = BatchGrowth(batch=effective.batch, ceiling=ceiling, beyond_noise=training.beyond_noise)
-    return Adaptive(
+    return AdaptiveBatch(
         effective_batch=effective.batch,
         base_batch=effective.base,
         rate=rate,

@@ -54,7 +54,7 @@ class StepRecord:
 
 
 class TrainListener:
-    """Told of the run as it goes; does nothing by itself."""
+    """Called as the run proceeds; every method does nothing unless overridden."""
 
     def opened(self, facts: TrainFacts) -> None:
         """Model and data are there."""
@@ -108,7 +108,7 @@ class Interrupt:
 
 
 @contextlib.contextmanager
-def interrupt_as_request(tell: Callable[[str], None]) -> Iterator[Interrupt]:
+def interrupt_as_request(note: Callable[[str], None]) -> Iterator[Interrupt]:
     """While inside, the first Ctrl-C only asks; the second one stops at once.
 
     Outside the main thread, or where somebody else handles the signal, nothing is changed.
@@ -123,7 +123,7 @@ def interrupt_as_request(tell: Callable[[str], None]) -> Iterator[Interrupt]:
         del number, frame
         interrupt.asked = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        tell("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
+        note("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
 
     signal.signal(signal.SIGINT, handle)
     try:

@@ -69,7 +69,7 @@ class WindowDone:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _RanOut:
+class _FailedMicroBatch:
     """A micro-batch that did not fit."""
 
     length: int
@@ -111,8 +111,8 @@ class GradientPass:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
 
-class MemoryMeter:
-    """Measures the memory that training uses on one device, and keeps the peaks of the run."""
+class PeakMeter:
+    """Measures the memory that training uses on one device, keeps the peaks of the run; a no-op if not `enabled`."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class MicroBatches:
         self,
         gradients: GradientPass,
         sizes: MicroBatchSizer,
-        meter: MemoryMeter,
+        meter: PeakMeter,
         *,
         fail_on_oom: bool = False,
         remedies: Callable[[int], list[str]] = lambda length: memory_remedies((), batch_size=length),
@@ -224,11 +224,11 @@ class MicroBatches:
         whole = self.sizes.settled and not self._memory.meter_slows
         return self.meter.watched() if whole else contextlib.nullcontext()
 
-    def _attempt(self, work: WindowWork) -> WindowDone | _RanOut:
+    def _attempt(self, work: WindowWork) -> WindowDone | _FailedMicroBatch:
         """Run the share once; a micro-batch that does not fit ends it."""
         done = WindowDone()
         start = length = 0
-        ran_out: _RanOut | None = None
+        failed: _FailedMicroBatch | None = None
         try:
             while start < len(work.items):
                 length = self.sizes.next_length(len(work.items) - start, work.costs[start])
@@ -237,8 +237,8 @@ class MicroBatches:
                 self._run_part(work, start, length, done)
                 start += length
         except Exception as error:
-            ran_out = self._classified(error, length, length * work.costs[start])
-        return ran_out if ran_out is not None else done
+            failed = self._classified(error, length, length * work.costs[start])
+        return failed if failed is not None else done
 
     def _run_part(self, work: WindowWork, start: int, length: int, done: WindowDone) -> None:
         items, dtype = work.items[start : start + length], self.gradients.precision.weights
@@ -268,7 +268,7 @@ class MicroBatches:
         if not settled and self.sizes.settled:
             self.meter.release_cache()
 
-    def _classified(self, error: Exception, length: int, cost: int) -> _RanOut:
+    def _classified(self, error: Exception, length: int, cost: int) -> _FailedMicroBatch:
         """A failure after which smaller micro-batches may fit; every other error is raised as it is."""
         if isinstance(error, BrimError):
             raise error
@@ -286,17 +286,17 @@ class MicroBatches:
             ) from error
         if failure.kind is FailureKind.OTHER or (failure.kind is FailureKind.AMBIGUOUS and self._ambiguous):
             raise error
-        return _RanOut(length=length, cost=cost, failure=failure, error=error.with_traceback(None))
+        return _FailedMicroBatch(length=length, cost=cost, failure=failure, error=error.with_traceback(None))
 
-    def _after_failure(self, ran_out: _RanOut, left_bytes: int | None) -> None:
+    def _after_failure(self, failed: _FailedMicroBatch, left_bytes: int | None) -> None:
         """Smaller from here on, or the end: fail as asked, or because nothing smaller is left."""
-        length, failure = ran_out.length, ran_out.failure
+        length, failure = failed.length, failed.failure
         self._ambiguous = failure.kind is FailureKind.AMBIGUOUS
         if self._fail_on_oom and not self._ambiguous:
             raise DoesNotFitError(f"a micro-batch of {length} does not fit: {failure.reason} ({named('fail_on_oom')})")
         if self.sizes.hopeless(length):
             if self._ambiguous:
-                raise ran_out.error
+                raise failed.error
             if self.sizes.live.evidence.others_hold(left_bytes) and self._waited_seconds < MOST_WAIT_SECONDS:
                 self._wait_for_others(length)
                 return
@@ -304,8 +304,8 @@ class MicroBatches:
             raise DoesNotFitError(
                 f"not even a micro-batch of {length} fits ({failure.reason}).\nWhat may help:\n  - {remedies}"
             )
-        failed = Probe(batch_size=length, cost=ran_out.cost, verdict="oom", detail=failure.reason)
-        self.sizes.record(failed, left_bytes)
+        probe = Probe(batch_size=length, cost=failed.cost, verdict="oom", detail=failure.reason)
+        self.sizes.record(probe, left_bytes)
         self._note(f"a micro-batch of {length} failed ({failure.reason}): its window runs again in smaller ones")
 
     def _wait_for_others(self, length: int) -> None:

@@ -39,21 +39,21 @@ from brim.training.trainer import Trainer
 
 __all__ = ["SEVERAL", "TrainResult", "run_fingerprint", "run_training"]
 
-VOTE_SECONDS = 1800.0  # a rank may repeat a window, or write a checkpoint, while the others wait
+VOTE_SECONDS = 1800.0  # a rank may run a window again, or write a checkpoint, while the others wait
 SEVERAL = "runs.json"  # in the folder of a training of several seeds: which ones, and where each lies
 CONFIRMED_STEPS = 2  # optimizer steps after which everything that takes memory is there
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What a training run came to; on every rank but 0 the summary is empty."""
+    """The result of a training run; on every rank but 0 the summary is empty."""
 
     summary: dict[str, Any]
     folder: Path
     plan: Plan | None
     epochs: tuple[dict[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()  # of several runs, those that came to nothing, each with its reason
+    failed: tuple[str, ...] = ()  # of several runs, those that failed, each with its reason
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -67,9 +67,9 @@ def run_training(
     *,
     output: Path | None = None,
     listener: TrainListener | None = None,
-    tells_resume: bool = True,
+    notes_resume: bool = True,
 ) -> TrainResult:
-    """Train one seed, and leave the run's folder behind; interrupted, it tells how to go on if it is on its own."""
+    """Train one seed, and leave the run's folder behind; an interrupted run notes how to resume it."""
     started_at = datetime.datetime.now(datetime.UTC)
     watcher = listener or TrainListener()
 
@@ -82,20 +82,20 @@ def run_training(
     ):
         try:
             with stop_signal_as_error(agreement):
-                return _Run(request, agreement, folder, watcher, started_at).run()
+                return _TrainingRun(request, agreement, folder, watcher, started_at).run()
         except (KeyboardInterrupt, RankError) as error:
             line = resume_with(folder)
             if find_checkpoint(folder) is None:
                 raise
             if isinstance(error, RankError):
                 if error.exit_code == RankError.exit_code:
-                    error.args = (f"{error}\nThe last checkpoint is kept: go on with {line}",)
-            elif agreement.world.rank == 0 and tells_resume:
-                watcher.note(f"a checkpoint is kept: go on with {line}")
+                    error.args = (f"{error}\nThe last checkpoint is kept: continue with {line}",)
+            elif agreement.world.rank == 0 and notes_resume:
+                watcher.note(f"a checkpoint is kept: continue with {line}")
             raise
 
 
-class _Run:
+class _TrainingRun:
     """One rank's part of a run."""
 
     def __init__(
@@ -132,7 +132,7 @@ class _Run:
             )
             parts = TrainerParts(subject, self.request, context)
             trainer = self._resumed(parts)
-            self._tell(parts)
+            self._announce(parts)
             with self._limited(parts), Sampler(monitor, device_uuid=device_uuid(subject.device)) as sampler:
                 try:
                     self._train(trainer)
@@ -209,7 +209,7 @@ class _Run:
         with parts.memory.limited(parts.limit_bytes):
             yield
 
-    def _tell(self, parts: TrainerParts) -> None:
+    def _announce(self, parts: TrainerParts) -> None:
         subject, progress = parts.subject, parts.progress
         self.listener.opened(
             subject.facts(

@@ -29,7 +29,7 @@ __all__ = ["RunFiles", "WholeState", "read_steps"]
 
 
 class RunFiles:
-    """The files of one run; on every rank but 0 they are only talked about."""
+    """The files of one run; only rank 0 writes them, but every rank takes part in gathering their content."""
 
     def __init__(
         self,

@@ -211,9 +211,9 @@ def test_an_interrupted_stack_keeps_the_stacks_before_it(
     features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the CPU stacks may be of four; here a stack of two, interrupted in the second."""
-    from brim.training.fast_path.choose import Paths
+    from brim.training.fast_path.choose import PathChooser
 
-    monkeypatch.setattr(Paths, "_stack_that_fits", lambda self, alone: 2)
+    monkeypatch.setattr(PathChooser, "_stack_that_fits", lambda self, alone: 2)
     validate = StackTrainer.validate
 
     def interrupted(self: StackTrainer, running: Sequence[int]) -> Any:

@@ -1,4 +1,4 @@
-"""Gives each step its rows: gathered on the device where the data lies there, else on the host and copied over."""
+"""Rows on the device: those of each step, and functions over many rows in passes that fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""One or more runs of the same architecture, as what trains them sees them: a step, outputs, a state to go back to."""
+"""One or more runs of the same architecture behind one interface: a step, outputs, a state to restore.
+
+`PlainRun` is one run as everybody writes it: a module, an optimizer of torch's, a backward pass. It serves what cannot
+be stacked, rows that stay in host memory, and batches that are too large for one pass: their outputs are computed in
+micro-batches without a graph, the criterion is taken over all of them, and each micro-batch runs again to carry its
+part of the gradient back. So the step is that of the whole batch also where the criterion does not decompose over
+samples, as a pairwise loss does not; it costs one more forward pass.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +118,7 @@ class PlainRun(Runs):
         self._remembered: dict[str, torch.Tensor] = {}
 
     def step(self, batch: Batch, counts: Counts, lr_factor: Any) -> torch.Tensor:
-        """One optimizer step; a run that is frozen only tells its loss."""
+        """One optimizer step; a run that is frozen only computes its loss."""
         self._module.train()
         self._optimizer.zero_grad(set_to_none=True)
         loss = self._backward(batch, counts)

@@ -48,7 +48,7 @@ class StackedRuns(Runs):
         self._inputs = inputs
         self._module = copy.deepcopy(models[0]).to(device)
         wide = torch.float32 if device.type == "mps" else torch.float64
-        self._layout = _Layout(models)
+        self._layout = _WeightLayout(models)
         self._weights = self._layout.gathered(models, device)  # [runs, width]
         self._gradients = torch.zeros_like(self._weights)
         self._views = self._layout.views(self._weights, stacked=self.stacked, leaves=True)
@@ -178,7 +178,7 @@ class StackedRuns(Runs):
         ]  # fmt: skip
 
 
-class _Layout:
+class _WeightLayout:
     """Where each learning parameter stands in a row of weights."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:

@@ -131,7 +131,7 @@ class RowData:
     tensors: Mapping[str, torch.Tensor]
     lengths: tuple[int, ...]  # rows of each stream, one after the other
     per_run: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    ids: Sequence[str] | None = None  # names of the rows, for messages
+    ids: Sequence[str] | None = None  # of the rows, for messages
 
     def __post_init__(self) -> None:
         for name, tensor in self.tensors.items():
@@ -253,7 +253,7 @@ class RunOutcome:
 
 
 class RunsListener:
-    """Told of the training as it goes; does nothing by itself."""
+    """Called as the training proceeds; every method does nothing unless overridden."""
 
     def epoch(self, *, runs: int, epoch: int, epochs: int, stopped: int) -> None:
         """An epoch has ended, for so many runs at once."""

@@ -12,7 +12,7 @@ import torch
 from brim.errors import plural
 from brim.memory.devices import DeviceMemory, Reading, memory_of
 from brim.memory.limit import resolve_limit
-from brim.training.fast_path.choose import PathChoice, Paths, PathTrial, does_not_fit, is_memory
+from brim.training.fast_path.choose import PathChoice, PathChooser, PathTrial, does_not_fit, is_memory_failure
 from brim.training.fast_path.stacked_epochs import StackFigures, train_together
 from brim.training.fast_path.task import RunOutcome, RunsListener, RunSpec, Settings, TrainingTask
 
@@ -116,9 +116,9 @@ class _TrainRuns:
         self.readings: list[Reading] = []
         self.oom_events = 0
         self._metered = limited or not memory.meter_slows
-        self.paths = Paths(
+        self.paths = PathChooser(
             task, specs, settings, memory, limit_bytes=limit_bytes, graphs=graphs,
-            micro_batch_size=micro_batch_size, tell=self._tell,
+            micro_batch_size=micro_batch_size, note=self._note,
         )  # fmt: skip
 
     def run(self, asked: str) -> TrainedRuns:
@@ -148,10 +148,10 @@ class _TrainRuns:
                 runner = self.paths.runner(choice, group)
                 outcomes, figures = train_together(runner, self.settings, self.paths.task, self.listener)
             for note in figures.notes:
-                self._tell(note)
+                self._note(note)
             return outcomes, figures, None
         except Exception as error:
-            if not is_memory(error):
+            if not is_memory_failure(error):
                 raise
             failure = error.with_traceback(None)
         failure.__context__ = failure.__cause__ = None
@@ -165,7 +165,7 @@ class _TrainRuns:
             raise does_not_fit(self.paths.rows, failure, self.paths.settings) from failure
         micro = smaller.micro_batch_size
         now = f"micro-batches of {micro}" if micro is not None else f"{smaller.stack} at once"
-        self._tell(f"out of memory while training {plural(choice.stack, 'run')} at once; begun again with {now}")
+        self._note(f"out of memory while training {plural(choice.stack, 'run')} at once; begun again with {now}")
         return smaller
 
     @contextlib.contextmanager
@@ -177,7 +177,7 @@ class _TrainRuns:
             yield
         self.readings.append(reading)
 
-    def _tell(self, line: str) -> None:
+    def _note(self, line: str) -> None:
         if line not in self.notes:
             self.notes.append(line)
             self.listener.note(line)

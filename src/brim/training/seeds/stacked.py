@@ -28,18 +28,17 @@ from brim.training.fast_path.task import (
 )
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from brim.training.items import TensorItems
-from brim.training.listener import TrainListener
 from brim.training.loop import epoch_permutation, epoch_rules
 from brim.training.objective import Classification, Regression
-from brim.training.seeds.suitability import Suitable
+from brim.training.seeds.suitability import StackSetup
 from brim.training.seeds.variants import Variant
 from brim.training.subject import Subject
 
-__all__ = ["StackDone", "ValidationSet", "train_stacked"]
+__all__ = ["TrainedStack", "ValidationSet", "train_stacked"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StackDone:
+class TrainedStack:
     """Runs that were trained together, and how."""
 
     variants: tuple[Variant, ...]
@@ -53,11 +52,11 @@ class StackDone:
 def train_stacked(
     subject: Subject,
     request: TrainRequest,
-    suitable: Suitable,
+    setup: StackSetup,
     variants: Sequence[Variant],
     *,
-    listener: TrainListener,
-    keep: Callable[[StackDone], None],
+    listener: RunsListener,
+    keep: Callable[[TrainedStack], None],
 ) -> None:
     """Train these runs; those of every stack are handed to `keep` as soon as they are done.
 
@@ -65,10 +64,10 @@ def train_stacked(
     """
     courses: dict[tuple[float, ...], list[Variant]] = {}
     for variant in variants:
-        course = suitable.tables[variant.learning_rate].factors(variant.learning_rate)
+        course = setup.tables[variant.learning_rate].factors(variant.learning_rate)
         courses.setdefault(course, []).append(variant)
     for course, together in courses.items():
-        _Stack(subject, request, suitable, together, course, listener, keep).train()
+        _Stack(subject, request, setup, together, course, listener, keep).train()
 
 
 class ValidationSet:
@@ -104,19 +103,6 @@ class ValidationSet:
         ]
 
 
-class _StackListener(RunsListener):
-    """Passes on what a stack reports."""
-
-    def __init__(self, listener: TrainListener) -> None:
-        self._listener = listener
-
-    def epoch(self, *, runs: int, epoch: int, epochs: int, stopped: int) -> None:
-        self._listener.stack_epoch(runs=runs, epoch=epoch, epochs=epochs, stopped=stopped)
-
-    def note(self, line: str) -> None:
-        self._listener.note(line)
-
-
 class _Stack:
     """Runs with one course of the learning rate."""
 
@@ -124,14 +110,14 @@ class _Stack:
         self,
         subject: Subject,
         request: TrainRequest,
-        suitable: Suitable,
+        setup: StackSetup,
         variants: Sequence[Variant],
         course: tuple[float, ...],
-        listener: TrainListener,
-        keep: Callable[[StackDone], None],
+        listener: RunsListener,
+        keep: Callable[[TrainedStack], None],
     ) -> None:
         assert isinstance(subject.objective, (Classification, Regression))
-        self.subject, self.request, self.suitable = subject, request, suitable
+        self.subject, self.request, self.setup = subject, request, setup
         self.objective = subject.objective
         self.variants = {variant.spec: variant for variant in variants}
         self.course = course
@@ -153,7 +139,7 @@ class _Stack:
             path=self.request.fast_path,
             memory_limit_bytes=self.request.memory_limit_bytes,
             margin=training.margin,
-            listener=_StackListener(self.listener),
+            listener=self.listener,
             keep=self._done,
         )
 
@@ -162,7 +148,7 @@ class _Stack:
         before, (events, retries) = self._reported, (trained.oom_events, trained.alloc_retries)
         events += 0 if passes is None else passes.oom_events
         self.keep(
-            StackDone(
+            TrainedStack(
                 variants=tuple(self.variants[outcome.spec] for outcome in trained.outcomes),
                 outcomes=trained.outcomes,
                 trained=trained,
@@ -198,9 +184,9 @@ class _Stack:
         )  # fmt: skip
 
     def _epoch_facts(self, spec: RunSpec, step: int) -> dict[str, Any]:
-        batch = self.suitable.effective.batch
+        batch = self.setup.effective.batch
         return {
-            "learning_rate": self.suitable.tables[spec.lr].rates[step - 1],
+            "learning_rate": self.setup.tables[spec.lr].rates[step - 1],
             "effective_batch": batch,
             "micro_batch": batch,
             "eval_batch": None if self.validation is None else self.validation.passes.largest or None,
@@ -208,10 +194,10 @@ class _Stack:
 
     def _settings(self) -> Settings:
         settings, course = self.request.settings, self.course
-        first = next(iter(self.suitable.tables.values()))
+        first = next(iter(self.setup.tables.values()))
         return Settings(
-            epochs=self.suitable.epochs,
-            batch_size=self.suitable.effective.batch,
+            epochs=self.setup.epochs,
+            batch_size=self.setup.effective.batch,
             optimizer=settings.optimizer.name,
             optimizer_options=first.options,
             clip_norm=settings.training.gradient_clip,

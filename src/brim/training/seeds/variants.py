@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler
 
 from brim.settings.train_request import TrainRequest
 from brim.settings.train_settings import TrainSettings
-from brim.training.effective_batch import Effective, make_adaptive
+from brim.training.effective_batch import EffectiveBatch, make_adaptive_batch
 from brim.training.fast_path.task import RunSpec
 from brim.training.optimizers import make_training_optimizer, optimizer_options
 from brim.training.schedules import scheduler_class
@@ -87,14 +87,16 @@ def epochs_run(settings: TrainSettings, *, steps_per_epoch: int) -> int | None:
     return most // steps_per_epoch if most % steps_per_epoch == 0 else None
 
 
-def make_rate_table(settings: TrainSettings, effective: Effective, *, samples: int, epochs: int) -> RateTable | str:
+def make_rate_table(
+    settings: TrainSettings, effective: EffectiveBatch, *, samples: int, epochs: int
+) -> RateTable | str:
     """Drive the run's own schedule over its steps; or why that cannot be done beforehand."""
     if scheduler_class(settings.scheduler.name) is lr_scheduler.ReduceLROnPlateau:
         return "scheduler plateau follows each seed's own loss"
     options = optimizer_options(settings)
     optimizer = make_training_optimizer(settings.optimizer.name, [nn.Parameter(torch.zeros(1, 1))], options)
     notes: list[str] = []
-    adaptive = make_adaptive(settings, effective, optimizer, options, samples=samples, notes=notes)
+    adaptive = make_adaptive_batch(settings, effective, optimizer, options, samples=samples, notes=notes)
     group, rate = optimizer.param_groups[0], adaptive.rate
     started = {name: group[name] for name in group if name not in _SET_BY_STEPS}
     rates: list[float] = []
