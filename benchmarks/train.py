@@ -34,10 +34,10 @@ from brim.molecules.heads import EnergyHead, make_heads
 from brim.molecules.losses import PreferenceLoss
 from brim.molecules.run import ood
 from brim.settings.ood_settings import OodCommand, OodRequest
-from brim.training.fast_path.epoch import EpochRunner
-from brim.training.fast_path.problem import Batch, Problem, RowData, RunSpec, Settings
 from brim.training.fast_path.row_feed import RowFeed
+from brim.training.fast_path.stacked_epochs import EpochRunner
 from brim.training.fast_path.stacked_runs import StackedRuns
+from brim.training.fast_path.task import Batch, RowData, RunSpec, Settings, TrainingTask
 
 WIDTH = 512
 LOSS = PreferenceLoss(pairs="matched")
@@ -255,7 +255,7 @@ def _epoch_of_stack(
     specs = [RunSpec(seed=seed, lr=1e-3) for seed in range(count)]
     settings = Settings(epochs=1, batch_size=batch, matched=loss.matched)
     data = RowData(tensors={"features": torch.cat(sides)}, lengths=(len(sides[0]), len(sides[1])))
-    plan = Problem(make_model=make, data=data, criterion=criterion).plan(settings)
+    plan = TrainingTask(make_model=make, data=data, criterion=criterion).plan(settings)
     runs = StackedRuns([make(spec.seed) for spec in specs], specs, criterion, settings, cpu)
     feed = RowFeed(data, plan, specs, stacked=runs.stacked, device=cpu, resident=True)
     runner = EpochRunner(runs, feed, plan)

@@ -184,7 +184,7 @@ def _compare_ranks(arguments: argparse.Namespace) -> None:
     from brim.ranks.agreement import Agreement, Vote
     from brim.ranks.gradients import RankGroup
     from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
-    from brim.training.micro_batches import MicroBatches, WindowWork
+    from brim.training.micro_batches import GradientPass, MicroBatches, PeakMeter, WindowWork
     from brim.training.objective import Batch, Classification
     from brim.training.optimizers import OptimizerStep
 
@@ -204,9 +204,8 @@ def _compare_ranks(arguments: argparse.Namespace) -> None:
     trainable = list(model.parameters())
     group.prepare(trainable)
     sizes = MicroBatchSizer(MicroBatchRequest(ceiling=micro))
-    runner = MicroBatches(
-        model=model, objective=Classification(2), memory=memory_of(device), sizes=sizes, metered=False
-    )
+    gradients = GradientPass(model=model, objective=Classification(2), device=device)
+    runner = MicroBatches(gradients, sizes, PeakMeter(memory_of(device), enabled=False))
     stepper = OptimizerStep(runner, optimizer, group, guarded=False)
     work = WindowWork(
         items=range(share), costs=[1] * share, samples=samples,

@@ -15,7 +15,7 @@ from brim.molecules.data_sets import PARTS, FeatureSet
 from brim.molecules.heads import make_heads, train_heads
 from brim.molecules.losses import LogSigmoid, PreferenceLoss, mean_over_pairs
 from brim.settings.ood_settings import LOSSES, OodRequest
-from brim.training.fast_path.problem import Batch, Problem, RowData, RunSpec, Settings
+from brim.training.fast_path.task import Batch, RowData, RunSpec, Settings, TrainingTask
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from tests.training.training_runs import largest_difference, losses, record_of, run, settings_of, write_features
 from tests.training.training_runs import weights as saved_weights
@@ -30,7 +30,7 @@ def rows(count: int, *, shift: float = 0.0, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, WIDTH, generator=generator, dtype=torch.float64) + shift
 
 
-def problem(loss: PreferenceLoss | None = None, *, inner: int = 300, outer: int = 200, **more: Any) -> Problem:
+def problem(loss: PreferenceLoss | None = None, *, inner: int = 300, outer: int = 200, **more: Any) -> TrainingTask:
     loss = loss or PreferenceLoss()
 
     def criterion(energies: torch.Tensor, batch: Batch, counts: tuple[int, ...]) -> torch.Tensor:
@@ -44,11 +44,11 @@ def problem(loss: PreferenceLoss | None = None, *, inner: int = 300, outer: int 
         "criterion": criterion,
         **more,
     }
-    return Problem(**given)
+    return TrainingTask(**given)
 
 
 def train(
-    asked: Problem, path: str, device: str = "cuda", *, runs: int = 4, graphs: bool = True, **more: Any
+    asked: TrainingTask, path: str, device: str = "cuda", *, runs: int = 4, graphs: bool = True, **more: Any
 ) -> TrainedRuns:
     settings = Settings(**{"epochs": 6, "batch_size": 64, **more})
     specs = [RunSpec(seed=seed, lr=1e-3 * (1 + seed)) for seed in range(runs)]
@@ -165,7 +165,7 @@ def test_dropout_inside_a_graph_draws_anew_at_every_replay() -> None:
         return nn.Sequential(nn.Dropout(0.5), nn.Linear(WIDTH, 1), nn.Flatten(0)).double()
 
     ones = RowData(tensors={"features": torch.ones(64, WIDTH, dtype=torch.float64)}, lengths=(64,))
-    asked = Problem(make_model=build, data=ones, criterion=lambda outputs, batch, counts: outputs.mean())
+    asked = TrainingTask(make_model=build, data=ones, criterion=lambda outputs, batch, counts: outputs.mean())
     trained = train(asked, "stacked", runs=2, batch_size=8, epochs=4, lr_factor=lambda step: 0.0)
     assert trained.graph
     assert len(set(trained.outcomes[0].losses)) == 4  # the same weights, other noise each time

@@ -86,7 +86,6 @@ def test_a_head_is_tested_with_the_weights_of_its_best_epoch() -> None:
     assert result.outcome.validations[result.outcome.best_epoch - 1] == result.validation
     head = make_heads(8, (16,))(0)
     head.load_state_dict(result.outcome.weights)
-
     data = features()
     inner, outer = (head(data.features[part]).detach().numpy() for part in ("test_in", "test_out"))
     assert detection_metrics(inner, outer) == pytest.approx(result.metrics)

@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from brim.errors import RequestError
 from brim.memory.devices import memory_of
+from brim.models.placement import Precision
 from brim.ranks.gradients import RankGroup
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
-from brim.training.micro_batches import MicroBatches, WindowWork
+from brim.training.micro_batches import GradientPass, MicroBatches, PeakMeter, WindowWork
 from brim.training.objective import Batch, Classification, ModelLoss, Objective, Regression
 from brim.training.optimizers import OptimizerStep
 
@@ -47,8 +48,10 @@ def gradients_of(
     count = sum(lengths)
     sizes = MicroBatchSizer(MicroBatchRequest(ceiling=max(lengths)))
     sizes.repeat(list(lengths))
-    micro = MicroBatches(model=model, objective=objective, memory=memory_of(CPU), sizes=sizes, metered=False,
-                         dtype=torch.float64)  # fmt: skip
+    gradients = GradientPass(
+        model=model, objective=objective, device=CPU, precision=Precision(weights=torch.float64)
+    )  # fmt: skip
+    micro = MicroBatches(gradients, sizes, PeakMeter(memory_of(CPU), enabled=False))
 
     def fetch(items: Sequence[int]) -> Batch:
         rows = torch.tensor(list(items))

@@ -20,7 +20,7 @@ from brim.training.checkpoint import (
     save_checkpoint,
     save_weights,
 )
-from brim.training.whole_state import WholeState
+from brim.training.run_files import WholeState
 
 
 def trained(width: int = 5, optimizer: str = "AdamW", **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -108,7 +108,7 @@ def test_a_write_that_is_cut_short_leaves_the_checkpoint_before_it(
         raise error
 
     monkeypatch.setattr(where, no_space)
-    with pytest.raises(RequestError, match=rf"No space left.*{first.name} is whole: go on from it with resume="):
+    with pytest.raises(RequestError, match=rf"No space left.*{first.name} is whole.*resume="):
         save(tmp_path, net, optimizer, step=2)
     assert find_checkpoint(tmp_path) == first
     assert [path.name for path in tmp_path.glob(".*partial")] == []

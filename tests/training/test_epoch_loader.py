@@ -17,7 +17,7 @@ import torch
 from brim.running.loader import LoaderSettings
 from brim.training.epoch_loader import EpochLoader
 from brim.training.items import FactoryItems, seeded_rng
-from brim.training.windows import Window, epoch_order
+from brim.training.loop import Window, epoch_order
 from tests.training.training_runs import StopsAt, largest_difference, losses, run, settings_of, weights
 
 COUNT = 12

@@ -13,7 +13,7 @@ from torch import nn
 from brim.errors import DoesNotFitError, LostError
 from brim.memory.devices import CpuMemory, memory_of
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
-from brim.training.micro_batches import MicroBatches, WindowDone, WindowWork
+from brim.training.micro_batches import GradientPass, MicroBatches, PeakMeter, WindowDone, WindowWork
 from brim.training.objective import Batch, Classification, LossSum
 from tests.trials import micro_ran
 
@@ -59,11 +59,9 @@ def network(*, dropout: float = 0.0, normalise: bool = False) -> nn.Module:
 
 def micro_batches(model: nn.Module, objective: Classification, **options: Any) -> MicroBatches:
     request = MicroBatchRequest(**{"ceiling": None, "largest": 32, **options.pop("sizes", {})})
-    memory = memory_of("cpu")
-    return MicroBatches(
-        model=model, objective=objective, memory=memory, sizes=MicroBatchSizer(request),
-        metered=options.pop("metered", False), **options,
-    )  # fmt: skip
+    gradients = GradientPass(model=model, objective=objective, device=torch.device("cpu"))
+    meter = PeakMeter(memory_of("cpu"), enabled=options.pop("metered", False), **options.pop("meter", {}))
+    return MicroBatches(gradients, MicroBatchSizer(request), meter, **options)
 
 
 def work(count: int = 32, seed: int = 1) -> WindowWork:
@@ -92,13 +90,13 @@ def test_a_window_is_redone_in_halves_and_its_gradients_are_the_same() -> None:
     faulty = Faulty(lambda call, length: oom() if length == 32 else None)
     redone = micro_batches(model, faulty, sizes={"ceiling": 32})
     told: list[str] = []
-    redone._tell = told.append
+    redone._note = told.append
     done = redone.run(work())
     assert faulty.lengths == [32, 16, 16]
     assert seen(done) == list(range(32))
     assert redone.sizes.oom_events == 1
     assert "a micro-batch of 32 failed" in told[0]
-    for one, other in zip(gradients(model), gradients(plain.model), strict=True):
+    for one, other in zip(gradients(model), gradients(plain.gradients.model), strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -142,9 +140,9 @@ def test_a_real_limit_on_the_cpu_is_met_by_smaller_micro_batches() -> None:
     with tight._memory.limited(limit):
         done = tight.run(inner)
     assert tight.sizes.oom_events > 0
-    assert tight.peak.peak_allocated_bytes <= limit
+    assert tight.meter.peak.peak_allocated_bytes <= limit
     assert seen(done) == list(range(512))
-    for one, other in zip(gradients(model), gradients(free.model), strict=True):
+    for one, other in zip(gradients(model), gradients(free.gradients.model), strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -192,7 +190,7 @@ def test_the_size_is_back_in_the_next_window_where_others_held_the_memory(monkey
     faulty = Faulty(neighbour.fault)
     runner = micro_batches(network(), faulty, sizes={"ceiling": 32, "limit_bytes": neighbour.limit})
     told: list[str] = []
-    runner._tell = told.append
+    runner._note = told.append
     runner.run(work())
     neighbour.holds = True
     for _ in range(2):
@@ -293,7 +291,7 @@ def test_a_fixed_size_is_split_for_its_window_and_tried_in_full_again() -> None:
 def test_fail_on_oom_is_an_error_instead() -> None:
     faulty = Faulty(lambda call, length: oom())
     runner = micro_batches(network(), faulty, sizes={"ceiling": 16, "fixed": True}, fail_on_oom=True)
-    with pytest.raises(DoesNotFitError, match="fail_on_oom="):
+    with pytest.raises(DoesNotFitError, match="fail_on_oom"):
         runner.run(work())
 
 
@@ -306,7 +304,7 @@ def test_an_error_of_the_model_is_raised_as_it_is() -> None:
 def test_a_lost_device_is_exit_4() -> None:
     fault = RuntimeError("CUDA error: an illegal memory access was encountered")
     runner = micro_batches(network(), Faulty(lambda call, length: fault), sizes={"ceiling": 8})
-    with pytest.raises(LostError, match="--resume"):
+    with pytest.raises(LostError, match="resume"):
         runner.run(work())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from brim.training.growth import PATIENCE, BatchGrowth
+from brim.training.effective_batch import PATIENCE, BatchGrowth
 from brim.training.noise_scale import NoiseScale
 
 

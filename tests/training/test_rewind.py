@@ -6,7 +6,7 @@ import numpy
 import torch
 from torch import nn
 
-from brim.training.rewind import Rewinder
+from brim.training.micro_batches import Rewinder
 
 
 def network() -> nn.Module:

@@ -24,8 +24,8 @@ from brim.molecules.losses import PreferenceLoss
 from brim.molecules.table import ResultCell
 from brim.settings.caller import given, named, written
 from brim.settings.ood_settings import OodRequest
-from brim.training.fast_path.in_passes import InPasses
-from brim.training.fast_path.problem import Problem, RowData, RunOutcome, RunsListener, RunSpec, Settings
+from brim.training.fast_path.row_feed import InPasses
+from brim.training.fast_path.task import RowData, RunOutcome, RunsListener, RunSpec, Settings, TrainingTask
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from brim.training.heads import MOST_WIDTH, refuse_too_wide
 
@@ -155,7 +155,7 @@ def train_heads(
         return stacked_auroc(inner, outer)
 
     trained = train_runs(
-        Problem(
+        TrainingTask(
             make_model=make_head,
             data=_training_rows(features, loss, runs, request, reference, device),
             criterion=_criterion(_in_small_blocks(loss, request.memory_limit_bytes)),
@@ -352,7 +352,7 @@ def train_classifiers(
     rows = features.features["train_in"]
     make_model = _seeded(lambda: _perceptron(features.width, settings.hidden, labels.count, dropout=settings.dropout))
     trained = train_runs(
-        Problem(
+        TrainingTask(
             make_model=make_model,
             data=RowData(tensors={"features": rows, "labels": labels.train}, lengths=(len(rows),)),
             criterion=criterion,

@@ -1,4 +1,4 @@
-"""From a subject to a trainer: optimizer, schedule, micro-batches, validation, files, put together for one rank."""
+"""The parts of a run on one rank: optimizer, schedule, micro-batches, validation, files; and where the run is."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from brim.errors import RequestError
 from brim.memory.devices import DeviceMemory, device_name, memory_of, resolve_limit
 from brim.memory.environment import environment_facts
+from brim.models.placement import Precision
 from brim.ranks.agreement import Agreement
 from brim.ranks.gradients import RankGroup
 from brim.records import Plan
@@ -19,14 +20,11 @@ from brim.running.loader import LoaderSettings
 from brim.settings.train_request import TrainRequest
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.sizing.plans import PlanFile
-from brim.training.adaptive import Adaptive, make_adaptive
 from brim.training.checkpoint import load_checkpoint, restore_generators
-from brim.training.effective_batch import EarlierSizes, choose_effective_batch
-from brim.training.interrupt import Interrupt
-from brim.training.listener import TrainListener
-from brim.training.loop import LoopSettings, Trainer
-from brim.training.micro_batches import MicroBatches
-from brim.training.objective import choose_monitor
+from brim.training.effective_batch import AdaptiveBatch, EarlierSizes, choose_effective_batch, make_adaptive_batch
+from brim.training.listener import Interrupt, TrainListener
+from brim.training.loop import Progress, epoch_rules
+from brim.training.micro_batches import GradientPass, MicroBatches, PeakMeter
 from brim.training.optimizers import (
     OptimizerStep,
     absent_bytes,
@@ -35,17 +33,15 @@ from brim.training.optimizers import (
     state_bytes_when_made,
     tensors_of_state,
 )
-from brim.training.progress import Progress
-from brim.training.run_files import RunFiles
+from brim.training.run_files import RunFiles, WholeState
 from brim.training.setup import TrainingSetup
-from brim.training.validation import Validation
-from brim.training.whole_state import WholeState
+from brim.training.validation import Validation, ValidationRequest
 
-__all__ = ["Assembled", "Surroundings"]
+__all__ = ["RunContext", "TrainerParts"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class RunContext:
     """Where a run takes place: its folder, the other ranks, who watches and who may stop it."""
 
     folder: Path
@@ -54,17 +50,17 @@ class Surroundings:
     listener: TrainListener
     interrupt: Interrupt
     fingerprint: str = ""
-    sharded: bool = False  # the model is dealt over the ranks
+    sharded: bool = False  # each rank holds a part of the model
 
 
-class Assembled:
+class TrainerParts:
     """Everything that one rank trains with; nothing of it has started."""
 
-    def __init__(self, subject: TrainingSetup, request: TrainRequest, around: Surroundings) -> None:
-        settings, world = request.settings, around.agreement.world
+    def __init__(self, subject: TrainingSetup, request: TrainRequest, context: RunContext) -> None:
+        settings, world = request.settings, context.agreement.world
         self.subject = subject
         self.request = request
-        self.around = around
+        self.context = context
         self.ranks = world.size
         self.earlier = EarlierSizes.read(request.plan) if request.plan is not None else None
         self.effective = choose_effective_batch(
@@ -84,8 +80,9 @@ class Assembled:
         if not self.trainable:
             raise RequestError(f"model.type {settings.model.type}: none of its weights can be trained")
         self.optimizer = make_training_optimizer(settings.optimizer.name, self.trainable, options)
+        self.precision = Precision(weights=subject.dtype, autocast=subject.autocast, scaled=subject.loss_scaling)
         self.scaler = torch.amp.GradScaler(subject.device.type) if subject.loss_scaling else None
-        self.adaptive: Adaptive = make_adaptive(
+        self.adaptive: AdaptiveBatch = make_adaptive_batch(
             settings, self.effective, self.optimizer, options, samples=len(subject.data.train), notes=self.notes
         )
         self._state_bytes: int | None = None
@@ -98,29 +95,35 @@ class Assembled:
         self.stepper = OptimizerStep(
             self.micro,
             self.optimizer,
-            around.group,
+            context.group,
             scaler=self.scaler,
             gradient_clip=settings.training.gradient_clip,
-            guarded=self.metered and not around.sharded,
-            sharded=around.sharded,
+            guarded=self.metered and not context.sharded,
+            sharded=context.sharded,
         )
         self.validation = self._make_validation()
-        self.whole = WholeState(subject.model, self.optimizer, sharded=around.sharded)
+        self.whole = WholeState(subject.model, self.optimizer, sharded=context.sharded)
         self.files = RunFiles(
-            around.folder,
+            context.folder,
             whole=self.whole,
             writes=world.rank == 0,
             shared_state=self.shared_state,
             own_state=self.own_state,
         )
-        self.trainer = self._make_trainer()
+        self.progress = Progress()
+        self.rules = epoch_rules(settings, subject.objective, validated=self.validation is not None)
 
     def _refuse_too_few(self) -> None:
         """An effective batch that leaves a rank with fewer samples than it needs."""
-        smallest = self.subject.smallest_micro_batch
-        needed = smallest if smallest > 1 or self.around.sharded else 0
+        needed = (
+            self.subject.smallest_micro_batch if self.subject.smallest_micro_batch > 1 or self.context.sharded else 0
+        )
         if self.effective.batch < needed * self.ranks:
-            why = "batch normalisation needs" if smallest > 1 else "with training.fsdp every rank needs"
+            why = (
+                "batch normalisation needs"
+                if self.subject.smallest_micro_batch > 1
+                else "with training.fsdp every rank needs"
+            )
             raise RequestError(
                 f"an effective batch of {self.effective.batch} on {self.ranks} ranks: {why} at least {needed} samples "
                 "on each rank in every step; give a larger hp.effective_batch"
@@ -128,7 +131,7 @@ class Assembled:
 
     def _refuse_with_shards(self) -> None:
         """What does not go together with a sharded model."""
-        if not self.around.sharded:
+        if not self.context.sharded:
             return
         if self.subject.loss_scaling:
             raise RequestError("training.fsdp: gradients of shards are not scaled; use bfloat16 instead of float16")
@@ -145,16 +148,16 @@ class Assembled:
         """Samples of a window that one rank has at most."""
         return max(math.ceil(self.adaptive.effective_batch / self.ranks), 1)
 
-    def tell(self, line: str) -> None:
-        """Say a line once, and keep it for the record."""
+    def note(self, line: str) -> None:
+        """Report a line once, and keep it for the record."""
         if line not in self.notes:
             self.notes.append(line)
-            self.around.listener.note(line)
+            self.context.listener.note(line)
 
     def shared_state(self) -> dict[str, Any]:
         """What a checkpoint keeps that is the same on every rank."""
         return {
-            "fingerprint": self.around.fingerprint,
+            "fingerprint": self.context.fingerprint,
             "adaptive": self.adaptive.to_json(),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
         }
@@ -165,8 +168,8 @@ class Assembled:
         return {"sizes": self.sizes.to_json(), "validation": validation}
 
     def resume(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint."""
-        rank = self.around.agreement.world.rank
+        """Continue from a checkpoint."""
+        rank = self.context.agreement.world.rank
         loaded = load_checkpoint(checkpoint, shapes=self.whole.shapes(), rank=rank)
         state = loaded.state
         self.whole.load(loaded.weights, loaded.optimizer)
@@ -179,7 +182,7 @@ class Assembled:
         self.sizes.restore(own["sizes"])
         if self.validation is not None and own.get("validation") is not None:  # older checkpoints lack it
             self.validation.restore(own["validation"])
-        self.trainer.progress = Progress.from_json(state["progress"])
+        self.progress = Progress.from_json(state["progress"])
 
     def _make_plans(self) -> PlanFile:
         """Where the plan is filed: under everything that a micro-batch's size depends on."""
@@ -207,7 +210,7 @@ class Assembled:
 
     def _make_micro(self) -> MicroBatches:
         subject, asked = self.subject, self.request.settings.hp.batch_size
-        unit: Any = "samples" if subject.data.train.uniform or self.around.sharded else "tokens"
+        unit: Any = "samples" if subject.data.train.uniform or self.context.sharded else "tokens"
         known = None
         if self.earlier is not None and self.earlier.unit == unit:
             known = self.earlier.micro_cap
@@ -225,21 +228,27 @@ class Assembled:
                 largest=self.share,
             )
         )
-        return MicroBatches(
+        gradients = GradientPass(
             model=subject.model,
             objective=subject.objective,
-            memory=self.memory,
-            sizes=sizes,
-            dtype=subject.dtype,
-            autocast=subject.autocast,
+            device=self.memory.device,
+            precision=self.precision,
             scaler=self.scaler,
+            averaging_ranks=self.ranks if self.context.sharded else 1,
+        )
+        meter = PeakMeter(
+            self.memory,
             resident=self._resident,
-            reserve=self._absent_bytes if self.metered else int,
-            metered=self.metered,
+            absent_bytes=self._absent_bytes if self.metered else int,
+            enabled=self.metered,
+        )
+        return MicroBatches(
+            gradients,
+            sizes,
+            meter,
             fail_on_oom=self.request.fail_on_oom,
-            together=self.ranks if self.around.sharded else 1,
             remedies=subject.remedies,
-            tell=self.tell,
+            note=self.note,
         )
 
     def _absent_bytes(self) -> int:
@@ -257,55 +266,23 @@ class Assembled:
         items = self.subject.data.validation
         if items is None or not self.request.validate:
             return None
-        world = self.around.agreement.world
+        world = self.context.agreement.world
         asked = self.request.settings.training.eval_batch_size
+        request = ValidationRequest(
+            batch_size=asked if isinstance(asked, int) else None,
+            known=self.earlier.eval_batch if self.earlier is not None else None,
+            limit_bytes=self.limit_bytes if self.metered else None,
+            in_step_samples=math.ceil(len(items) / world.size) if self.context.sharded else None,
+        )
         return Validation(
             items,
             range(world.rank, len(items), world.size),
             self.subject.objective,
             self.memory,
-            batch_size=asked if isinstance(asked, int) else None,
-            known=self.earlier.eval_batch if self.earlier is not None else None,
-            dtype=self.subject.dtype,
-            autocast=self.subject.autocast,
-            limit_bytes=self.limit_bytes if self.metered else None,
+            request,
+            precision=self.precision,
             loading=LoaderSettings(num_workers=self.request.settings.data.num_workers),
             remedies=lambda length: self.subject.remedies(length, training=False),
-            tell=self.tell,
-            between=self.around.interrupt.check if world.size == 1 else lambda: None,
-            rounds_of=math.ceil(len(items) / world.size) if self.around.sharded else None,
-        )
-
-    def _make_trainer(self) -> Trainer:
-        return Trainer(
-            settings=self._loop_settings(),
-            items=self.subject.data.train,
-            micro=self.micro,
-            stepper=self.stepper,
-            adaptive=self.adaptive,
-            validation=self.validation,
-            agreement=self.around.agreement,
-            group=self.around.group,
-            files=self.files,
-            progress=Progress(),
-            loading=LoaderSettings(num_workers=self.request.settings.data.num_workers),
-            listener=self.around.listener,
-            interrupt=self.around.interrupt,
-        )
-
-    def _loop_settings(self) -> LoopSettings:
-        hp, training = self.request.settings.hp, self.request.settings.training
-        monitor = choose_monitor(training.monitor, self.subject.objective, validated=self.validation is not None)
-        return LoopSettings(
-            epochs=hp.epochs,
-            seed=hp.seed,
-            max_steps=hp.max_steps,
-            checkpoint_every=training.checkpoint_every,
-            eval_every=training.eval_every,
-            monitor=monitor,
-            higher_is_better=monitor in self.subject.objective.higher_is_better,
-            early_stopping=training.early_stopping,
-            early_stopping_min_delta=training.early_stopping_min_delta,
-            per_rank=self.request.per_rank and not self.around.sharded,
-            in_step=self.around.sharded,
+            note=self.note,
+            between=self.context.interrupt.check if world.size == 1 else lambda: None,
         )

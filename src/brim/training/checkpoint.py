@@ -1,11 +1,11 @@
-"""Checkpoints: everything a run needs to go on as if it had not stopped, without a pickle.
+"""Checkpoints: everything a run needs to continue as if it had not stopped, without a pickle.
 
-    checkpoint.json                    which of the folders below is the one, written last and whole
+    checkpoint.json                    which of the folders below is the current one; written last, atomically
     checkpoint-00000120/state.json     step, position, sizes, schedule, epochs so far; figures that are not tensors
     checkpoint-00000120/model.safetensors, optimizer.safetensors, generators.safetensors
 
 A kill at any byte leaves the old checkpoint or the new one. It knows neither the loop nor the ranks: it is given the
-random generators' states of all of them.
+states of their random generators.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from brim.storage.files import cannot_write, read_json, usual_mode, write_json
 
 __all__ = [
     "CHECKPOINT_SCHEMA",
-    "Loaded",
+    "LoadedCheckpoint",
     "find_checkpoint",
     "generator_states",
     "load_checkpoint",
@@ -43,7 +43,7 @@ State = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Loaded:
+class LoadedCheckpoint:
     """A checkpoint as it was read; nothing has been put in place."""
 
     weights: dict[str, torch.Tensor]
@@ -108,7 +108,7 @@ def find_checkpoint(folder: Path) -> Path | None:
     return found if (found / "state.json").is_file() else None
 
 
-def load_checkpoint(path: Path, *, shapes: Mapping[str, tuple[int, ...]], rank: int) -> Loaded:
+def load_checkpoint(path: Path, *, shapes: Mapping[str, tuple[int, ...]], rank: int) -> LoadedCheckpoint:
     """Read a checkpoint; one of another model, of other `shapes`, is a `RequestError`."""
     state = read_json(path / "state.json")
     if not isinstance(state, dict) or state.get("schema") != CHECKPOINT_SCHEMA:
@@ -120,7 +120,7 @@ def load_checkpoint(path: Path, *, shapes: Mapping[str, tuple[int, ...]], rank: 
     drawn = _load_tensors(path / "generators.safetensors")
     own = {key.partition(".")[2]: value for key, value in drawn.items() if key.partition(".")[0] == str(rank)}
     generators = {**stored[rank], **own} if rank < len(stored) else None
-    return Loaded(weights=weights, optimizer=optimizer, generators=generators, state=state)
+    return LoadedCheckpoint(weights=weights, optimizer=optimizer, generators=generators, state=state)
 
 
 def generator_states() -> State:
@@ -238,7 +238,7 @@ def _not_saved(target: Path, error: OSError | RequestError) -> RequestError:
     reason = str(error) if isinstance(error, RequestError) else f"cannot write {target}: {error.strerror or error}"
     kept = find_checkpoint(target.parent)
     return RequestError(
-        reason if kept is None else f"{reason}. {kept.name} is whole: go on from it with {named('resume')}"
+        reason if kept is None else f"{reason}. {kept.name} is whole: continue from it with {named('resume')}"
     )
 
 

@@ -1,11 +1,17 @@
-"""The effective batch of a training run, that an optimizer step learns from; and the plan that the run leaves."""
+"""The effective batch of a run: how it is chosen, how it and the learning rate follow the gradient noise scale.
+
+Also the sizes that an earlier run found, and the plan that this one leaves.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from brim.errors import RequestError, plural
 from brim.records import Plan, Unit
@@ -14,16 +20,28 @@ from brim.settings.train_settings import TrainSettings
 from brim.sizing.micro_batches import MicroBatchSizer
 from brim.sizing.plans import PlanFile
 from brim.storage.files import read_json
+from brim.training.learning_rate import LearningRate, ScheduleRequest, adjusted_betas, adjusted_eps, lr_factor
+from brim.training.noise_scale import NoiseScale
+from brim.training.optimizers import make_training_optimizer
 
-__all__ = ["DEFAULT_EFFECTIVE_BATCH", "EarlierSizes", "Effective", "choose_effective_batch", "training_plan"]
+__all__ = [
+    "DEFAULT_EFFECTIVE_BATCH",
+    "AdaptiveBatch",
+    "BatchGrowth",
+    "EarlierSizes",
+    "EffectiveBatch",
+    "choose_effective_batch",
+    "make_adaptive_batch",
+    "training_plan",
+]
 
 DEFAULT_EFFECTIVE_BATCH = 128  # where neither batch_size nor effective_batch says anything
 FEWEST_STEPS = 8  # an epoch, for that default: a batch that is most of the data learns little from it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Effective:
-    """The effective batch a run starts with, the batch its learning rate belongs to, and what to say about them."""
+class EffectiveBatch:
+    """The effective batch a run starts with, the batch its learning rate belongs to, and remarks about them."""
 
     batch: int
     base: int
@@ -38,7 +56,7 @@ class Effective:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EarlierSizes:
-    """The sizes of an earlier run: what `--plan` goes back to."""
+    """The sizes of an earlier run, which `plan` names."""
 
     effective_batch: int
     micro_cap: int
@@ -65,7 +83,7 @@ class EarlierSizes:
 
 def choose_effective_batch(
     settings: TrainSettings, *, samples: int, ranks: int, earlier: EarlierSizes | None = None
-) -> Effective:
+) -> EffectiveBatch:
     """How many samples an optimizer step has; never more than there are."""
     asked, micro = settings.hp.effective_batch, settings.hp.batch_size
     notes: list[str] = []
@@ -89,13 +107,13 @@ def choose_effective_batch(
         base = micro * ranks if isinstance(micro, int) else batch
     grows = asked == "auto"
     rule = settings.training.lr_scale or ("auto" if grows else "none")
-    return Effective(batch=batch, base=max(base, 1), grows=grows, rule=rule, notes=tuple(notes))
+    return EffectiveBatch(batch=batch, base=max(base, 1), grows=grows, rule=rule, notes=tuple(notes))
 
 
 def training_plan(
     file: PlanFile, sizes: MicroBatchSizer, *, peak_bytes: int | None, cached: bool, confirmed: bool, share: int
 ) -> Plan:
-    """What a run settled at, and the evidence."""
+    """The sizes that a run settled at, and the probes that support them."""
     if cached:
         reason = "a plan of an earlier run"
     elif sizes.request.ceiling is not None:
@@ -117,3 +135,206 @@ def training_plan(
         peak_bytes=peak_bytes,
         probes=sizes.probes,
     )
+
+
+PATIENCE = 16  # noise measurements between two steps up: the means have to follow
+
+
+@dataclasses.dataclass(kw_only=True)
+class BatchGrowth:
+    """The effective batch, and when it may double.
+
+    It never exceeds the data, nor `ceiling`; nor the noise scale, unless `beyond_noise`, which doubles as often as
+    patience allows.
+    """
+
+    batch: int
+    ceiling: int
+    beyond_noise: bool = False
+    waited: int = 0  # measurements since the last change
+
+    def measured(self, noise: NoiseScale) -> int | None:
+        """After a measurement: the new effective batch, or None while it stays."""
+        self.waited += 1
+        if self.waited < PATIENCE or self.batch >= self.ceiling:
+            return None
+        larger = min(2 * self.batch, self.ceiling)
+        useful = noise.useful_batch()
+        if not self.beyond_noise and (useful is None or useful < larger):
+            return None
+        self.batch, self.waited = larger, 0
+        return larger
+
+    def to_json(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"batch": self.batch, "waited": self.waited}
+
+
+MEASURE_EVERY = 4  # steps between two measurements of the noise
+WARMUP_SHARE = 0.05  # of all steps, where the learning rate was scaled up and no warm-up was asked for
+DELAY = 2  # steps between a measurement and what follows from it: its figures are read one step late
+
+
+class AdaptiveBatch:
+    """Decides the effective batch and the learning rate of every step; the same on every rank.
+
+    `base_batch` is the batch that the learning rate was chosen for, `rule` how the rate follows another one.
+    """
+
+    def __init__(
+        self,
+        *,
+        effective_batch: int,
+        base_batch: int,
+        rate: LearningRate,
+        rule: str,
+        optimizer_name: str,
+        growth: BatchGrowth | None = None,
+        scale_betas: bool = False,
+    ) -> None:
+        self.rate = rate
+        self.noise = NoiseScale()
+        self.growth = growth
+        self.base_batch = base_batch
+        self.rule = rule
+        self._effective_batch = effective_batch
+        self._optimizer_name = optimizer_name
+        self._scale_betas = scale_betas
+        self._planned: tuple[int, int] | None = None  # (step, effective batch) decided on but not yet in force
+        first = rate.optimizer.param_groups[0]
+        self._betas, self._eps = first.get("betas"), first.get("eps")
+        rate.start_at(self._factor(effective_batch))
+        self._adjust_optimizer(effective_batch)
+
+    @property
+    def effective_batch(self) -> int:
+        """Samples of the next optimizer step over all ranks."""
+        return self._effective_batch
+
+    def measures(self, step: int, sizes: MicroBatchSizer, share: int, ranks: int) -> bool:
+        """Whether this step's noise is measured: where it costs nothing, or where the batch is to grow."""
+        if step % MEASURE_EVERY:
+            return False
+        parts = ranks > 1 or (sizes.by_count and sizes.next_size() < share)
+        return parts or (self.growth is not None and share >= 2 * sizes.request.smallest)
+
+    def observe(self, step: int, samples: int, figures: Mapping[str, float | None]) -> None:
+        """A step's figures are known."""
+        small, small_batch, large = figures["small"], figures["small_batch"], figures["large"]
+        if small is None or small_batch is None or large is None:
+            return
+        self.noise.observe(
+            small=small, small_batch=small_batch, large=large, large_batch=figures["weight"] or float(samples)
+        )
+        if self.growth is not None and self._planned is None:
+            larger = self.growth.measured(self.noise)
+            if larger is not None:
+                self._planned = (step + DELAY, larger)
+
+    def take_effect(self, step: int) -> dict[str, Any] | None:
+        """After a step: the change that comes into force with the next one, if there is one."""
+        if self._planned is None or step < self._planned[0]:
+            return None
+        _, larger = self._planned
+        self._planned, self._effective_batch = None, larger
+        factor = self._factor(larger)
+        self.rate.rescale(factor, step=step)
+        self._adjust_optimizer(larger)
+        useful = self.noise.useful_batch()
+        return {
+            "effective_batch": larger,
+            "learning_rate": self.rate.request.learning_rate * factor,
+            "noise_scale": useful,
+        }
+
+    def _factor(self, batch: int) -> float:
+        return lr_factor(self.rule, batch / self.base_batch, self._optimizer_name)
+
+    def _adjust_optimizer(self, batch: int) -> None:
+        """Adam's betas and eps for this batch, where that was asked for."""
+        if not self._scale_betas or self.rule == "none" or self._betas is None:
+            return
+        growth = batch / self.base_batch
+        for group in self.rate.optimizer.param_groups:
+            group["betas"] = adjusted_betas(self._betas, growth)
+            if self._eps is not None:
+                group["eps"] = adjusted_eps(self._eps, growth)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {
+            "effective_batch": self._effective_batch,
+            "planned": self._planned,
+            "noise": self.noise.to_json(),
+            "growth": None if self.growth is None else self.growth.to_json(),
+            "rate": self.rate.to_json(),
+        }
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Continue where `to_json` was called; the optimizer's own groups come with its state."""
+        self._effective_batch = data["effective_batch"]
+        self._planned = None if data["planned"] is None else (data["planned"][0], data["planned"][1])
+        self.noise = NoiseScale(**data["noise"])
+        if self.growth is not None and data["growth"] is not None:
+            self.growth.batch, self.growth.waited = data["growth"]["batch"], data["growth"]["waited"]
+        self.rate.restore(data["rate"])
+
+
+def make_adaptive_batch(
+    settings: TrainSettings,
+    effective: EffectiveBatch,
+    optimizer: torch.optim.Optimizer,
+    options: Mapping[str, Any],
+    *,
+    samples: int,
+    notes: list[str],
+) -> AdaptiveBatch:
+    """The learning rate over the run and what changes it; remarks for the user are added to `notes`."""
+    hp, training, name = settings.hp, settings.training, settings.optimizer.name
+    steps_per_epoch = math.ceil(samples / effective.batch)
+    total = min(steps_per_epoch * hp.epochs, hp.max_steps or steps_per_epoch * hp.epochs)
+    warmup = _warmup_steps(settings, steps_per_epoch)
+    if warmup is None:
+        warmup = 0
+        if effective.rule != "none" and effective.batch > effective.base:
+            warmup = max(min(round(WARMUP_SHARE * total), 500), min(10, total // 2))
+            notes.append(
+                f"the learning rate was scaled up: it warms up over {plural(warmup, 'step')} (scheduler.warmup_steps)"
+            )
+    rate = LearningRate(
+        optimizer,
+        ScheduleRequest(
+            name=settings.scheduler.name,
+            params=settings.scheduler.params,
+            learning_rate=hp.learning_rate,
+            epochs=hp.epochs,
+            total_steps=total,
+            warmup_steps=warmup,
+            steps_may_change=effective.grows,
+        ),
+        make_optimizer=lambda parameters: make_training_optimizer(name, parameters, options),
+    )
+    growth = None
+    if effective.grows:
+        ceiling = min(samples, training.max_effective_batch or samples)
+        growth = BatchGrowth(batch=effective.batch, ceiling=ceiling, beyond_noise=training.beyond_noise)
+    return AdaptiveBatch(
+        effective_batch=effective.batch,
+        base_batch=effective.base,
+        rate=rate,
+        rule=effective.rule,
+        optimizer_name=name,
+        growth=growth,
+        scale_betas=training.scale_betas,
+    )
+
+
+def _warmup_steps(settings: TrainSettings, steps_per_epoch: int) -> int | None:
+    """As many as were asked for, in steps or in epochs; None where nothing was said."""
+    scheduler = settings.scheduler
+    if scheduler.warmup_epochs is not None:
+        steps = scheduler.warmup_epochs * steps_per_epoch
+        if not math.isfinite(steps):
+            raise RequestError(f"scheduler.warmup_epochs {scheduler.warmup_epochs:g}: give fewer epochs")
+        return round(steps)
+    return scheduler.warmup_steps

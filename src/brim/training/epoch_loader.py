@@ -14,7 +14,7 @@ from typing import Any
 
 from brim.running.loader import Loader, LoaderSettings
 from brim.training.items import Items
-from brim.training.windows import Window, epoch_order
+from brim.training.loop import Window, epoch_order
 
 __all__ = ["EpochLoader"]
 

@@ -1,11 +1,18 @@
-"""What a training run tells whoever watches it."""
+"""Who watches a training run, and how it is asked to stop.
+
+Ctrl-C ends the run after the step under way, with a checkpoint; a second one at once.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["StepRecord", "TrainFacts", "TrainListener", "say_nothing"]
+__all__ = ["Interrupt", "StepRecord", "TrainFacts", "TrainListener", "ignore_note", "interrupt_as_request"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +54,7 @@ class StepRecord:
 
 
 class TrainListener:
-    """Told of the run as it goes; does nothing by itself."""
+    """Called as the run proceeds; every method does nothing unless overridden."""
 
     def opened(self, facts: TrainFacts) -> None:
         """Model and data are there."""
@@ -83,6 +90,43 @@ class TrainListener:
         """A run of several is done: its name, its figures, or its error."""
 
 
-def say_nothing(line: str) -> None:
-    """Where nobody listens."""
+def ignore_note(line: str) -> None:
+    """For callers that show no notes."""
     del line
+
+
+class Interrupt:
+    """Whether somebody has asked the run to stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def check(self) -> None:
+        """Where there is nothing to finish: stop here if asked."""
+        if self.asked:
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def interrupt_as_request(note: Callable[[str], None]) -> Iterator[Interrupt]:
+    """While inside, the first Ctrl-C only asks; the second one stops at once.
+
+    Outside the main thread, or where somebody else handles the signal, nothing is changed.
+    """
+    interrupt = Interrupt()
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield interrupt
+        return
+
+    def handle(number: int, frame: object) -> None:
+        del number, frame
+        interrupt.asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        note("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,8 +1,7 @@
 """One window, micro-batch by micro-batch: gradients add up to those of the single big batch, whatever fits at once.
 
 After an out-of-memory error the random generators and buffers are put back, the gradients dropped, and the whole window
-runs again in smaller micro-batches: nothing is skipped, nothing counts twice. Nothing here talks to other ranks, so a
-rank does this alone.
+runs again in smaller micro-batches: no sample is skipped, none counts twice. Other ranks are not involved.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -18,16 +17,18 @@ from torch import nn
 from brim.errors import BrimError, DoesNotFitError, LostError
 from brim.memory.devices import DeviceMemory, MemoryReading
 from brim.memory.failures import Failure, FailureKind, classify, memory_remedies
+from brim.memory.snapshot import StateSnapshot
+from brim.models.placement import Precision
 from brim.records import Probe
 from brim.running.retries import wait
 from brim.settings.caller import named
 from brim.sizing.micro_batches import MicroBatchSizer
-from brim.training.listener import say_nothing
+from brim.training.listener import ignore_note
 from brim.training.objective import Batch, LossSum, Objective
-from brim.training.rewind import Rewinder
 
-__all__ = ["MicroBatches", "Part", "WindowDone", "WindowWork", "measured"]
+__all__ = ["MicroBatch", "MicroBatches", "Rewinder", "WindowDone", "WindowWork", "measured"]
 
+FLOAT32 = Precision(weights=torch.float32)
 FIRST_WAIT_SECONDS = 1.0  # for other processes to give memory back; then as long as all waits before
 MOST_WAIT_SECONDS = 64.0
 
@@ -36,7 +37,7 @@ MOST_WAIT_SECONDS = 64.0
 class WindowWork:
     """One rank's share of a window."""
 
-    items: Sequence[int]  # the dearest first
+    items: Sequence[int]  # the costliest first
     costs: Sequence[int]
     samples: int  # of all ranks: what every sum is divided by
     fetch: Callable[[Sequence[int]], Batch]  # on the host, or on the way to the device already
@@ -44,7 +45,7 @@ class WindowWork:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class MicroBatch:
     """One micro-batch that ran."""
 
     items: Sequence[int]
@@ -55,7 +56,7 @@ class Part:
 class WindowDone:
     """What a window's gradients were made of; sums stay on the device until somebody reads them."""
 
-    parts: list[Part] = dataclasses.field(default_factory=list)
+    parts: list[MicroBatch] = dataclasses.field(default_factory=list)
     weight: torch.Tensor | float = 0.0  # of this rank's share: samples or tokens
     small_square: torch.Tensor | None = None  # |gradient|² of the first micro-batch's mean loss
     small_weight: torch.Tensor | float = 0.0
@@ -67,7 +68,7 @@ class WindowDone:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _RanOut:
+class _FailedMicroBatch:
     """A micro-batch that did not fit."""
 
     length: int
@@ -76,46 +77,113 @@ class _RanOut:
     error: Exception
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GradientPass:
+    """Forward and backward of one micro-batch: of which model, for which objective, in which precision."""
+
+    model: nn.Module
+    objective: Objective
+    device: torch.device
+    precision: Precision = FLOAT32
+    scaler: torch.amp.GradScaler | None = None
+    averaging_ranks: int = 1  # ranks that run every forward together, and over which the model averages gradients
+
+    def backward(self, batch: Batch, samples: int) -> LossSum:
+        """Add the gradients of the losses' sum over `samples` to `.grad`; gives the sum without its graph."""
+        autocast = self.precision.autocast
+        with torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
+            loss = self.objective.loss(self.model, batch)
+        share = loss.total * (self.averaging_ranks / samples)
+        torch.autograd.backward(share if self.scaler is None else self.scaler.scale(share))
+        weight = loss.weight.detach() if isinstance(loss.weight, torch.Tensor) else loss.weight
+        return LossSum(loss.total.detach(), weight)
+
+    def square(self, samples: int, weight: torch.Tensor | float) -> torch.Tensor:
+        """|g|² of the mean loss of what has been accumulated so far, whose weight is given."""
+        square = gradient_square(self.trainable())
+        if self.scaler is not None:
+            square = square / self.scaler.get_scale() ** 2
+        return square * (samples / weight) ** 2
+
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that have gradients."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+
+class PeakMeter:
+    """Measures the memory that training uses on one device, keeps the peaks of the run; a no-op if not `enabled`."""
+
+    def __init__(
+        self,
+        memory: DeviceMemory,
+        *,
+        resident: Callable[[], Sequence[torch.Tensor]] = tuple,
+        absent_bytes: Callable[[], int] = int,
+        enabled: bool = True,
+    ) -> None:
+        self.memory = memory
+        self.absent_bytes = absent_bytes  # of what does not exist yet, and will: optimizer state before its first step
+        self.peak = MemoryReading()
+        self._resident = resident  # what is in memory whatever the micro-batch
+        self._enabled = enabled
+        self._watching = False
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[MemoryReading | None]:
+        """Measure what runs inside, under the memory limit if there is one.
+
+        Inside another such block only the outer one counts, unless the meter is what holds the limit.
+        """
+        if not self._enabled or self._watching:
+            yield None
+            return
+        self._watching = not self.memory.meter_slows
+        try:
+            with self.memory.metered(self._resident()) as reading:
+                yield reading
+        finally:
+            self._watching = False
+        self.peak.peak_allocated_bytes = max(self.peak.peak_allocated_bytes, reading.peak_allocated_bytes)
+        self.peak.peak_reserved_bytes = max(self.peak.peak_reserved_bytes, reading.peak_reserved_bytes)
+        self.peak.alloc_retries += reading.alloc_retries
+
+    def synchronize(self) -> None:
+        """Wait until the device has done everything it was given."""
+        device = self.memory.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        elif device.type == "mps":
+            torch.mps.synchronize()
+
+    def release_cache(self) -> None:
+        """Give back blocks that were cut for another size: they would be counted as those of this one."""
+        if not self.memory.meter_slows:
+            self.memory.release(thorough=False)
+
+
 class MicroBatches:
     """Runs windows on one device."""
 
     def __init__(
         self,
-        *,
-        model: nn.Module,
-        objective: Objective,
-        memory: DeviceMemory,
+        gradients: GradientPass,
         sizes: MicroBatchSizer,
-        dtype: torch.dtype = torch.float32,
-        autocast: torch.dtype | None = None,
-        scaler: torch.amp.GradScaler | None = None,
-        resident: Callable[[], Sequence[torch.Tensor]] = tuple,
-        reserve: Callable[[], int] = int,
-        metered: bool = True,
+        meter: PeakMeter,
+        *,
         fail_on_oom: bool = False,
-        together: int = 1,
         remedies: Callable[[int], list[str]] = lambda length: memory_remedies((), batch_size=length),
-        tell: Callable[[str], None] = say_nothing,
+        note: Callable[[str], None] = ignore_note,
     ) -> None:
-        self.model = model
-        self.remedies = remedies  # what to propose where so many samples do not fit
-        self.objective = objective
+        self.gradients = gradients
         self.sizes = sizes
-        self.rewinder = Rewinder(model)
-        self.peak = MemoryReading()
-        self._memory = memory
-        self._device = memory.device
-        self._dtype, self._autocast = dtype, autocast
-        self._scaler = scaler
-        self._resident = resident
-        self._reserve = reserve  # bytes of what does not exist yet, and will
-        self._metered = metered
+        self.meter = meter
+        self.remedies = remedies  # what to propose where so many samples do not fit
+        self.rewinder = Rewinder(gradients.model)
+        self._memory = meter.memory
         self._fail_on_oom = fail_on_oom
-        self._together = together  # ranks that run every forward in step, and whose gradients the model averages
-        self._tell = tell
-        self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._watching = False
-        self._doubted = False  # an error that may or may not be memory was survived once
+        self._note = note
+        self._trainable = gradients.trainable()
+        self._ambiguous = False  # an error that may or may not be memory was survived once
         self._waited_seconds = 0.0  # for other processes, in this window
 
     def run(self, work: WindowWork) -> WindowDone:
@@ -123,14 +191,14 @@ class MicroBatches:
         self.rewinder.mark()
         live = self.sizes.live
         if live.disturbed and live.return_after_others(self._memory.left_by_others_bytes()):
-            self._tell("other processes have given memory back: micro-batches are as large as before again")
+            self._note("other processes have given memory back: micro-batches are as large as before again")
         self.sizes.begin_window(work.costs[0] if work.costs else 1)
         while True:
             self.drop_gradients()
             outcome = self._attempt(work)
             if isinstance(outcome, WindowDone):
                 self.sizes.end_window()
-                self._doubted = False
+                self._ambiguous = False
                 self._waited_seconds = 0.0
                 return outcome
             left = self._memory.left_by_others_bytes()
@@ -143,47 +211,23 @@ class MicroBatches:
     def stepped(self, retries: int) -> None:
         """A whole step is done, with so many retries of the allocator."""
         if self.sizes.stepped(retries, self._memory.left_by_others_bytes() if retries else None):
-            self._give_back_cache()
-
-    @property
-    def device(self) -> torch.device:
-        """Where windows run."""
-        return self._device
+            self.meter.release_cache()
 
     def drop_gradients(self) -> None:
         """No gradient at all, as before the first backward."""
         for parameter in self._trainable:
             parameter.grad = None
 
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[MemoryReading | None]:
-        """Measure what runs inside, under the memory limit if there is one; peaks of the run are kept.
-
-        Inside another such block only the outer one counts, unless the meter is what holds the limit.
-        """
-        if not self._metered or self._watching:
-            yield None
-            return
-        self._watching = not self._memory.meter_slows
-        try:
-            with self._memory.metered(self._resident()) as reading:
-                yield reading
-        finally:
-            self._watching = False
-        self.peak.peak_allocated_bytes = max(self.peak.peak_allocated_bytes, reading.peak_allocated_bytes)
-        self.peak.peak_reserved_bytes = max(self.peak.peak_reserved_bytes, reading.peak_reserved_bytes)
-        self.peak.alloc_retries += reading.alloc_retries
-
     def watched_step(self) -> contextlib.AbstractContextManager[object]:
         """Around a whole step, once the size is settled: one reading is enough, and reading takes a while."""
         whole = self.sizes.settled and not self._memory.meter_slows
-        return self.watched() if whole else contextlib.nullcontext()
+        return self.meter.watched() if whole else contextlib.nullcontext()
 
-    def _attempt(self, work: WindowWork) -> WindowDone | _RanOut:
+    def _attempt(self, work: WindowWork) -> WindowDone | _FailedMicroBatch:
         """Run the share once; a micro-batch that does not fit ends it."""
         done = WindowDone()
         start = length = 0
-        ran_out: _RanOut | None = None
+        failed: _FailedMicroBatch | None = None
         try:
             while start < len(work.items):
                 length = self.sizes.next_length(len(work.items) - start, work.costs[start])
@@ -192,94 +236,66 @@ class MicroBatches:
                 self._run_part(work, start, length, done)
                 start += length
         except Exception as error:
-            ran_out = self._told_apart(error, length, length * work.costs[start])
-        return ran_out if ran_out is not None else done
+            failed = self._classified(error, length, length * work.costs[start])
+        return failed if failed is not None else done
 
     def _run_part(self, work: WindowWork, start: int, length: int, done: WindowDone) -> None:
-        items = work.items[start : start + length]
+        items, dtype = work.items[start : start + length], self.gradients.precision.weights
         seconds: float | None = None
         settled = self.sizes.settled
         if self.sizes.new:
-            self._give_back_cache()  # first: a batch in the midst of a cached block would keep all of it
+            self.meter.release_cache()  # first: a batch in the midst of a cached block would keep all of it
         fetched = [work.fetch(items)]
-        self.sizes.absent_bytes = 0 if settled else self._reserve()
+        self.sizes.absent_bytes = 0 if settled else self.meter.absent_bytes()
         if not settled:
-            self._wait()
+            self.meter.synchronize()
         started = time.perf_counter()
-        with self.watched() as reading:
+        with self.meter.watched() as reading:
             # Taken out, so that what is converted does not outlive its conversion.
-            loss = self._backward(fetched.pop().to(self._device, self._dtype), work.samples)
+            loss = self.gradients.backward(fetched.pop().to(self.gradients.device, dtype), work.samples)
         if not settled:
-            self._wait()
+            self.meter.synchronize()
             seconds = time.perf_counter() - started
-        done.parts.append(Part(items, loss.total))
+        done.parts.append(MicroBatch(items, loss.total))
         done.weight = done.weight + loss.weight
         if start == 0 and work.measure_noise:
-            done.small_square = self._gradient_square(work.samples, loss.weight)
+            done.small_square = self.gradients.square(work.samples, loss.weight)
             done.small_weight = loss.weight
         retried = reading is not None and reading.alloc_retries > 0
         left = self._memory.left_by_others_bytes() if retried else None
         self.sizes.record(measured(length, length * work.costs[start], seconds, reading), left)
         if not settled and self.sizes.settled:
-            self._give_back_cache()
+            self.meter.release_cache()
 
-    def _give_back_cache(self) -> None:
-        """Blocks that were cut for another size are in the way of this one, and would be taken for its own."""
-        if not self._memory.meter_slows:
-            self._memory.release(thorough=False)
-
-    def _backward(self, batch: Batch, samples: int) -> LossSum:
-        """Forward and backward of the sum over the window's samples; the sum without its graph comes back."""
-        autocast = self._autocast is not None
-        with torch.autocast(self._device.type, dtype=self._autocast, enabled=autocast):
-            loss = self.objective.loss(self.model, batch)
-        share = loss.total * (self._together / samples)
-        torch.autograd.backward(share if self._scaler is None else self._scaler.scale(share))
-        weight = loss.weight.detach() if isinstance(loss.weight, torch.Tensor) else loss.weight
-        return LossSum(loss.total.detach(), weight)
-
-    def _gradient_square(self, samples: int, weight: torch.Tensor | float) -> torch.Tensor:
-        """|g|² of the mean loss of what has been accumulated so far, which is the first micro-batch."""
-        square = gradient_square(self._trainable)
-        if self._scaler is not None:
-            square = square / self._scaler.get_scale() ** 2
-        return square * (samples / weight) ** 2
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        elif self._device.type == "mps":
-            torch.mps.synchronize()
-
-    def _told_apart(self, error: Exception, length: int, cost: int) -> _RanOut:
-        """What is to be survived; everything else is raised as it is."""
+    def _classified(self, error: Exception, length: int, cost: int) -> _FailedMicroBatch:
+        """A failure after which smaller micro-batches may fit; every other error is raised as it is."""
         if isinstance(error, BrimError):
             raise error
         failure = classify(error)
         if failure.kind is FailureKind.FATAL:
             raise LostError(
-                f"{failure.reason}; the device cannot be used again by this process. The last checkpoint is "
-                f"kept: continue with {named('resume')}"
+                f"{failure.reason}; the device cannot be used again by this process. The last checkpoint is kept: "
+                f"continue with {named('resume')}"
             ) from error
-        if self._together > 1 and failure.kind is not FailureKind.OTHER:
+        if self.gradients.averaging_ranks > 1 and failure.kind is not FailureKind.OTHER:
             raise LostError(
                 f"{failure.reason}, with a micro-batch of {length} of a sharded model: the other ranks wait inside its "
-                f"forward and cannot be notified. Give a smaller {named('batch_size')} and continue from the last "
-                f"checkpoint with {named('resume')}"
+                f"forward. Give a smaller {named('batch_size')} and continue from the last checkpoint with "
+                f"{named('resume')}"
             ) from error
-        if failure.kind is FailureKind.OTHER or (failure.kind is FailureKind.AMBIGUOUS and self._doubted):
+        if failure.kind is FailureKind.OTHER or (failure.kind is FailureKind.AMBIGUOUS and self._ambiguous):
             raise error
-        return _RanOut(length=length, cost=cost, failure=failure, error=error.with_traceback(None))
+        return _FailedMicroBatch(length=length, cost=cost, failure=failure, error=error.with_traceback(None))
 
-    def _after_failure(self, ran_out: _RanOut, left_bytes: int | None) -> None:
+    def _after_failure(self, failed: _FailedMicroBatch, left_bytes: int | None) -> None:
         """Smaller from here on, or the end: fail as asked, or because nothing smaller is left."""
-        length, failure = ran_out.length, ran_out.failure
-        self._doubted = failure.kind is FailureKind.AMBIGUOUS
-        if self._fail_on_oom and not self._doubted:
+        length, failure = failed.length, failed.failure
+        self._ambiguous = failure.kind is FailureKind.AMBIGUOUS
+        if self._fail_on_oom and not self._ambiguous:
             raise DoesNotFitError(f"a micro-batch of {length} does not fit: {failure.reason} ({named('fail_on_oom')})")
         if self.sizes.hopeless(length):
-            if self._doubted:
-                raise ran_out.error
+            if self._ambiguous:
+                raise failed.error
             if self.sizes.live.evidence.others_hold(left_bytes) and self._waited_seconds < MOST_WAIT_SECONDS:
                 self._wait_for_others(length)
                 return
@@ -287,15 +303,15 @@ class MicroBatches:
             raise DoesNotFitError(
                 f"not even a micro-batch of {length} fits ({failure.reason}).\nWhat may help:\n  - {remedies}"
             )
-        failed = Probe(batch_size=length, cost=ran_out.cost, verdict="oom", detail=failure.reason)
-        self.sizes.record(failed, left_bytes)
-        self._tell(f"a micro-batch of {length} failed ({failure.reason}): its window runs again in smaller ones")
+        probe = Probe(batch_size=length, cost=failed.cost, verdict="oom", detail=failure.reason)
+        self.sizes.record(probe, left_bytes)
+        self._note(f"a micro-batch of {length} failed ({failure.reason}): its window runs again in smaller ones")
 
     def _wait_for_others(self, length: int) -> None:
         """Nothing smaller is left, and other processes hold the memory: the window runs again in a while."""
         seconds = min(max(self._waited_seconds, FIRST_WAIT_SECONDS), MOST_WAIT_SECONDS - self._waited_seconds)
         self.sizes.oom_events += 1
-        self._tell(f"not even a micro-batch of {length} fits while others hold the memory: again in {seconds:g} s")
+        self._note(f"not even a micro-batch of {length} fits while others hold the memory: again in {seconds:g} s")
         wait(seconds)
         self._waited_seconds += seconds
 
@@ -322,3 +338,77 @@ def measured(length: int, cost: int, seconds: float | None, reading: MemoryReadi
         alloc_retries=reading.alloc_retries,
         step_seconds=seconds,
     )
+
+
+_NORMALISATION = nn.modules.batchnorm._NormBase
+
+
+class Rewinder:
+    """Marks a moment, and goes back to it as often as asked.
+
+    rewinder.mark()
+    ...                  # forwards and backwards, perhaps cut short
+    rewinder.rewind()    # as at the mark
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places = [
+            (module, name)
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._moving = {place for place, (module, _) in enumerate(self._places) if isinstance(module, _NORMALISATION)}
+        self._compared = False
+        self._versions: list[int] = []
+        self._held: list[torch.Tensor] = []
+        self._copies: dict[int, torch.Tensor] = {}
+        self._rng: StateSnapshot | None = None
+
+    def mark(self) -> None:
+        """Remember the present moment."""
+        first = not self._versions
+        self._moving |= self._changed()
+        self._rng = StateSnapshot.take()  # of nothing but the random generators
+        self._held = list(self._buffers())
+        self._versions = [buffer._version for buffer in self._held]
+        kept = range(len(self._held)) if first else sorted(self._moving)
+        self._copies = {place: self._held[place].detach().clone() for place in kept}
+
+    def rewind(self) -> None:
+        """Back to the mark: the same objects in their places, with the bytes that they had."""
+        assert self._rng is not None, "rewind() before mark()"
+        with torch.no_grad():
+            for place, (module, name) in enumerate(self._places):
+                module._buffers[name] = self._held[place]
+                if place in self._copies:
+                    self._held[place].copy_(self._copies[place])
+        self._rng.restore()
+
+    def moving(self) -> list[int]:
+        """The places of buffers that some window has been seen to change."""
+        self._moving |= self._changed()
+        return sorted(self._moving)
+
+    def buffers_at(self, places: Iterable[int]) -> list[torch.Tensor]:
+        """The buffers at these places, as they are now."""
+        buffers = list(self._buffers())
+        return [buffers[place] for place in places]
+
+    def _changed(self) -> set[int]:
+        """The places of buffers that were written to, or replaced, since the mark."""
+        changed = zip(self._buffers(), self._held, self._versions, strict=False)
+        found = {
+            place for place, (now, held, version) in enumerate(changed) if now is not held or now._version != version
+        }
+        if self._held and not self._compared:  # after the first window, when there is a copy of everything
+            self._compared = True
+            buffers = list(self._buffers())
+            found |= {place for place, copy in self._copies.items() if not torch.equal(buffers[place], copy)}
+        return found
+
+    def _buffers(self) -> Iterable[torch.Tensor]:
+        for module, name in self._places:
+            buffer = module._buffers[name]
+            assert buffer is not None
+            yield buffer

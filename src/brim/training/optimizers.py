@@ -238,7 +238,7 @@ class OptimizerStep:
         sharded: bool = False,
     ) -> None:
         self.optimizer = optimizer
-        self.parameters = [parameter for parameter in micro.model.parameters() if parameter.requires_grad]
+        self.parameters = [parameter for parameter in micro.gradients.model.parameters() if parameter.requires_grad]
         self.skipped = 0  # steps that the gradient scaler left out
         self._micro = micro
         self._group = group
@@ -262,7 +262,7 @@ class OptimizerStep:
             self._group.add_up(sums)
         else:
             self._group.sum_gradients(self.parameters, sums, absent=absent)
-        if not self._micro.objective.counts_samples:  # but, for example, tokens: their sum is known only now
+        if not self._micro.gradients.objective.counts_samples:  # but, for example, tokens: their sum is known only now
             self._scale_gradients(samples / sums[1])
         large = None
         if measured:
@@ -274,7 +274,7 @@ class OptimizerStep:
         return WindowSums(sums, large)
 
     def _sums(self, done: WindowDone) -> torch.Tensor:
-        device = self._micro.device
+        device = self._micro.meter.memory.device
         dtype = torch.float32 if device.type == "mps" else torch.float64
         small, seen = done.small_square, done.small_square is not None
         inverse = 1.0 / done.small_weight if seen else 0.0
@@ -315,7 +315,7 @@ class OptimizerStep:
                 f"from the last checkpoint with {named('resume')}"
             )
         snapshot.restore()
-        memory_of(self._micro.device).release()
+        memory_of(self._micro.meter.memory.device).release()
         for group in self.optimizer.param_groups:
             if "foreach" in group:
                 group["foreach"] = False  # one weight at a time, without temporary copies of all of them
@@ -331,7 +331,7 @@ class OptimizerStep:
         """Apply the gradients; an out-of-memory error is returned instead of raised."""
         failure = None
         try:
-            with self._micro.watched():
+            with self._micro.meter.watched():
                 self._apply()
         except Exception as error:
             failure = classify(error)
@@ -340,7 +340,7 @@ class OptimizerStep:
         return failure
 
     def _snapshot(self) -> StateSnapshot | None:
-        objects: Any = ([self._micro.model], [self.optimizer])
+        objects: Any = ([self._micro.gradients.model], [self.optimizer])
         fits = required_bytes(*objects) < HOST_SHARE * available_host_bytes()
         return StateSnapshot.take(*objects) if fits else None
 

@@ -24,32 +24,33 @@ from brim.settings.train_request import TrainRequest
 from brim.storage.files import read_json
 from brim.storage.fingerprint import combined_fingerprint, differing_parts
 from brim.storage.run_folder import check_no_other_run, write_run
-from brim.training.assembly import Assembled, Surroundings
+from brim.training.assembly import RunContext, TrainerParts
 from brim.training.checkpoint import find_checkpoint
 from brim.training.effective_batch import EarlierSizes, choose_effective_batch, training_plan
-from brim.training.interrupt import interrupt_as_request
-from brim.training.listener import TrainListener
+from brim.training.epoch_loader import EpochLoader
+from brim.training.listener import TrainListener, interrupt_as_request
 from brim.training.run_files import read_steps
 from brim.training.setup import TrainingSetup, open_setup
 from brim.training.summary import RankReport, summarise
+from brim.training.trainer import Trainer
 
 __all__ = ["SEVERAL", "TrainResult", "run_fingerprint", "run_training"]
 
-VOTE_SECONDS = 1800.0  # a rank may repeat a window, or write a checkpoint, while the others wait
+VOTE_SECONDS = 1800.0  # a rank may run a window again, or write a checkpoint, while the others wait
 SEVERAL = "runs.json"  # in the folder of a training of several seeds: which ones, and where each lies
 CONFIRMED_STEPS = 2  # optimizer steps after which everything that takes memory is there
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What a training run came to; on every rank but 0 the summary is empty."""
+    """The result of a training run; on every rank but 0 the summary is empty."""
 
     summary: dict[str, Any]
     folder: Path
     plan: Plan | None
     epochs: tuple[dict[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()  # of several runs, those that came to nothing, each with its reason
+    failed: tuple[str, ...] = ()  # of several runs, those that failed, each with its reason
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -63,9 +64,9 @@ def run_training(
     *,
     output: Path | None = None,
     listener: TrainListener | None = None,
-    tells_resume: bool = True,
+    notes_resume: bool = True,
 ) -> TrainResult:
-    """Train one seed, and leave the run's folder behind; interrupted, it tells how to go on if it is on its own."""
+    """Train one seed, and leave the run's folder behind; an interrupted run notes how to resume it."""
     started_at = datetime.datetime.now(datetime.UTC)
     watcher = listener or TrainListener()
 
@@ -78,20 +79,20 @@ def run_training(
     ):
         try:
             with stop_signal_as_error(agreement):
-                return _Run(request, agreement, folder, watcher, started_at).run()
+                return _TrainingRun(request, agreement, folder, watcher, started_at).run()
         except (KeyboardInterrupt, RankError) as error:
             line = resume_with(folder)
             if find_checkpoint(folder) is None:
                 raise
             if isinstance(error, RankError):
                 if error.exit_code == RankError.exit_code:
-                    error.args = (f"{error}\nThe last checkpoint is kept: go on with {line}",)
-            elif agreement.world.rank == 0 and tells_resume:
-                watcher.note(f"a checkpoint is kept: go on with {line}")
+                    error.args = (f"{error}\nThe last checkpoint is kept: continue with {line}",)
+            elif agreement.world.rank == 0 and notes_resume:
+                watcher.note(f"a checkpoint is kept: continue with {line}")
             raise
 
 
-class _Run:
+class _TrainingRun:
     """One rank's part of a run."""
 
     def __init__(
@@ -117,7 +118,7 @@ class _Run:
         torch.manual_seed(own_seed)  # dropout: not the same on every rank
         monitor = self.folder / ("monitor.csv" if self.world.rank == 0 else f"monitor.rank-{self.world.rank}.csv")
         with interrupt_as_request(self.listener.note) as interrupt:
-            around = Surroundings(
+            context = RunContext(
                 folder=self.folder,
                 agreement=self.agreement,
                 group=self._join(subject),
@@ -126,16 +127,16 @@ class _Run:
                 fingerprint=fingerprint,
                 sharded=self.sharded,
             )
-            parts = Assembled(subject, self.request, around)
-            self._go_on(parts)
-            self._tell(parts)
+            parts = TrainerParts(subject, self.request, context)
+            trainer = self._resumed(parts)
+            self._announce(parts)
             with self._limited(parts), Sampler(monitor, device_uuid=device_uuid(subject.device)) as sampler:
                 try:
-                    self._train(parts)
+                    self._train(trainer)
                 finally:
                     parts.files.close()
         with self.agreement.step(RankReport) as step:
-            step.value = self._report(parts, sampler)
+            step.value = self._report(parts, trainer.loader, sampler)
         ranks = step.values
         if self.world.rank > 0:
             return TrainResult(summary={}, folder=self.folder, plan=ranks[self.world.rank].plan)
@@ -144,10 +145,10 @@ class _Run:
             parts.plans.save(ranks[0].plan)
         return self._record(parts, ranks)
 
-    def _train(self, parts: Assembled) -> None:
-        """To the end; what goes wrong on this rank alone is told at the others' next vote."""
+    def _train(self, trainer: Trainer) -> None:
+        """To the end; an error on this rank alone reaches the others at their next vote."""
         try:
-            parts.trainer.run()
+            trainer.run()
         except RankError:
             raise
         except Exception as error:
@@ -170,23 +171,23 @@ class _Run:
             shard_model(subject.model, subject.device)
         return group
 
-    def _go_on(self, parts: Assembled) -> None:
-        """With --resume, from the checkpoint in the folder."""
+    def _resumed(self, parts: TrainerParts) -> Trainer:
+        """A trainer at the first step or, on `resume`, where the checkpoint in the folder is."""
         with self.agreement.step(int) as step:
             checkpoint = find_checkpoint(self.folder) if self.request.resume else None
             if checkpoint is not None:
-                self._check_checkpoint(checkpoint, parts.around.fingerprint)
+                self._check_checkpoint(checkpoint, parts.context.fingerprint)
                 parts.resume(checkpoint)
-            step.value = parts.trainer.progress.step
+            step.value = parts.progress.step
         steps = step.values
         if len(set(steps)) > 1:
             found = ", ".join(f"rank {rank} step {step}" for rank, step in enumerate(steps))
             raise RequestError(
                 f"{named('resume')}: the ranks find different checkpoints in {self.folder} ({found}); share the folder"
             )
-        later = parts.files.open(keep_steps=parts.trainer.progress.step)
-        if self.world.size == 1:
-            parts.trainer.replay = {line["step"]: list(line["micro_batches"]) for line in later}
+        later = parts.files.open(keep_steps=parts.progress.step)
+        replay = {line["step"]: line["micro_batches"] for line in later} if self.world.size == 1 else None
+        return Trainer(parts, replay=replay)
 
     def _check_checkpoint(self, checkpoint: Path, fingerprint: str) -> None:
         stored: Any = read_json(checkpoint / "state.json") or {}
@@ -198,15 +199,15 @@ class _Run:
             )
 
     @contextlib.contextmanager
-    def _limited(self, parts: Assembled) -> Iterator[None]:
+    def _limited(self, parts: TrainerParts) -> Iterator[None]:
         if not self.request.limited:
             yield
             return
         with parts.memory.limited(parts.limit_bytes):
             yield
 
-    def _tell(self, parts: Assembled) -> None:
-        subject, progress = parts.subject, parts.trainer.progress
+    def _announce(self, parts: TrainerParts) -> None:
+        subject, progress = parts.subject, parts.progress
         self.listener.opened(
             subject.facts(
                 epochs=self.request.settings.hp.epochs,
@@ -220,14 +221,14 @@ class _Run:
         if progress.step:
             self.listener.note(f"resumed after step {progress.step} (epoch {progress.epoch + 1})")
 
-    def _report(self, parts: Assembled, sampler: Sampler) -> RankReport:
-        sizes, peak, validation, loader = parts.sizes, parts.micro.peak, parts.validation, parts.trainer.loader
+    def _report(self, parts: TrainerParts, loader: EpochLoader | None, sampler: Sampler) -> RankReport:
+        sizes, peak, validation = parts.sizes, parts.micro.meter.peak, parts.validation
         plan = training_plan(
             parts.plans,
             sizes,
             peak_bytes=peak.peak_reserved_bytes or None,
             cached=parts.plan_known is not None,
-            confirmed=parts.trainer.progress.step >= CONFIRMED_STEPS,
+            confirmed=parts.progress.step >= CONFIRMED_STEPS,
             share=parts.share,
         )
         eval_batch = None
@@ -251,12 +252,12 @@ class _Run:
             notes=tuple(parts.notes),
         )
 
-    def _record(self, parts: Assembled, ranks: list[RankReport]) -> TrainResult:
+    def _record(self, parts: TrainerParts, ranks: list[RankReport]) -> TrainResult:
         """Sum up and write run.json."""
         rate = parts.adaptive.rate
         notes = tuple(dict.fromkeys(note for rank in ranks for note in rank.notes))
         summary = summarise(
-            parts.trainer.progress,
+            parts.progress,
             ranks,
             steps=read_steps(self.folder / "steps.jsonl"),
             effective_batch=parts.adaptive.effective_batch,
@@ -280,14 +281,14 @@ class _Run:
             request={**self.request.to_json(), "command": "train", "task": subject.objective.task},
             environment=environment_facts(subject.device) | {"device": str(subject.device)},
             plan=plan.to_json(),
-            summary={**summary, "notes": list(notes), "fingerprint": parts.around.fingerprint},
+            summary={**summary, "notes": list(notes), "fingerprint": parts.context.fingerprint},
             started_at=self.started_at,
         )
         return TrainResult(
             summary=summary,
             folder=self.folder,
             plan=plan,
-            epochs=tuple(parts.trainer.progress.rows),
+            epochs=tuple(parts.progress.rows),
             notes=notes,
         )
 

@@ -1,33 +1,34 @@
-"""What a run leaves in its folder while it goes: steps.jsonl, epochs.csv, weights and checkpoints. Rank 0 writes.
+"""What a run writes into its folder: steps.jsonl, epochs.csv, weights and checkpoints. Rank 0 writes.
 
 steps.jsonl                  a line for every optimizer step: loss, samples, learning rate, micro-batches
 epochs.csv                   a row for every epoch
 weights-last.safetensors     after the last epoch
 weights-best.safetensors     after the best one
-bad_batch.json               the samples of a step whose loss was no number
+bad_batch.json               the samples of a step whose loss was not a number
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from torch import nn
 
 from brim.ranks.agreement import Agreement, Vote
+from brim.ranks.gradients import load_whole_states, whole_states
 from brim.storage.files import cannot_write, csv_text, write_atomic, write_json
 from brim.training.checkpoint import find_checkpoint, generator_states, save_checkpoint, save_weights
 from brim.training.listener import StepRecord
-from brim.training.progress import Progress
-from brim.training.whole_state import WholeState
+from brim.training.loop import Progress
 
-__all__ = ["RunFiles", "read_steps"]
+__all__ = ["RunFiles", "WholeState", "read_steps"]
 
 
 class RunFiles:
-    """The files of one run; on every rank but 0 they are only talked about."""
+    """The files of one run; only rank 0 writes them, but every rank takes part in gathering their content."""
 
     def __init__(
         self,
@@ -138,3 +139,40 @@ def _with_tensors(states: dict[str, Any]) -> dict[str, Any]:
         name: torch.tensor(states[name], dtype=torch.uint8) for name in ("torch", "cuda") if name in states
     }
     return {**states, **tensors}
+
+
+class WholeState:
+    """Reads and writes whole states; of a sharded model every rank must call every method."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, sharded: bool = False) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._sharded = sharded
+
+    def read(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Weights and buffers by name, and the optimizer's `state_dict`."""
+        if self._sharded:
+            return whole_states(self._model, self._optimizer)
+        return dict(self._model.state_dict()), self._optimizer.state_dict()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every weight and buffer."""
+        return {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
+
+    def load(self, weights: Mapping[str, torch.Tensor], optimizer: Mapping[str, Any]) -> None:
+        """Put states back that `read` gave, perhaps by way of a file."""
+        groups = [
+            {name: _like(value, present.get(name)) for name, value in stored.items()}
+            for stored, present in zip(optimizer["param_groups"], self._optimizer.param_groups, strict=True)
+        ]
+        state = {"state": optimizer["state"], "param_groups": groups}
+        if self._sharded:
+            load_whole_states(self._model, self._optimizer, weights, state)
+        else:
+            self._model.load_state_dict(dict(weights))
+            self._optimizer.load_state_dict(state)
+
+
+def _like(value: Any, present: Any) -> Any:
+    """JSON has no tuples: Adam's betas come back as a list."""
+    return tuple(value) if isinstance(present, tuple) and isinstance(value, list) else value

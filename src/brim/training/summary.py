@@ -9,7 +9,7 @@ from typing import Any
 
 from brim.monitor.sampler import MonitorSummary
 from brim.records import BatchSizes, Plan
-from brim.training.progress import Progress
+from brim.training.loop import Progress
 
 __all__ = ["RankReport", "loss_curve", "seed_figures", "summarise"]
 

@@ -1,4 +1,4 @@
-"""Validation: every held-out sample once, in batches of a size of their own.
+"""Validation: every validation sample once, in batches of a size of their own.
 
 The executor of evaluations does the work, so that a batch that does not fit is split, and the size grows while that
 pays; what it found in one epoch serves the next.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from torch import nn
 from brim.errors import DoesNotFitError, RequestError
 from brim.memory.devices import DeviceMemory, ModelMemory
 from brim.memory.failures import memory_remedies
+from brim.models.placement import Precision
 from brim.running.executor import BatchWork, ExecutionPolicy, Executor, Finished, Pending
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
 from brim.running.retries import wait
@@ -26,15 +28,25 @@ from brim.sizing.live import LiveSizer
 from brim.sizing.older_checkpoints import validation_state
 from brim.sizing.priors import AvailableMemory, LiveRequest, Prior, start_live
 from brim.training.items import Items
-from brim.training.listener import say_nothing
+from brim.training.listener import ignore_note
 from brim.training.objective import Objective
 from brim.workloads.base import in_mode
 
-__all__ = ["Validation"]
+__all__ = ["Validation", "ValidationRequest"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ValidationRequest:
+    """What the batches of a validation are bound by."""
+
+    batch_size: int | None = None  # as the user gave it; None: found while it runs
+    known: int | None = None  # of an earlier run
+    limit_bytes: int | None = None  # to keep, or None where measuring would slow the batches
+    in_step_samples: int | None = None  # in step with other ranks: samples of the largest share
 
 
 class Validation:
-    """The held-out samples of one rank."""
+    """The validation samples of one rank."""
 
     def __init__(
         self,
@@ -42,35 +54,30 @@ class Validation:
         share: Sequence[int],
         objective: Objective,
         memory: DeviceMemory,
+        request: ValidationRequest,
         *,
-        batch_size: int | None,
-        known: int | None = None,
-        dtype: torch.dtype = torch.float32,
-        autocast: torch.dtype | None = None,
-        limit_bytes: int | None = None,
+        precision: Precision,
         loading: LoaderSettings | None = None,
         remedies: Callable[[int], list[str]] = lambda length: memory_remedies((), batch_size=length),
-        tell: Callable[[str], None] = say_nothing,
+        note: Callable[[str], None] = ignore_note,
         between: Callable[[], None] = lambda: None,
-        rounds_of: int | None = None,
     ) -> None:
         self.items = items
         self.share = list(share)
         self.objective = objective
-        self.by_size = batch_size is not None  # the user gave it
+        self.by_size = request.batch_size is not None  # the user gave it
         self.by_count = self.by_size or items.uniform
         self.batch_sizes: list[int] = []
         self.seconds = 0.0
         self.oom_events = 0
         self._memory = memory
-        self._dtype, self._autocast = dtype, autocast
-        self._metered = limit_bytes is not None  # a limit to keep, or peaks that cost nothing to read
+        self._precision = precision
+        self._request = request
         self._loading = items.loader_settings(loading or LoaderSettings(num_workers=0))
-        self._tell, self._between, self._remedies = tell, between, remedies
-        self._rounds_of = rounds_of  # in step with other ranks: samples of the largest share
+        self._note, self._between, self._remedies = note, between, remedies
         self._costs = [items.cost(item) for item in range(len(items))]
-        self.sizer = self._make_sizer(batch_size, known, limit_bytes)
-        self._asked = {"batch_size": batch_size, "samples": len(self.share)}
+        self.sizer = self._make_sizer(request)
+        self._asked = {"batch_size": request.batch_size, "samples": len(self.share)}
         self._before: dict[str, Any] | None = None  # the state before a validation that is under way
 
     def to_json(self) -> dict[str, Any]:
@@ -91,13 +98,13 @@ class Validation:
             self.sizer.restore(state["sizer"])
             self.oom_events = state["oom_events"]
 
-    def _make_sizer(self, batch_size: int | None, known: int | None, limit_bytes: int | None) -> LiveSizer:
-        most = max(len(self.share), 1) if self.by_count else None
+    def _make_sizer(self, request: ValidationRequest) -> LiveSizer:
+        most, known = max(len(self.share), 1) if self.by_count else None, request.known
         if known is not None and most is not None:
             known = min(known, most)
         item_cost = 1 if self.by_count else max((self._costs[item] for item in self.share), default=1)
-        room = AvailableMemory(limit_bytes=limit_bytes, item_cost=item_cost)
-        return start_live(LiveRequest(batch_size=batch_size, ceiling=most), Prior(known_size=known), room)
+        memory = AvailableMemory(limit_bytes=request.limit_bytes, item_cost=item_cost)
+        return start_live(LiveRequest(batch_size=request.batch_size, ceiling=most), Prior(known_size=known), memory)
 
     def run(self, model: nn.Module, *, in_step_size: int | None = None) -> list[float]:
         """The sum of every column of figures over this rank's samples, and last the sum of their weights.
@@ -114,10 +121,10 @@ class Validation:
 
     def _run_in_step(self, model: nn.Module, size: int) -> dict[int, Sequence[float]]:
         """As many forwards as the rank with the most samples; one that has none left repeats its first."""
-        assert self._rounds_of is not None
+        assert self._request.in_step_samples is not None
         found: dict[int, Sequence[float]] = {}
         with in_mode(model, training=False), torch.no_grad():
-            for start in range(0, self._rounds_of, size):
+            for start in range(0, self._request.in_step_samples, size):
                 items = self.share[start : start + size]
                 rows = self._judge(model, items or self.share[:1], None).tolist()
                 found.update(zip(items, rows, strict=False))
@@ -138,13 +145,13 @@ class Validation:
                 BatchWork(
                     launch=lambda batch: self._launch(model, loader, batch),
                     costs=self._costs,
-                    note=lambda line: self._tell(f"validation: {line}"),
+                    note=lambda line: self._note(f"validation: {line}"),
                     set_aside=None if loader is None else loader.done,
                     pause=lambda seconds: wait(seconds, self._between),
                 ),
                 sizer=self.sizer,
                 memory=ModelMemory(self._memory, model),
-                metered=self._metered,
+                metered=self._request.limit_bytes is not None,
                 policy=ExecutionPolicy(by_count=self.by_count, stop_if_hopeless=True),
             )
             for finished in stack.enter_context(contextlib.closing(executor.run(order))):
@@ -172,9 +179,10 @@ class Validation:
 
     def _judge(self, model: nn.Module, batch: Sequence[int], prepared: Sequence[Any] | None) -> torch.Tensor:
         device = self._memory.device
-        with torch.autocast(device.type, dtype=self._autocast, enabled=self._autocast is not None):
+        autocast = self._precision.autocast
+        with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
             joined = self.items.batch(batch, prepared, device=device)
-            return self.objective.sample_metrics(model, joined.to(device, self._dtype))
+            return self.objective.sample_metrics(model, joined.to(device, self._precision.weights))
 
     def _refuse(self, done: Finished) -> None:
         assert done.failure is not None

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from brim.molecules.losses import PreferenceLoss
-from brim.training.fast_path.problem import Problem, RowData, RunSpec
+from brim.training.fast_path.task import RowData, RunSpec, TrainingTask
 
 ENERGY = PreferenceLoss()
 
@@ -39,12 +39,12 @@ def preference_rows(inner: int = 23, outer: int = 17, width: int = 6, dtype: tor
     return RowData(tensors={"features": rows}, lengths=(inner, outer))
 
 
-def preference_problem(build: Callable[[], nn.Module] = head, **more: Any) -> Problem:
+def preference_problem(build: Callable[[], nn.Module] = head, **more: Any) -> TrainingTask:
     settings = {"make_model": seeded(build), "data": preference_rows(), "criterion": preference_criterion, **more}
-    return Problem(**settings)
+    return TrainingTask(**settings)
 
 
-def supervised_problem(build: Callable[[], nn.Module], rows: int = 24, **more: Any) -> Problem:
+def supervised_problem(build: Callable[[], nn.Module], rows: int = 24, **more: Any) -> TrainingTask:
     generator = torch.Generator().manual_seed(3)
     features = torch.randn(rows, 6, generator=generator, dtype=torch.float64)
     labels = (features[:, 0] > 0).long() + (features[:, 1] > 0).long()
@@ -53,7 +53,7 @@ def supervised_problem(build: Callable[[], nn.Module], rows: int = 24, **more: A
         return functional.cross_entropy(outputs, batch["labels"])
 
     data = RowData(tensors={"features": features, "labels": labels}, lengths=(rows,))
-    return Problem(**{"make_model": seeded(build), "data": data, "criterion": criterion, **more})
+    return TrainingTask(**{"make_model": seeded(build), "data": data, "criterion": criterion, **more})
 
 
 def specs(count: int, lr: float = 1e-2) -> list[RunSpec]:

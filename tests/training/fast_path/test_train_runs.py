@@ -10,8 +10,17 @@ import torch
 from torch import nn
 
 from brim.errors import DoesNotFitError, RequestError
-from brim.training.fast_path.order import EpochPlan, epoch_orders
-from brim.training.fast_path.problem import Outputs, Problem, RowData, RunOutcome, RunsListener, RunSpec, Settings
+from brim.training.fast_path.task import (
+    EpochPlan,
+    Outputs,
+    RowData,
+    RunOutcome,
+    RunsListener,
+    RunSpec,
+    Settings,
+    TrainingTask,
+    epoch_orders,
+)
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from brim.workloads.optimizers import make_optimizer
 from tests.training.fast_path.fast_path_problems import (
@@ -34,7 +43,7 @@ class Notes(RunsListener):
         self.lines.append(line)
 
 
-def train(problem: Problem, count: int, path: str, **more: Any) -> TrainedRuns:
+def train(problem: TrainingTask, count: int, path: str, **more: Any) -> TrainedRuns:
     run = {key: more.pop(key) for key in ("listener", "micro_batch_size", "memory_limit_bytes") if key in more}
     settings = Settings(**{"epochs": 3, "batch_size": 8, **more})
     return train_runs(problem, specs(count), settings, device="cpu", path=path, **run)
@@ -48,7 +57,9 @@ def assert_same(one: RunOutcome, other: RunOutcome, tolerance: float = 1e-12) ->
         torch.testing.assert_close(weights, other.weights[name], rtol=tolerance, atol=tolerance)
 
 
-def hand_written(problem: Problem, spec: RunSpec, settings: Settings) -> tuple[list[float], dict[str, torch.Tensor]]:
+def hand_written(
+    problem: TrainingTask, spec: RunSpec, settings: Settings
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The loop that a user would write: the measure of all paths."""
     model = problem.make_model(spec.seed)
     optimizer = make_optimizer(settings.optimizer, model.parameters(), spec.lr)
@@ -222,7 +233,7 @@ def test_a_loss_that_is_no_number_ends_its_run_alone_and_names_step_and_rows() -
         model.poison.fill_(float("nan") if seed == 1 else 0.0)
         return model
 
-    problem = Problem(make_model=make, data=rows, criterion=preference_criterion)
+    problem = TrainingTask(make_model=make, data=rows, criterion=preference_criterion)
     for path in ("stacked", "resident"):
         trained = train(problem, 3, path)
         good, bad, other = trained.outcomes
@@ -311,7 +322,7 @@ def test_micro_batches_leave_a_pairwise_step_as_it_is(micro: int) -> None:
 
 def test_micro_batches_drop_the_same_units_in_both_passes() -> None:
     """A single micro-batch for all rows draws the noise that the whole batch would draw."""
-    from brim.training.fast_path.plain_run import PlainRun
+    from brim.training.fast_path.runs import PlainRun
 
     def build() -> nn.Module:
         torch.manual_seed(0)
@@ -387,7 +398,7 @@ def test_infinite_gradients_skip_the_step_of_their_run_alone() -> None:
             model[2].weight.mul_(1e19 if seed else 1.0)  # type: ignore[operator,union-attr]
         return model
 
-    problem = Problem(make_model=make, data=preference_rows(dtype=torch.float32), criterion=preference_criterion)
+    problem = TrainingTask(make_model=make, data=preference_rows(dtype=torch.float32), criterion=preference_criterion)
     trained = train(problem, 2, "stacked", loss_scaling=True, epochs=1, batch_size=50, optimizer="sgd")
     calm, wild = trained.outcomes
     assert (calm.skipped_steps, wild.skipped_steps) == (0, 1)
@@ -458,7 +469,9 @@ def test_models_are_not_touched_by_training() -> None:
     kept = {seed: head() for seed in range(2)}
     before = copy.deepcopy(kept[0].state_dict())
     problem = preference_problem()
-    problem = Problem(make_model=lambda seed: copy.deepcopy(kept[seed]), data=problem.data, criterion=problem.criterion)
+    problem = TrainingTask(
+        make_model=lambda seed: copy.deepcopy(kept[seed]), data=problem.data, criterion=problem.criterion
+    )
     train(problem, 2, "stacked")
     assert all(torch.equal(before[name], part) for name, part in kept[0].state_dict().items())
 

@@ -16,11 +16,10 @@ from brim.errors import RequestError
 from brim.ranks.world import World
 from brim.reporting.kinds.registry import page_of
 from brim.reporting.read import open_run
-from brim.training.fast_path.problem import EpochEnd
+from brim.training.fast_path.stacked_epochs import StackTrainer
 from brim.training.heads import FeatureHead
 from brim.training.run import TrainResult, run_training
 from brim.training.seeds import run as seeds_run
-from brim.training.seeds.follow import Follower
 from brim.training.seeds.run import run_seeds
 from tests.training.training_runs import Watcher, losses, record_of, request_of, settings_of, weights, write_features
 
@@ -211,20 +210,20 @@ def test_an_interrupted_stack_keeps_the_stacks_before_it(
     features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the CPU stacks may be of four; here a stack of two, interrupted in the second."""
-    from brim.training.fast_path.choose import Paths
+    from brim.training.fast_path.choose import PathChooser
 
-    monkeypatch.setattr(Paths, "_stack_that_fits", lambda self, alone: 2)
-    followed = Follower.__call__
+    monkeypatch.setattr(PathChooser, "_stack_that_fits", lambda self, alone: 2)
+    validate = StackTrainer.validate
 
-    def interrupted(self: Follower, end: EpochEnd) -> Any:
-        if self.tracks[0].spec.seed == 2 and end.epoch == 2:
+    def interrupted(self: StackTrainer, running: Sequence[int]) -> Any:
+        if self._runs.specs[0].seed == 2 and self.progress[0].epoch == 1:
             raise KeyboardInterrupt
-        return followed(self, end)
+        return validate(self, running)
 
     whole = train(settings_of(features), tmp_path / "whole", seeds=range(4), fast_path="stacked")
     watcher = Watcher()
     with monkeypatch.context() as patch:
-        patch.setattr(Follower, "__call__", interrupted)
+        patch.setattr(StackTrainer, "validate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train(settings_of(features), tmp_path / "run", seeds=range(4), fast_path="stacked", listener=watcher)
     assert "2 of 4 runs are done and kept, a stack under way begins again" in watcher.notes[-1]

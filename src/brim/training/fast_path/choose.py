@@ -19,26 +19,25 @@ from brim.memory.failures import FailureKind, classify, memory_remedies, memory_
 from brim.settings.caller import given, written
 from brim.settings.shared import FAST_PATHS, FastPath
 from brim.settings.sizes import format_bytes
-from brim.training.fast_path.epoch import WARM_UP_STEPS, EpochRunner
-from brim.training.fast_path.plain_run import PlainRun
-from brim.training.fast_path.problem import Problem, RowData, RunSpec, Settings
 from brim.training.fast_path.row_feed import RowFeed
-from brim.training.fast_path.runs import NotStackableError, Runs
+from brim.training.fast_path.runs import NotStackableError, PlainRun, Runs
+from brim.training.fast_path.stacked_epochs import WARM_UP_STEPS, EpochRunner
 from brim.training.fast_path.stacked_runs import StackedRuns
+from brim.training.fast_path.task import RowData, RunSpec, Settings, TrainingTask
 
-__all__ = ["PathChoice", "PathTrial", "Paths", "is_memory"]
+__all__ = ["PathChoice", "PathChooser", "PathTrial", "is_memory_failure"]
 
-WORTHWHILE = 0.95  # a stack must take less than this of the time of single runs
-TRIAL_SECONDS, MOST_STEPS, LOOKS = 0.05, 20, 3  # of each look, of its steps, of each trial
+MAX_STACKED_TIME_RATIO = 0.95  # a stack must take less than this of the time of single runs
+TRIAL_SECONDS, MOST_STEPS, TIMINGS = 0.05, 20, 3  # of each timing, of its steps, of each trial
 LONG_STEP_SECONDS = 1.0  # of which one is enough
-SHORT_TRAINING_SECONDS = 1.0  # for which one look is enough: a trial must not take longer than what it speeds up
-CACHE_SIZED = 4  # runs at once that a processor's cache may take better than all of them
-ROOM = 0.5  # of the memory: what resident rows may take, and what a stack may be expected to
+SHORT_TRAINING_SECONDS = 1.0  # for which one timing is enough: a trial must not take longer than what it speeds up
+CACHE_SIZED_STACK = 4  # runs at once that a processor's cache may take better than all of them
+USABLE_MEMORY_FRACTION = 0.5  # of the memory: what resident rows may take, and what a stack may be expected to
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PathTrial:
-    """What one path was seen to do."""
+    """The time and memory measured on one path."""
 
     path: FastPath
     runs: int  # at once
@@ -72,12 +71,12 @@ class PathChoice:
         return dataclasses.replace(self, micro_batch_size=micro, torch_optimizer=True) if micro else None
 
 
-class Paths:
-    """Makes runners of a problem for any path, tries them, and chooses."""
+class PathChooser:
+    """Makes runners of a task for any path, tries them, and chooses."""
 
     def __init__(
         self,
-        problem: Problem,
+        task: TrainingTask,
         specs: Sequence[RunSpec],
         settings: Settings,
         memory: DeviceMemory,
@@ -85,20 +84,20 @@ class Paths:
         limit_bytes: int,
         graphs: bool = True,
         micro_batch_size: int | None = None,
-        tell: Callable[[str], None],
+        note: Callable[[str], None],
     ) -> None:
-        self.problem = problem
+        self.task = task
         self.specs = tuple(specs)
         self.settings = settings
         self.memory = memory
         self.device = memory.device
-        self.plan = problem.plan(settings)
+        self.plan = task.plan(settings)
         self.trials: list[PathTrial] = []
         self.oom_events = 0
         self._limit_bytes = limit_bytes
         self._graphs = graphs
         self._micro = micro_batch_size
-        self._tell = tell
+        self._note = note
         self._resident: RowData | None = None
 
     @property
@@ -111,22 +110,22 @@ class Paths:
         specs = [self.specs[run] for run in runs]
         made = self._runs(choice, specs)
         resident = choice.path != "off"
-        data = (self._data_on_device() if resident else self.problem.data).of_runs(runs)
+        data = (self._data_on_device() if resident else self.task.data).of_runs(runs)
         feed = RowFeed(
             data, self.plan, specs, stacked=made.stacked, device=self.device, resident=resident,
-            order_of=self.problem.orders,
+            order_of=self.task.orders,
         )  # fmt: skip
         return EpochRunner(made, feed, self.plan, lr_factor=self.settings.lr_factor, graphs=self._graphs)
 
     def choose(self, asked: str) -> PathChoice:
-        """The path that was asked for where it can be had, or the fastest; what stands against one is told."""
+        """The path that was asked for where it can be had, or the fastest; a note says why one is not possible."""
         if asked not in ("auto", *FAST_PATHS):
             raise RequestError(f"{given('fast_path', asked)}: it must be auto, {', '.join(FAST_PATHS)}")
         if asked == "off":
             return self._fitting(PathChoice(path="off", torch_optimizer=True, reason="asked for"))[0]
-        if self.problem.data.bytes > ROOM * self._limit_bytes:
-            self._tell(
-                f"the rows take {format_bytes(self.problem.data.bytes)} and stay in host memory: the device has "
+        if self.task.data.bytes > USABLE_MEMORY_FRACTION * self._limit_bytes:
+            self._note(
+                f"the rows take {format_bytes(self.task.data.bytes)} and stay in host memory: the device has "
                 f"{format_bytes(self._limit_bytes)}"
             )
             return self._fitting(PathChoice(path="off", torch_optimizer=True, reason="the rows are too many"))[0]
@@ -139,7 +138,7 @@ class Paths:
     def _data_on_device(self) -> RowData:
         """The rows, copied over once for all trials and runs."""
         if self._resident is None:
-            self._resident = self.problem.data.on(self.device)
+            self._resident = self.task.data.on(self.device)
         return self._resident
 
     def _alone(self) -> PathChoice:
@@ -151,15 +150,15 @@ class Paths:
             )  # fmt: skip
         try:
             StackedRuns(
-                [self.problem.make_model(self.specs[0].seed)], self.specs[:1], self.problem.criterion, self.settings,
-                torch.device("cpu"), inputs=self.problem.inputs,
+                [self.task.make_model(self.specs[0].seed)], self.specs[:1], self.task.criterion, self.settings,
+                torch.device("cpu"), inputs=self.task.inputs,
             )  # fmt: skip
         except NotStackableError as error:
             return self._not_stacked(str(error))
         return PathChoice(path="resident")
 
     def _not_stacked(self, why: str) -> PathChoice:
-        self._tell(f"runs are not stacked: {why}")
+        self._note(f"runs are not stacked: {why}")
         return PathChoice(path="resident", torch_optimizer=True, reason=f"cannot be stacked: {why}")
 
     def _stacked_or(self, alone: PathChoice, alone_trial: PathTrial, asked: str) -> PathChoice:
@@ -169,32 +168,32 @@ class Paths:
             trial, failure = self._try(choice)
             if failure is None:
                 break
-            if not is_memory(failure):
-                self._tell(f"runs are not stacked: {first_line(failure)}")
+            if not is_memory_failure(failure):
+                self._note(f"runs are not stacked: {first_line(failure)}")
                 return dataclasses.replace(alone, reason=f"cannot be stacked: {first_line(failure)}")
             choice = dataclasses.replace(choice, stack=choice.stack // 2)
         if choice.stack <= 1:
             return dataclasses.replace(alone, reason="two runs at once do not fit")
-        if self.device.type == "cpu" and choice.stack > CACHE_SIZED:
-            smaller, failure = self._try(dataclasses.replace(choice, stack=CACHE_SIZED))
+        if self.device.type == "cpu" and choice.stack > CACHE_SIZED_STACK:
+            smaller, failure = self._try(dataclasses.replace(choice, stack=CACHE_SIZED_STACK))
             if failure is None and (smaller.seconds_per_step or 0) < (trial.seconds_per_step or 0):
-                choice, trial = dataclasses.replace(choice, stack=CACHE_SIZED), smaller
+                choice, trial = dataclasses.replace(choice, stack=CACHE_SIZED_STACK), smaller
         assert trial.seconds_per_step is not None
         assert alone_trial.seconds_per_step is not None
         ratio = alone_trial.seconds_per_step / trial.seconds_per_step
         if asked == "stacked":
             return dataclasses.replace(choice, reason="asked for")
-        if trial.seconds_per_step < WORTHWHILE * alone_trial.seconds_per_step:
+        if trial.seconds_per_step < MAX_STACKED_TIME_RATIO * alone_trial.seconds_per_step:
             return dataclasses.replace(choice, reason=f"{ratio:.2f} times the rate of single runs")
         return dataclasses.replace(alone, reason=f"a stack of {choice.stack} has {ratio:.2f} times the rate")
 
     def _stack_that_fits(self, alone: PathTrial) -> int:
-        """All runs, or as many as the bytes of one let expect; the trial tells the truth."""
+        """All runs, or as many as the bytes of one suggest; the trial decides."""
         peak = alone.peak_allocated_bytes
         if not peak:
             return len(self.specs)
-        room = ROOM * self._limit_bytes - self.problem.data.bytes
-        own = max(peak - self.problem.data.bytes, 1)
+        room = USABLE_MEMORY_FRACTION * self._limit_bytes - self.task.data.bytes
+        own = max(peak - self.task.data.bytes, 1)
         return max(2, min(len(self.specs), int(room / own)))
 
     def _fitting(self, choice: PathChoice) -> tuple[PathChoice, PathTrial]:
@@ -206,12 +205,12 @@ class Paths:
             if isinstance(failure, NotStackableError):
                 choice = self._not_stacked(str(failure))
                 continue
-            if not is_memory(failure):
+            if not is_memory_failure(failure):
                 raise failure
             smaller = choice.smaller(self.rows)
             if smaller is None:
                 raise does_not_fit(self.rows, failure, self.settings) from failure
-            self._tell(
+            self._note(
                 f"a batch of {plural(self.rows, 'row')} does not fit in one pass; on with micro-batches of "
                 f"{smaller.micro_batch_size}"
             )
@@ -230,7 +229,7 @@ class Paths:
             trial = dataclasses.replace(trial, reason=first_line(error))
         if failure is not None:
             failure.__context__ = failure.__cause__ = None
-            self.oom_events += is_memory(failure)
+            self.oom_events += is_memory_failure(failure)
             self.memory.release()
         self.trials.append(trial)
         return trial, failure
@@ -251,33 +250,33 @@ class Paths:
             advance()
         for _ in range(WARM_UP_STEPS + 1 if self.device.type == "cuda" else 0):
             advance()
-        # The quickest of three looks: other work on the machine only ever makes a look longer.
-        looks = [self.memory.timed(advance, repeats=1)]
-        steps_in_look = max(1, min(MOST_STEPS, round(TRIAL_SECONDS / max(looks[0], 1e-6))))
-        whole_seconds = looks[0] * self.plan.steps * self.settings.epochs * len(self.specs) / choice.stack
-        if looks[0] < LONG_STEP_SECONDS and whole_seconds > SHORT_TRAINING_SECONDS:
-            looks = [self.memory.timed(advance, repeats=steps_in_look) / steps_in_look for _ in range(LOOKS)]
-        seconds = min(looks)
+        # The quickest of three timings: other work on the machine only ever makes one longer.
+        timings = [self.memory.timed(advance, repeats=1)]
+        steps_per_timing = max(1, min(MOST_STEPS, round(TRIAL_SECONDS / max(timings[0], 1e-6))))
+        whole_seconds = timings[0] * self.plan.steps * self.settings.epochs * len(self.specs) / choice.stack
+        if timings[0] < LONG_STEP_SECONDS and whole_seconds > SHORT_TRAINING_SECONDS:
+            timings = [self.memory.timed(advance, repeats=steps_per_timing) / steps_per_timing for _ in range(TIMINGS)]
+        seconds = min(timings)
         return _seen(choice, seconds, reading)
 
     def _runs(self, choice: PathChoice, specs: Sequence[RunSpec]) -> Runs:
-        problem, settings = self.problem, self.settings
-        models = [problem.make_model(spec.seed) for spec in specs]
+        task, settings = self.task, self.settings
+        models = [task.make_model(spec.seed) for spec in specs]
         if choice.torch_optimizer:
             if choice.micro_batch_size is not None and _normalises_batches(models[0]):
-                self._tell("batch normalisation sees micro-batches: the step is not quite the whole batch's")
+                self._note("batch normalisation sees micro-batches: the step is not quite the whole batch's")
             return PlainRun(
-                models[0], specs[0], problem.criterion, settings, self.device, inputs=problem.inputs,
+                models[0], specs[0], task.criterion, settings, self.device, inputs=task.inputs,
                 micro_batch_size=choice.micro_batch_size,
             )  # fmt: skip
-        return StackedRuns(models, specs, problem.criterion, settings, self.device, inputs=problem.inputs)
+        return StackedRuns(models, specs, task.criterion, settings, self.device, inputs=task.inputs)
 
 
 def _normalises_batches(model: nn.Module) -> bool:
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
 
 
-def is_memory(error: Exception) -> bool:
+def is_memory_failure(error: Exception) -> bool:
     """Whether a smaller stack or batch may help."""
     return classify(error).kind in (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT, FailureKind.AMBIGUOUS)
 

@@ -15,9 +15,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from brim.training.fast_path.order import Counts
-from brim.training.fast_path.problem import Batch, Criterion, RunSpec, Settings
 from brim.training.fast_path.runs import NotStackableError, Runs
+from brim.training.fast_path.task import Batch, Counts, Criterion, RunSpec, Settings
 from brim.training.fast_path.update_rules import UpdateRule, rule_for
 
 __all__ = ["StackedRuns"]
@@ -49,7 +48,7 @@ class StackedRuns(Runs):
         self._inputs = inputs
         self._module = copy.deepcopy(models[0]).to(device)
         wide = torch.float32 if device.type == "mps" else torch.float64
-        self._layout = _Layout(models)
+        self._layout = _WeightLayout(models)
         self._weights = self._layout.gathered(models, device)  # [runs, width]
         self._gradients = torch.zeros_like(self._weights)
         self._views = self._layout.views(self._weights, stacked=self.stacked, leaves=True)
@@ -179,7 +178,7 @@ class StackedRuns(Runs):
         ]  # fmt: skip
 
 
-class _Layout:
+class _WeightLayout:
     """Where each learning parameter stands in a row of weights."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:

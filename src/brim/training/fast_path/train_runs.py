@@ -11,9 +11,15 @@ import torch
 
 from brim.errors import plural
 from brim.memory.devices import DeviceMemory, MemoryReading, memory_of, resolve_limit
-from brim.training.fast_path.choose import PathChoice, Paths, PathTrial, does_not_fit, is_memory
-from brim.training.fast_path.problem import Problem, RunOutcome, RunsListener, RunSpec, Settings
-from brim.training.fast_path.training import TrainingFigures, train_together
+from brim.training.fast_path.choose import (
+    PathChoice,
+    PathChooser,
+    PathTrial,
+    does_not_fit,
+    is_memory_failure,
+)
+from brim.training.fast_path.stacked_epochs import StackFigures, train_together
+from brim.training.fast_path.task import RunOutcome, RunsListener, RunSpec, Settings, TrainingTask
 
 __all__ = ["TrainedRuns", "train_runs"]
 
@@ -55,7 +61,7 @@ class TrainedRuns:
 
 
 def train_runs(
-    problem: Problem,
+    task: TrainingTask,
     specs: Sequence[RunSpec],
     settings: Settings,
     *,
@@ -68,14 +74,14 @@ def train_runs(
     listener: RunsListener | None = None,
     keep: Callable[[TrainedRuns], None] | None = None,
 ) -> TrainedRuns:
-    """Train every run of the problem; each comes out as if it had been trained alone.
+    """Train every run of the task; each comes out as if it had been trained alone.
 
     As a loop over seeds, but with the rows on the device, and where that is faster with all runs stacked into one and
     their steps replayed from a CUDA graph. `path` is auto, off, resident or stacked. What runs out of memory is started
     again with half the stack, and at last in micro-batches, which leave the step as it is. `keep` is given the runs of
     every stack as soon as they are done.
 
-        trained = train_runs(problem, [RunSpec(seed=s, lr=1e-3) for s in range(10)],
+        trained = train_runs(task, [RunSpec(seed=s, lr=1e-3) for s in range(10)],
                              Settings(epochs=50, batch_size=512), device="cuda")
         trained.outcomes[3].weights
     """
@@ -85,16 +91,16 @@ def train_runs(
     with contextlib.ExitStack() as stack:
         if limited:
             stack.enter_context(memory.limited(limit.usable_bytes))
-        return _Training(
-            problem, specs, settings, memory, limit_bytes=limit.usable_bytes, limited=limited, graphs=graphs,
+        return _TrainRuns(
+            task, specs, settings, memory, limit_bytes=limit.usable_bytes, limited=limited, graphs=graphs,
             micro_batch_size=micro_batch_size, listener=listener or RunsListener(), keep=keep,
         ).run(path)  # fmt: skip
 
 
-class _Training:
+class _TrainRuns:
     def __init__(
         self,
-        problem: Problem,
+        task: TrainingTask,
         specs: Sequence[RunSpec],
         settings: Settings,
         memory: DeviceMemory,
@@ -115,15 +121,15 @@ class _Training:
         self.readings: list[MemoryReading] = []
         self.oom_events = 0
         self._metered = limited or not memory.meter_slows
-        self.paths = Paths(
-            problem, specs, settings, memory, limit_bytes=limit_bytes, graphs=graphs,
-            micro_batch_size=micro_batch_size, tell=self._tell,
+        self.paths = PathChooser(
+            task, specs, settings, memory, limit_bytes=limit_bytes, graphs=graphs,
+            micro_batch_size=micro_batch_size, note=self._note,
         )  # fmt: skip
 
     def run(self, asked: str) -> TrainedRuns:
         choice = self.paths.choose(asked)
         done: dict[int, RunOutcome] = {}
-        figures: list[TrainingFigures] = []
+        figures: list[StackFigures] = []
         while len(done) < len(self.specs):
             group = [run for run in range(len(self.specs)) if run not in done][: choice.stack]
             outcomes, found, failure = self._train(choice, group)
@@ -138,24 +144,24 @@ class _Training:
 
     def _train(
         self, choice: PathChoice, group: Sequence[int]
-    ) -> tuple[list[RunOutcome], TrainingFigures, Exception | None]:
+    ) -> tuple[list[RunOutcome], StackFigures, Exception | None]:
         """The group trained from its beginning; out of memory is given back, everything else raised."""
         failure: Exception | None = None
         try:
             with self._measured():
                 torch.manual_seed(self.specs[group[0]].seed)  # dropout: the same noise whenever the same are stacked
                 runner = self.paths.runner(choice, group)
-                outcomes, figures = train_together(runner, self.settings, self.paths.problem, self.listener)
+                outcomes, figures = train_together(runner, self.settings, self.paths.task, self.listener)
             for note in figures.notes:
-                self._tell(note)
+                self._note(note)
             return outcomes, figures, None
         except Exception as error:
-            if not is_memory(error):
+            if not is_memory_failure(error):
                 raise
             failure = error.with_traceback(None)
         failure.__context__ = failure.__cause__ = None
         self.memory.release()
-        return [], TrainingFigures(), failure
+        return [], StackFigures(), failure
 
     def _smaller(self, choice: PathChoice, failure: Exception) -> PathChoice:
         self.oom_events += 1
@@ -164,7 +170,7 @@ class _Training:
             raise does_not_fit(self.paths.rows, failure, self.paths.settings) from failure
         micro = smaller.micro_batch_size
         now = f"micro-batches of {micro}" if micro is not None else f"{smaller.stack} at once"
-        self._tell(f"out of memory while training {plural(choice.stack, 'run')} at once; begun again with {now}")
+        self._note(f"out of memory while training {plural(choice.stack, 'run')} at once; begun again with {now}")
         return smaller
 
     @contextlib.contextmanager
@@ -176,13 +182,13 @@ class _Training:
             yield
         self.readings.append(reading)
 
-    def _tell(self, line: str) -> None:
+    def _note(self, line: str) -> None:
         if line not in self.notes:
             self.notes.append(line)
             self.listener.note(line)
 
     def _trained(
-        self, outcomes: Sequence[RunOutcome], figures: Sequence[TrainingFigures], choice: PathChoice
+        self, outcomes: Sequence[RunOutcome], figures: Sequence[StackFigures], choice: PathChoice
     ) -> TrainedRuns:
         rows = self.paths.rows
         micro = rows if choice.micro_batch_size is None else min(choice.micro_batch_size, rows)

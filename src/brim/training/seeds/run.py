@@ -1,7 +1,7 @@
-"""`brim train CONFIG --seeds N` from a request to its record: every run in a folder of its own, and what they come to.
+"""`brim train CONFIG --seeds N` from a request to its record: every run in a folder of its own, and a summary.
 
-Runs that can be stacked are trained through the fast path, all others one after the other by the loop; which, and why,
-is told. A finished run is kept: a training that was interrupted goes on with those that are left.
+Runs that can be stacked are trained through the fast path, all others one after the other by the trainer; a note says
+which, and why. A finished run is kept: a training that was interrupted continues with those that are left.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,19 @@ from brim.storage.files import csv_text, write_atomic, write_json
 from brim.storage.run_folder import check_no_other_run, write_run
 from brim.storage.run_lock import locked_folder
 from brim.training.checkpoint import find_checkpoint
-from brim.training.listener import TrainListener
+from brim.training.fast_path.task import RunsListener
+from brim.training.listener import StepRecord, TrainFacts, TrainListener
 from brim.training.models import input_kind
 from brim.training.objective import choose_monitor
 from brim.training.run import SEVERAL, TrainResult, run_fingerprint, run_training
-from brim.training.seeds.one_by_one import OneOfSeveral
-from brim.training.seeds.seed_folder import RunRecord, check_same, keep_stack, loop_record, read_finished
-from brim.training.seeds.stacked import StackDone, train_stacked
-from brim.training.seeds.suitability import Suitable, judge_suitability, refused_by_kind, refused_by_request
+from brim.training.seeds.seed_folder import RunRecord, check_same, loop_record, read_finished, write_stack
+from brim.training.seeds.stacked import TrainedStack, train_stacked
+from brim.training.seeds.suitability import StackSetup, judge_suitability, refused_by_kind, refused_by_request
 from brim.training.seeds.summary import best_rate, mean_epochs, mean_steps, summarise_runs
 from brim.training.seeds.variants import Variant, variants_of
 from brim.training.setup import TrainingSetup, open_setup
 
-__all__ = ["run_seeds"]
+__all__ = ["OneRunListener", "run_seeds"]
 
 
 def run_seeds(
@@ -54,11 +54,11 @@ def run_seeds(
     watcher = listener or TrainListener()
     with locked_folder(output, command="train", note=watcher.note) as folder:
         _check_contents(folder, request)
-        run = _Seeds(request, folder, watcher)
+        run = _SeedsRun(request, folder, watcher)
         try:
             return run.run()
         except KeyboardInterrupt:
-            run.tell_interrupted()
+            run.note_interrupted()
             raise
 
 
@@ -77,7 +77,7 @@ def _check_contents(folder: Path, request: TrainRequest) -> None:
         )
 
 
-class _Seeds:
+class _SeedsRun:
     """One training of several runs."""
 
     def __init__(self, request: TrainRequest, folder: Path, listener: TrainListener) -> None:
@@ -95,33 +95,33 @@ class _Seeds:
 
     def run(self) -> TrainResult:
         """Open, train what is left, sum up."""
-        subject, suitable = self._decide()
+        subject, setup = self._decide()
         if self.request.resume:
             self._take_finished(subject)
         left = [variant for variant in self.variants if variant not in self.records]
         self.listener.runs(total=len(self.variants), done=len(self.records))
         begun = [variant for variant in left if find_checkpoint(self.folder / variant.name) is not None]
         fresh = [variant for variant in left if variant not in begun]
-        if isinstance(suitable, Suitable) and len(fresh) == 1 and self.request.fast_path == "auto":
-            suitable = "there is one run, and the loop keeps a checkpoint of every epoch"
-        if isinstance(suitable, str):
-            self.choice["reason"] = suitable
-            if fresh and suitable != "asked for":
-                self._tell(f"runs are trained one after the other: {suitable}")
+        if isinstance(setup, StackSetup) and len(fresh) == 1 and self.request.fast_path == "auto":
+            setup = "there is one run, and the loop keeps a checkpoint of every epoch"
+        if isinstance(setup, str):
+            self.choice["reason"] = setup
+            if fresh and setup != "asked for":
+                self._note(f"runs are trained one after the other: {setup}")
             begun, fresh = left, []
-        if fresh and isinstance(suitable, Suitable):
+        if fresh and isinstance(setup, StackSetup):
             assert subject is not None
             try:
-                self._stacked(subject, suitable, fresh)
+                self._stacked(subject, setup, fresh)
             except DoesNotFitError as error:
                 reason = f"the fast path does not fit ({str(error).splitlines()[0]})"
                 self.choice |= {"path": "off", "stack": 1, "reason": reason}
-                self._tell(f"runs are trained one after the other: {reason}")
+                self._note(f"runs are trained one after the other: {reason}")
                 begun = [variant for variant in left if variant not in self.records]
         self._one_by_one(begun)
         return self._record()
 
-    def _decide(self) -> tuple[TrainingSetup | None, Suitable | str]:
+    def _decide(self) -> tuple[TrainingSetup | None, StackSetup | str]:
         """Whether the fast path may train these runs; the model is opened only where that is not known before."""
         settings = self.variants[0].settings(self.request.settings)
         refused = refused_by_kind(input_kind(settings)) or refused_by_request(self.request)
@@ -144,41 +144,41 @@ class _Seeds:
                 check_same(record, run_fingerprint(own, asked))
             self.records[variant] = record
 
-    def _stacked(self, subject: TrainingSetup, suitable: Suitable, variants: list[Variant]) -> None:
+    def _stacked(self, subject: TrainingSetup, setup: StackSetup, variants: list[Variant]) -> None:
         self._claim()
-        self._tell_what(subject, suitable)
-        for note in (*subject.notes, *suitable.notes):
-            self._tell(note)
+        self._announce(subject, setup)
+        for note in (*subject.notes, *setup.notes):
+            self._note(note)
         self.listener.runs_begin(len(variants))
         subject.model.to("cpu")  # out of the way: every run has weights of its own
         with Sampler(self.folder / "monitor.csv", device_uuid=device_uuid(subject.device)) as sampler:
 
-            def keep(done: StackDone) -> None:
+            def keep(done: TrainedStack) -> None:
                 self.choice = done.trained.path_to_json()
-                kept = keep_stack(
-                    done, subject, self.request, suitable, self.folder, started_at=self.started_at,
+                kept = write_stack(
+                    done, subject, self.request, setup, self.folder, started_at=self.started_at,
                     monitor=sampler.summary(),
                 )  # fmt: skip
                 for record in kept:
                     self._done(record)
 
-            told = _KeepsNotes(self.listener, self.notes)
-            train_stacked(subject, self.request, suitable, variants, listener=told, keep=keep)
+            listener = _StackListener(self.listener, self._note)
+            train_stacked(subject, self.request, setup, variants, listener=listener, keep=keep)
         self.machine = sampler.summary().to_json()
 
     def _one_by_one(self, variants: list[Variant]) -> None:
-        watcher = OneOfSeveral(self.listener, runs=len(variants), opened=self._claim)
+        watcher = OneRunListener(self.listener, runs=len(variants), opened=self._claim)
         for place, variant in enumerate(variants):
             folder = self.folder / variant.name
             watcher.begin(place)
             self.listener.run_begins(variant.name)
             resume = find_checkpoint(folder) is not None
-            if not resume:  # a shorter run of a stack, or one that failed, has nothing to go on from: it begins anew
+            if not resume:  # a shorter run of a stack, or one that failed, has no checkpoint: it begins anew
                 for name in ("run.json", "steps.jsonl"):
                     (folder / name).unlink(missing_ok=True)
             asked = variant.request(self.request, resume=resume)
             try:
-                result = run_training(asked, output=folder, listener=watcher, tells_resume=False)
+                result = run_training(asked, output=folder, listener=watcher, notes_resume=False)
             except BrimError as error:
                 if error.exit_code != BrimError.exit_code:  # what ends one run so ends them all
                     raise
@@ -188,7 +188,7 @@ class _Seeds:
             self._done(loop_record(self.folder, variant))
 
     def _claim(self) -> None:
-        """From here on the folder is this training's: a wrong request has been told by now."""
+        """From here on the folder is this training's: the request is known to be valid."""
         write_json(self.folder / SEVERAL, {"schema": "brim.runs/1", "runs": [one.name for one in self.variants]})
 
     def _done(self, record: RunRecord) -> None:
@@ -201,8 +201,8 @@ class _Seeds:
             }
         )  # fmt: skip
 
-    def tell_interrupted(self) -> None:
-        """What is kept, and how to go on."""
+    def note_interrupted(self) -> None:
+        """What is kept, and how to resume."""
         done = sum(record.error is None for record in self.records.values())
         if done or (self.folder / SEVERAL).exists():
             self.listener.note(
@@ -210,17 +210,17 @@ class _Seeds:
                 f"continue with {resume_with(self.folder)}"
             )
 
-    def _tell_what(self, subject: TrainingSetup, suitable: Suitable) -> None:
-        facts = next(iter(suitable.tables.values())).facts
+    def _announce(self, subject: TrainingSetup, setup: StackSetup) -> None:
+        facts = next(iter(setup.tables.values())).facts
         self.listener.opened(
             subject.facts(
-                epochs=suitable.epochs,
-                effective_batch=suitable.effective.batch,
+                epochs=setup.epochs,
+                effective_batch=setup.effective.batch,
                 learning_rate=facts["base"] * facts["factor"],
             )
         )
 
-    def _tell(self, line: str) -> None:
+    def _note(self, line: str) -> None:
         if line not in self.notes:
             self.notes.append(line)
             self.listener.note(line)
@@ -268,16 +268,59 @@ class _Seeds:
         return None if task is None else str(task)
 
 
-class _KeepsNotes(TrainListener):
-    """Passes on what a stack tells, and keeps its notes for the record."""
+class _StackListener(RunsListener):
+    """Passes on the epochs of a stack; its notes are kept for the record."""
 
-    def __init__(self, listener: TrainListener, notes: list[str]) -> None:
-        self._listener, self._notes = listener, notes
+    def __init__(self, listener: TrainListener, note: Callable[[str], None]) -> None:
+        self._listener, self._keep_note = listener, note
 
-    def stack_epoch(self, *, runs: int, epoch: int, epochs: int, stopped: int) -> None:
+    def epoch(self, *, runs: int, epoch: int, epochs: int, stopped: int) -> None:
         self._listener.stack_epoch(runs=runs, epoch=epoch, epochs=epochs, stopped=stopped)
 
     def note(self, line: str) -> None:
+        self._keep_note(line)
+
+
+class OneRunListener(TrainListener):
+    """Passes on the events of runs that follow each other, so that whoever watches sees one training."""
+
+    def __init__(self, listener: TrainListener, *, runs: int, opened: Callable[[], None]) -> None:
+        self._listener = listener
+        self._on_opened = opened  # called once, when the first run is known to be a valid request
+        self._runs = runs
+        self._place = 0
+        self._samples = 0  # of one run
+        self._opened = self._started = False
+        self._notes: set[str] = set()
+
+    def begin(self, place: int) -> None:
+        """The run of that place begins."""
+        self._place = place
+
+    def opened(self, facts: TrainFacts) -> None:
+        """Passed on once: the runs differ in seed and learning rate only."""
+        if not self._opened:
+            self._opened = True
+            self._on_opened()
+            self._listener.opened(facts)
+
+    def started(self, total_samples: int, done: int) -> None:
+        """One bar for all runs."""
+        self._samples = total_samples
+        if not self._started:
+            self._started = True
+            self._listener.started(total_samples * self._runs, done)
+
+    def step(self, record: StepRecord) -> None:
+        """The bar counts over all runs."""
+        self._listener.step(dataclasses.replace(record, samples=self._place * self._samples + record.samples))
+
+    def validating(self, epoch: int) -> None:
+        """Passed on unchanged."""
+        self._listener.validating(epoch)
+
+    def note(self, line: str) -> None:
+        """Once, though every run has it."""
         if line not in self._notes:
-            self._notes.append(line)
+            self._notes.add(line)
             self._listener.note(line)

@@ -21,19 +21,21 @@ from brim.storage.files import csv_text, read_json, write_atomic
 from brim.storage.fingerprint import differing_parts
 from brim.storage.run_folder import write_run
 from brim.training.checkpoint import save_weights
+from brim.training.listener import StepRecord
+from brim.training.loop import Window, next_window
 from brim.training.run import run_fingerprint
-from brim.training.seeds.stacked import StackDone
-from brim.training.seeds.suitability import Suitable
+from brim.training.seeds.stacked import TrainedStack
+from brim.training.seeds.suitability import StackSetup
 from brim.training.seeds.variants import Variant
 from brim.training.setup import TrainingSetup
 from brim.training.summary import RankReport, summarise
 
-__all__ = ["RunRecord", "check_same", "keep_stack", "loop_record", "read_finished"]
+__all__ = ["RunRecord", "check_same", "loop_record", "read_finished", "write_stack"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What one run came to: its summary and its epochs, or its error."""
+    """The result of one run: its summary and its epochs, or its error."""
 
     variant: Variant
     folder: Path
@@ -68,7 +70,7 @@ def read_finished(folder: Path, variant: Variant, request: TrainRequest) -> RunR
     return _record(path, variant, record) if then == now else None
 
 
-_LENGTH = ("hp.epochs", "hp.max_steps", "training.early_stopping")  # a run may go on with more
+_LENGTH = ("hp.epochs", "hp.max_steps", "training.early_stopping")  # a run may continue with more
 _NOT_THE_RESULT = ("hp.batch_size", "data.num_workers")
 
 
@@ -104,11 +106,11 @@ def _other(folder: Path, what: str) -> RequestError:
     )
 
 
-def keep_stack(
-    done: StackDone,
+def write_stack(
+    done: TrainedStack,
     subject: TrainingSetup,
     request: TrainRequest,
-    suitable: Suitable,
+    setup: StackSetup,
     folder: Path,
     *,
     started_at: datetime.datetime,
@@ -116,49 +118,49 @@ def keep_stack(
 ) -> list[RunRecord]:
     """Write the folders of runs that were trained together; a run that failed has no run.json."""
     return [
-        _Keeper(done, place, subject, request, suitable, folder).keep(started_at, monitor)
+        _RunFolderWriter(done, place, subject, request, setup, folder).keep(started_at, monitor)
         for place in range(len(done.variants))
     ]
 
 
-class _Keeper:
+class _RunFolderWriter:
     """Writes one run of a stack."""
 
     def __init__(
         self,
-        done: StackDone,
+        done: TrainedStack,
         place: int,
         subject: TrainingSetup,
         request: TrainRequest,
-        suitable: Suitable,
+        setup: StackSetup,
         folder: Path,
     ) -> None:
         self.done, self.place = done, place
-        self.variant, self.outcome, self.track = done.variants[place], done.outcomes[place], done.tracks[place]
+        self.variant, self.outcome = done.variants[place], done.outcomes[place]
         self.subject = dataclasses.replace(subject, settings=self.variant.settings(request.settings))
         self.request = self.variant.request(request)
         self.fast_path = request.fast_path
-        self.suitable = suitable
+        self.setup = setup
         self.folder = folder / self.variant.name
 
     def keep(self, started_at: datetime.datetime, monitor: MonitorSummary) -> RunRecord:
         self.folder.mkdir(parents=True, exist_ok=True)
-        track, lines = self.track, list(self.track.lines())
+        progress, lines = self.outcome.progress, list(self._step_lines())
         write_atomic(self.folder / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-        write_atomic(self.folder / "epochs.csv", csv_text(track.progress.rows))
+        write_atomic(self.folder / "epochs.csv", csv_text(progress.rows))
         for which, weights in (("best", self.outcome.weights), ("last", self.outcome.last_weights)):
             if weights:
                 save_weights(self.folder / f"weights-{which}.safetensors", weights)
-        rows = tuple(track.progress.rows)
+        rows = tuple(progress.rows)
         if self.outcome.error is not None:
             return RunRecord(variant=self.variant, folder=self.folder, rows=rows, error=self.outcome.error)
         trained, plan = self.done.trained, self._plan()
         summary = summarise(
-            track.progress,
+            progress,
             [self._report(plan, monitor)],
             steps=lines,
-            effective_batch=self.suitable.effective.batch,
-            learning_rate=self.suitable.tables[self.variant.learning_rate].facts,
+            effective_batch=self.setup.effective.batch,
+            learning_rate=self.setup.tables[self.variant.learning_rate].facts,
             noise=None,
             seed=self.variant.seed,
             fast_path=trained.path,
@@ -182,6 +184,20 @@ class _Keeper:
             started_at=started_at,
         )
         return RunRecord(variant=self.variant, folder=self.folder, summary=summary, plan=plan.to_json(), rows=rows)
+
+    def _step_lines(self) -> Iterator[dict[str, Any]]:
+        """Every step as the loop's steps.jsonl has it; its seconds are an even share of the epoch's."""
+        count, batch = len(self.subject.data.train), self.setup.effective.batch
+        rates, step, samples = self.setup.tables[self.variant.learning_rate].rates, 0, 0
+        for row, losses in zip(self.outcome.progress.rows, self.outcome.step_losses, strict=True):
+            window, seconds = Window(start=0, stop=0), row["seconds"] / len(losses)
+            for loss in losses.tolist():
+                window = next_window(window.stop, count, batch)
+                step, samples = step + 1, samples + window.samples
+                yield StepRecord(
+                    step=step, epoch=row["epoch"], samples=samples, loss=loss, learning_rate=rates[step - 1],
+                    effective_batch=window.samples, micro_batches=(window.samples,), seconds=seconds,
+                ).to_json()  # fmt: skip
 
     def _plan(self) -> Plan:
         trained, training = self.done.trained, self.request.settings.training

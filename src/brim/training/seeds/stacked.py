@@ -1,50 +1,48 @@
 """Trains several seeds and learning rates of one model on rows of features through the fast path.
 
 Each run has the loop's own initial weights, order of samples, batch, schedule, clipping and rules for the best epoch
-and early stopping, so it comes out as `brim train CONFIG hp.seed=N` would.
+and early stopping, so its result is that of `brim train CONFIG hp.seed=N`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from brim.memory.devices import memory_of
+from brim.memory.devices import DeviceMemory, memory_of
 from brim.settings.train_request import TrainRequest
-from brim.training.fast_path.order import Counts
-from brim.training.fast_path.problem import (
+from brim.training.fast_path.row_feed import InPasses
+from brim.training.fast_path.task import (
     Batch,
-    EpochEnd,
-    Problem,
+    Counts,
+    Outputs,
     RowData,
     RunOutcome,
     RunsListener,
     RunSpec,
     Settings,
-    Verdict,
+    TrainingTask,
 )
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from brim.training.items import TensorItems
-from brim.training.listener import TrainListener
-from brim.training.objective import Classification, Regression, choose_monitor
-from brim.training.seeds.follow import Follower, FollowRules, HeldOut, Track
-from brim.training.seeds.suitability import Suitable
+from brim.training.loop import epoch_permutation, epoch_rules
+from brim.training.objective import Classification, Regression
+from brim.training.seeds.suitability import StackSetup
 from brim.training.seeds.variants import Variant
 from brim.training.setup import TrainingSetup
-from brim.training.windows import epoch_permutation
 
-__all__ = ["StackDone", "train_stacked"]
+__all__ = ["TrainedStack", "ValidationSet", "train_stacked"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StackDone:
+class TrainedStack:
     """Runs that were trained together, and how."""
 
     variants: tuple[Variant, ...]
     outcomes: tuple[RunOutcome, ...]
-    tracks: tuple[Track, ...]
     trained: TrainedRuns
     eval_batch_size: int | None
     oom_events: int
@@ -54,11 +52,11 @@ class StackDone:
 def train_stacked(
     subject: TrainingSetup,
     request: TrainRequest,
-    suitable: Suitable,
+    setup: StackSetup,
     variants: Sequence[Variant],
     *,
-    listener: TrainListener,
-    keep: Callable[[StackDone], None],
+    listener: RunsListener,
+    keep: Callable[[TrainedStack], None],
 ) -> None:
     """Train these runs; those of every stack are handed to `keep` as soon as they are done.
 
@@ -66,21 +64,43 @@ def train_stacked(
     """
     courses: dict[tuple[float, ...], list[Variant]] = {}
     for variant in variants:
-        course = suitable.tables[variant.learning_rate].factors(variant.learning_rate)
+        course = setup.tables[variant.learning_rate].factors(variant.learning_rate)
         courses.setdefault(course, []).append(variant)
     for course, together in courses.items():
-        _Stack(subject, request, suitable, together, course, listener, keep).train()
+        _Stack(subject, request, setup, together, course, listener, keep).train()
 
 
-class _Told(RunsListener):
-    def __init__(self, listener: TrainListener) -> None:
-        self._listener = listener
+class ValidationSet:
+    """The validation rows on the device of the runs, judged for a whole stack in passes that fit."""
 
-    def epoch(self, *, runs: int, epoch: int, epochs: int, stopped: int) -> None:
-        self._listener.stack_epoch(runs=runs, epoch=epoch, epochs=epochs, stopped=stopped)
+    def __init__(
+        self,
+        items: TensorItems,
+        objective: Classification | Regression,
+        memory: DeviceMemory,
+        *,
+        batch_size: int | None,
+    ) -> None:
+        assert items.labels is not None
+        self.objective = objective
+        self.passes = InPasses(memory, batch_size=batch_size, dim=1)
+        self._rows, self._labels = items.rows.to(memory.device), items.labels.to(memory.device)
 
-    def note(self, line: str) -> None:
-        self._listener.note(line)
+    def figures(self, outputs: Outputs) -> list[dict[str, float]]:
+        """Every run's figures over all rows."""
+
+        def judged(places: torch.Tensor) -> torch.Tensor:
+            given = outputs(self._rows[places])  # [runs, rows, …]
+            labels = self._labels[places].repeat(len(given))
+            found = self.objective.sample_metrics_of(given.flatten(0, 1), labels)
+            return found.reshape(*given.shape[:2], -1)  # [runs, rows, figures and weight]
+
+        every = self.passes(judged, torch.arange(len(self._rows), device=self._rows.device))
+        wide = every if every.device.type == "mps" else every.double()
+        sums = wide.sum(dim=1).tolist()
+        return [
+            {name: value / run[-1] for name, value in zip(self.objective.metrics, run, strict=False)} for run in sums
+        ]
 
 
 class _Stack:
@@ -90,65 +110,57 @@ class _Stack:
         self,
         subject: TrainingSetup,
         request: TrainRequest,
-        suitable: Suitable,
+        setup: StackSetup,
         variants: Sequence[Variant],
         course: tuple[float, ...],
-        listener: TrainListener,
-        keep: Callable[[StackDone], None],
+        listener: RunsListener,
+        keep: Callable[[TrainedStack], None],
     ) -> None:
         assert isinstance(subject.objective, (Classification, Regression))
-        self.subject, self.request, self.suitable = subject, request, suitable
+        self.subject, self.request, self.setup = subject, request, setup
         self.objective = subject.objective
         self.variants = {variant.spec: variant for variant in variants}
         self.course = course
         self.listener, self.keep = listener, keep
         self.memory = memory_of(subject.device)
-        self.tracks: dict[RunSpec, Track] = {}
-        self.problem, self.settings = self._problem(), self._settings()
-        self.held_out = self._held_out()
-        self.rules = self._rules()
-        self._told = (0, 0)  # OOM events and allocator retries of the stacks before
+        self.settings = self._settings()
+        self.validation = self._validation()
+        self.task = self._task()
+        self._reported = (0, 0)  # OOM events and allocator retries of the stacks before
 
     def train(self) -> None:
         """To the end."""
         training = self.request.settings.training
         train_runs(
-            dataclasses.replace(self.problem, follow=self._follow),
+            self.task,
             list(self.variants),
             self.settings,
             device=self.subject.device,
             path=self.request.fast_path,
             memory_limit_bytes=self.request.memory_limit_bytes,
             margin=training.margin,
-            listener=_Told(self.listener),
+            listener=self.listener,
             keep=self._done,
         )
 
-    def _follow(self, specs: Sequence[RunSpec]) -> Callable[[EpochEnd], Verdict]:
-        follower = Follower(specs, self.rules, self.held_out)
-        self.tracks.update(zip(specs, follower.tracks, strict=True))
-        return follower
-
     def _done(self, trained: TrainedRuns) -> None:
-        specs = [outcome.spec for outcome in trained.outcomes]
-        passes = None if self.held_out is None else self.held_out.passes
-        told, (events, retries) = self._told, (trained.oom_events, trained.alloc_retries)
+        passes = None if self.validation is None else self.validation.passes
+        before, (events, retries) = self._reported, (trained.oom_events, trained.alloc_retries)
         events += 0 if passes is None else passes.oom_events
         self.keep(
-            StackDone(
-                variants=tuple(self.variants[spec] for spec in specs),
+            TrainedStack(
+                variants=tuple(self.variants[outcome.spec] for outcome in trained.outcomes),
                 outcomes=trained.outcomes,
-                tracks=tuple(self.tracks[spec] for spec in specs),
                 trained=trained,
                 eval_batch_size=None if passes is None else passes.largest or None,
-                oom_events=events - told[0],
-                alloc_retries=retries - told[1],
+                oom_events=events - before[0],
+                alloc_retries=retries - before[1],
             )
         )
-        self._told = (events, retries)
+        self._reported = (events, retries)
 
-    def _problem(self) -> Problem:
-        items, objective = self.subject.data.train, self.objective
+    def _task(self) -> TrainingTask:
+        items, objective, validation = self.subject.data.train, self.objective, self.validation
         assert isinstance(items, TensorItems)
         assert items.labels is not None
         count = len(items)
@@ -159,47 +171,46 @@ class _Stack:
         def orders(seed: int, epoch: int) -> list[torch.Tensor]:
             return [torch.from_numpy(epoch_permutation(count, seed=seed, epoch=epoch))]
 
-        return Problem(
+        return TrainingTask(
             make_model=self.subject.model_with_seed,
             data=RowData(
                 tensors={"features": items.rows, "labels": items.labels}, lengths=(count,), ids=items.ids
             ),
             criterion=criterion,
+            validate=None if validation is None else validation.figures,
             orders=orders,
+            rules=epoch_rules(self.request.settings, objective, validated=validation is not None),
+            epoch_facts=self._epoch_facts,
         )  # fmt: skip
+
+    def _epoch_facts(self, spec: RunSpec, step: int) -> dict[str, Any]:
+        batch = self.setup.effective.batch
+        return {
+            "learning_rate": self.setup.tables[spec.lr].rates[step - 1],
+            "effective_batch": batch,
+            "micro_batch": batch,
+            "eval_batch": None if self.validation is None else self.validation.passes.largest or None,
+        }
 
     def _settings(self) -> Settings:
         settings, course = self.request.settings, self.course
-        first = next(iter(self.suitable.tables.values()))
+        first = next(iter(self.setup.tables.values()))
         return Settings(
-            epochs=self.suitable.epochs,
-            batch_size=self.suitable.effective.batch,
+            epochs=self.setup.epochs,
+            batch_size=self.setup.effective.batch,
             optimizer=settings.optimizer.name,
             optimizer_options=first.options,
             clip_norm=settings.training.gradient_clip,
             autocast_dtype=self.subject.autocast,
             loss_scaling=self.subject.loss_scaling,
             lr_factor=None if set(course) == {1.0} else course.__getitem__,
+            skips_infinite_losses=False,
         )
 
-    def _held_out(self) -> HeldOut | None:
+    def _validation(self) -> ValidationSet | None:
         items = self.subject.data.validation
         if items is None or not self.request.validate:
             return None
         assert isinstance(items, TensorItems)
         asked = self.request.settings.training.eval_batch_size
-        return HeldOut(items, self.objective, self.memory, batch_size=asked if isinstance(asked, int) else None)
-
-    def _rules(self) -> FollowRules:
-        training = self.request.settings.training
-        monitor = choose_monitor(training.monitor, self.objective, validated=self.held_out is not None)
-        tables = self.suitable.tables
-        return FollowRules(
-            plan=self.problem.plan(self.settings),
-            rates=lambda spec: tables[spec.lr].rates,
-            eval_every=training.eval_every,
-            monitor=monitor,
-            higher_is_better=monitor in self.objective.higher_is_better,
-            patience=training.early_stopping,
-            min_delta=training.early_stopping_min_delta,
-        )
+        return ValidationSet(items, self.objective, self.memory, batch_size=asked if isinstance(asked, int) else None)

@@ -20,27 +20,26 @@ from brim.settings.caller import named, written
 from brim.settings.sizes import format_bytes
 from brim.settings.train_request import TrainRequest
 from brim.settings.train_settings import TrainSettings
-from brim.training.effective_batch import EarlierSizes, Effective, choose_effective_batch
-from brim.training.fast_path.choose import ROOM
+from brim.training.effective_batch import EarlierSizes, EffectiveBatch, choose_effective_batch
+from brim.training.fast_path.choose import USABLE_MEMORY_FRACTION
 from brim.training.fast_path.update_rules import rule_for
 from brim.training.items import TensorItems
 from brim.training.models import InputKind
 from brim.training.objective import Classification, Regression
-from brim.training.seeds.rate_table import RateTable, epochs_run, make_rate_table
-from brim.training.seeds.variants import Variant
+from brim.training.seeds.variants import RateTable, Variant, epochs_run, make_rate_table
 from brim.training.setup import TrainingSetup
 
-__all__ = ["Suitable", "judge_suitability", "refused_by_kind", "refused_by_request"]
+__all__ = ["StackSetup", "judge_suitability", "refused_by_kind", "refused_by_request"]
 
 ROWS_TRIED = 4
 _KINDS: dict[InputKind, str] = {"video": "clips", "image": "pictures", "text": "texts"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Suitable:
+class StackSetup:
     """What the fast path needs to know of the training beside its model and its rows."""
 
-    effective: Effective
+    effective: EffectiveBatch
     epochs: int
     steps_per_epoch: int
     tables: dict[float, RateTable]  # by learning rate
@@ -66,7 +65,7 @@ def refused_by_request(request: TrainRequest) -> str | None:
     return f"{named('fail_on_oom')} is given" if request.fail_on_oom else None
 
 
-def judge_suitability(subject: TrainingSetup, request: TrainRequest, variants: Sequence[Variant]) -> Suitable | str:
+def judge_suitability(subject: TrainingSetup, request: TrainRequest, variants: Sequence[Variant]) -> StackSetup | str:
     """What the fast path needs, or why the loop must train these runs."""
     settings = request.settings
     if not isinstance(subject.data.train, TensorItems) or not isinstance(
@@ -96,14 +95,14 @@ def judge_suitability(subject: TrainingSetup, request: TrainRequest, variants: S
     refused = _refused_by_room(subject, request) or _refused_by_model(subject, request)
     if refused is not None:
         return refused
-    return Suitable(
+    return StackSetup(
         effective=effective, epochs=epochs, steps_per_epoch=steps, tables=tables,
         notes=(*effective.notes, *first.notes),
     )  # fmt: skip
 
 
 def _rate_tables(
-    settings: TrainSettings, effective: Effective, variants: Sequence[Variant], *, samples: int, epochs: int
+    settings: TrainSettings, effective: EffectiveBatch, variants: Sequence[Variant], *, samples: int, epochs: int
 ) -> dict[float, RateTable] | str:
     tables: dict[float, RateTable] = {}
     for variant in variants:
@@ -122,7 +121,7 @@ def _refused_by_room(subject: TrainingSetup, request: TrainRequest) -> str | Non
     limit = resolve_limit(
         memory_of(subject.device), asked_bytes=request.memory_limit_bytes, margin=request.settings.training.margin
     )
-    if needed <= ROOM * limit.usable_bytes:
+    if needed <= USABLE_MEMORY_FRACTION * limit.usable_bytes:
         return None
     return f"the rows take {format_bytes(needed)} of {format_bytes(limit.usable_bytes)}"
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.errors import RequestError
-from brim.training.fast_path.order import EpochPlan, epoch_orders
+from brim.training.fast_path.task import EpochPlan, epoch_orders
 
 plans = st.builds(
     EpochPlan,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from brim.memory.devices import memory_of
-from brim.training.fast_path.in_passes import InPasses
+from brim.training.fast_path.row_feed import InPasses
 
 
 def test_rows_come_back_in_order_whatever_the_passes() -> None:
