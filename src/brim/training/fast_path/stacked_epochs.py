@@ -263,11 +263,12 @@ class StackTrainer(EpochBackend):
         """The losses of an epoch's steps; of skipped ones, which are not `finite`, nothing is counted."""
         progress, rows = self.progress[run], self._rows
         self._step_losses[run].append(losses.clone())
-        losses, rows = (losses, rows) if finite is None else (losses[finite], rows[finite])
-        self._losses[run].append(float(losses.double().mean()))
+        total = float(max(self._plan.spans)) if finite is None else float(rows[finite].sum())
+        losses, rows = (losses.double(), rows) if finite is None else (losses[finite].double(), rows[finite])
+        self._losses[run].append(float(losses.mean()))
         progress.add_steps(max(self._plan.spans), steps=self._plan.steps)
         progress.add_seconds(seconds)
-        progress.add_loss(float(losses.double() @ rows), float(rows.sum()))
+        progress.add_loss(float(losses @ rows), total)
 
     def _fail(self, run: int, epoch: int, losses: torch.Tensor, orders: Sequence[torch.Tensor]) -> None:
         step = int((~losses.isfinite()).nonzero()[0])
