@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from brim.reporting.rows.points import make_points
+from brim.reporting.kinds.profile_points import make_points
 
 
 def test_one_numeric_knob_is_the_axis() -> None:
     axis, points = make_points(["max_crops"], [{"max_crops": 4}, {"max_crops": 2}])
-    assert (axis.title, axis.scale, axis.values) == ("max_crops", "linear", (2.0, 4.0))
+    assert (axis.title, axis.scale, axis.values) == ("max_crops", "knob", (2.0, 4.0))
     assert [(point.label, point.short, point.x, point.line) for point in points] == [
         ("max_crops=4", "4", 4, ""),
         ("max_crops=2", "2", 2, ""),
@@ -16,7 +16,7 @@ def test_one_numeric_knob_is_the_axis() -> None:
 
 def test_numbers_that_were_written_as_text_are_numbers() -> None:
     axis, points = make_points(["size"], [{"size": "64"}, {"size": "2048"}])
-    assert (axis.scale, axis.values) == ("log", (64.0, 2048.0))  # 32 times as much: steps are multiples
+    assert (axis.scale, axis.values) == ("log knob", (64.0, 2048.0))  # 32 times as much: steps are multiples
     assert [point.short for point in points] == ["64", "2048"]
 
 

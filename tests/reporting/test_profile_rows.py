@@ -6,14 +6,20 @@ from typing import Any
 
 import pytest
 
-from brim.reporting.rows.points import make_points
-from brim.reporting.rows.probes import probe_rows
-from brim.reporting.rows.profile import accuracy_row, cost_of, front_rows, latency_rows, recommended
+from brim.reporting.kinds.profile import latency_rows
+from brim.reporting.kinds.profile_points import make_points
+from brim.reporting.kinds.profile_view import ProfileView, cost_of, recommended
+from brim.reporting.search import probe_rows
 from tests.reported_runs import GIB, profile_document, profile_entry
 
 
 def points_of(document: dict[str, Any]) -> Any:
     return make_points(document["knobs"], document["summary"])[1]
+
+
+def view_of(document: dict[str, Any]) -> ProfileView:
+    axis, points = make_points(document["knobs"], document["summary"])
+    return ProfileView(knobs=document["knobs"], metric="vqa", axis=axis, points=points)
 
 
 def test_the_recommended_point_is_the_cheapest_within_else_the_best() -> None:
@@ -33,25 +39,28 @@ def test_a_recommendation_that_points_nowhere_is_none(given: Any) -> None:
 
 def test_the_front_has_every_point_with_accuracy_and_cost_and_its_roles() -> None:
     document = profile_document([profile_entry(2), {**profile_entry(3), "accuracy": None}, profile_entry(4)])
-    rows = front_rows(points_of(document), recommended(document))
+    choice = recommended(document)
+    rows = view_of(document).front_rows(choice.cost, [choice.front], choice)
     assert [row["short"] for row in rows] == ["2", "4"]
     assert [row["front"] for row in rows] == [True, True]
     assert rows[1]["roles"] == "recommended, most accurate"
-    assert rows[0]["cost"] == pytest.approx(1000 / profile_entry(2)["samples_per_second"])
+    assert rows[0]["x"] == pytest.approx(1000 / profile_entry(2)["samples_per_second"])
 
 
 def test_costs_are_in_the_unit_they_are_named_with() -> None:
-    point = points_of(profile_document([profile_entry(2)]))[0]
+    point = profile_entry(2)
     assert cost_of(point, "latency_ms") == profile_entry(2)["latency_ms"]["batch_1"]["total"]["p50"]
     assert cost_of(point, "peak_reserved_bytes") == profile_entry(2)["peak_reserved_bytes"] / GIB
     assert cost_of(point, "num_samples") == 2000
     assert cost_of(point, "no such figure") is None
 
 
-def test_an_interval_needs_both_its_figures() -> None:
-    entry = {**profile_entry(2), "accuracy": 0.5, "accuracy_ci95": None}
-    row = accuracy_row(points_of(profile_document([entry]))[0])
-    assert (row["low"], row["high"], row["shown"]) == (None, None, "0.500")
+def test_an_interval_needs_both_its_figures_and_ends_where_scores_do() -> None:
+    entries = [{**profile_entry(2), "accuracy": 0.5, "accuracy_ci95": half} for half in (None, 0.25, 0.75)]
+    view = view_of(profile_document(entries))
+    rows = view.rows(view.accuracy)
+    assert [(row.get("low"), row.get("high")) for row in rows] == [(None, None), (0.25, 0.75), (0.0, 1.0)]
+    assert rows[0]["shown"] == "0.500"
 
 
 def test_a_latency_without_parts_is_a_whole_and_one_without_anything_no_row() -> None:
