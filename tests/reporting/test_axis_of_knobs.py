@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brim.reporting.kinds.profile_points import make_points
+from brim.reporting.kinds.profile_view import make_points
 
 
 def test_one_numeric_knob_is_the_axis() -> None:

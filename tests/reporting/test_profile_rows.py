@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from brim.reporting.kinds.profile import latency_rows
-from brim.reporting.kinds.profile_points import make_points
-from brim.reporting.kinds.profile_view import ProfileView, cost_of, recommended
+from brim.reporting.kinds.profile_view import ProfileView, cost_of, make_points, recommended
 from brim.reporting.search import probe_rows
 from tests.reported_runs import GIB, profile_document, profile_entry
 

@@ -1,8 +1,8 @@
 """A chart as data: its marks, its two axes, its series, and what is to be seen in it, in words.
 
 Rows are plain mappings: `x`, `y`, `line` (which series), `label` and `shown` (how the place and the figure are
-written), and where they apply `low`, `high`, `chosen`, `hollow`. `drawing.py` turns a chart into Vega-Lite; nothing
-here knows how.
+written), and where they apply `low`, `high`, `chosen`, `hollow`, and `at` (the place without its line). `drawing.py`
+turns a chart into Vega-Lite; nothing here knows how.
 """
 
 from __future__ import annotations
@@ -147,13 +147,18 @@ def _lines_caption(title: str, rows: Sequence[Row], series: Sequence[Series], co
     """Where each line begins and ends; of many lines, the highest and the lowest point."""
     drawn = [one.label for one in series if counts[one.label]]
     if len(drawn) > MOST_NAMED:
-        return f"{title}: {_extremes(rows, 'y', lambda row: ', '.join((row['line'], row['label'])))}."
+        return f"{title}: {_extremes(rows, 'y', _place_of)}."
     courses = {
-        label: course([(row["label"], row["y"], row["shown"]) for row in rows if row["line"] == label])
+        label: course([(row.get("at", row["label"]), row["y"], row["shown"]) for row in rows if row["line"] == label])
         for label in drawn
     }
     said = "; ".join(f"{label} {words}" if len(drawn) > 1 else words for label, words in courses.items())
     return f"{title}: {said}."
+
+
+def _place_of(row: Row) -> str:
+    """A point's line and place; a label may name both."""
+    return row["label"] if row["line"] in row["label"] else f"{row['line']}, {row['label']}"
 
 
 def _extremes(rows: Sequence[Row], field: str, name: Any) -> str:

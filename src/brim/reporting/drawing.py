@@ -147,7 +147,7 @@ def _channel(channel: Any, chart: Chart, side: str) -> Any:
         value for marks in chart.marks for row in marks.rows for name in ends
         if isinstance(value := row.get(name), int | float)
     ]  # fmt: skip
-    options = _scale(axis, figures)
+    options = _scale(axis, [*figures, *(axis.values if "knob" in axis.scale else ())])
     labels = {"format": _number_format(max(figures, default=0.0)), "labelOverlap": "greedy", **options.pop("axis", {})}
     title = None if vertical else axis.title
     if chart.y.scale == "words":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
-import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from brim.reporting.base import PageTable, Section, words
 from brim.reporting.read import Run
 from brim.reporting.units import date_text, text
 from brim.settings.caller import flag_of
-from brim.settings.declare import Setting
+from brim.settings.declare import Declared, declared, flag_names
 from brim.settings.eval_settings import EvalRequest
 from brim.settings.find_settings import WorkloadRequest
 from brim.settings.profile_settings import SEED_SCALE, ProfileRequest
@@ -81,19 +80,21 @@ def command_of(request: Mapping[str, Any], *, kind: str) -> str:
     for field, value in request.items():
         if field in _NOT_FLAGS or value is None or value in ("", [], (), {}) or value == defaults.get(field):
             continue
-        setting = settings.get(field)
+        known = settings.get(field)
         if field == "model" and command == "find":
             parts.append(str(value))
-        elif setting is None or setting.only != "python":
-            parts += _flag_parts(field, value, setting)
+        elif known is None or known.setting.only != "python":
+            parts += _flag_parts(field, value, known)
     return shlex.join(parts)
 
 
-def _settings() -> dict[str, Setting]:
+def _settings() -> dict[str, Declared]:
     """What each field of a request is declared as."""
-    hints = {name: hint for one in _REQUESTS for name, hint in typing.get_type_hints(one, include_extras=True).items()}
-    notes = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: note for name, own in notes.items() for note in own if isinstance(note, Setting)}
+    found = {}
+    for request in _REQUESTS:
+        by_name = {one.name: one for one in declared(request)}
+        found |= {field: by_name[name] for field, name in flag_names(request).items()}
+    return found
 
 
 def _defaults() -> dict[str, Any]:
@@ -108,13 +109,13 @@ def _defaults() -> dict[str, Any]:
     return values
 
 
-def _flag_parts(field: str, value: Any, setting: Setting | None) -> list[str]:
+def _flag_parts(field: str, value: Any, known: Declared | None) -> list[str]:
     """A setting as it is typed; a switch that is off is typed only where the flag turns it off."""
-    setting = setting or Setting(help="")
-    flag, _, off = (setting.flags[0] if setting.flags else flag_of(setting.name or field)).partition("/")
+    spelled = known.flags if known is not None else ()
+    flag, _, off = (spelled[0] if spelled else flag_of(field)).partition("/")
     if isinstance(value, bool):
-        typed = flag if value != setting.inverted else off
-        return [typed] if typed else []
+        inverted = known is not None and known.setting.inverted
+        return [one for one in (flag if value != inverted else off,) if one]
     if field in _OF_A_PROFILE:
         try:
             return _OF_A_PROFILE[field](value)
@@ -122,7 +123,7 @@ def _flag_parts(field: str, value: Any, setting: Setting | None) -> list[str]:
             return [flag, _written(value)]
     if isinstance(value, dict):
         return [part for key, one in value.items() for part in (flag, f"{key}={_written(one)}")]
-    if setting.many and isinstance(value, list | tuple):
+    if known is not None and known.setting.many and isinstance(value, list | tuple):
         return [part for one in value for part in (flag, str(one))]
     return [flag, _written(value)]
 

@@ -20,8 +20,7 @@ from brim.reporting.base import (
     words,
 )
 from brim.reporting.charts import Axis, Chart, bar_chart, line_chart
-from brim.reporting.kinds.profile_points import KnobPoint, make_points
-from brim.reporting.kinds.profile_view import ProfileView, Trend, cost_of, recommended
+from brim.reporting.kinds.profile_view import KnobPoint, ProfileView, Trend, cost_of, make_points, recommended
 from brim.reporting.machine import machine_section
 from brim.reporting.read import Run, entries, mapping, value_at
 from brim.reporting.repeat import repeat_sections

@@ -21,8 +21,7 @@ from brim.reporting.kinds.compared import (
     note_on_data,
 )
 from brim.reporting.kinds.profile import THROUGHPUT
-from brim.reporting.kinds.profile_points import SEPARATOR, make_points
-from brim.reporting.kinds.profile_view import ProfileView, Trend, cost_of, recommended
+from brim.reporting.kinds.profile_view import SEPARATOR, ProfileView, Trend, cost_of, make_points, recommended
 from brim.reporting.kinds.sample_pairs import difference_of, pair_samples
 from brim.reporting.read import Run, Samples
 from brim.reporting.units import bytes_text, count_text, listed, number, ratio_text, signed_text
