@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from brim.reporting.charts import Chart, Row
+from brim.reporting.read import value_at
 from brim.reporting.units import UNKNOWN, text
 
 __all__ = [
@@ -136,8 +137,13 @@ class Figure:
     """One figure of a run, declared once: shown of one run as a row, of several side by side."""
 
     title: str
-    read: Callable[[Mapping[str, Any]], object]  # from the run's summary
+    source: str | Callable[[Mapping[str, Any]], object]  # where the run's summary has it, or how it is computed
     show: Callable[[object], str] = text
+
+    def shown(self, summary: Mapping[str, Any]) -> str:
+        """As it is written."""
+        source = self.source
+        return self.show(value_at(summary, source) if isinstance(source, str) else source(summary))
 
 
 def figure_table(
@@ -146,7 +152,7 @@ def figure_table(
     """The figures that any run knows, one row each; with labels there is a column for each run."""
     rows = []
     for figure in figures:
-        shown = [figure.show(figure.read(summary)) for summary in summaries]
+        shown = [figure.shown(summary) for summary in summaries]
         if not all(one.startswith(UNKNOWN) for one in shown):
             rows.append({"name": figure.title, **{str(place): one for place, one in enumerate(shown)}})
     named = run_columns(labels) if labels else (words("value", "0"),)

@@ -26,8 +26,8 @@ from brim.reporting.theme import (
 from brim.reporting.units import course
 
 __all__ = [
-    "CHOSEN_KEY", "Axis", "Chart", "Marks", "Row", "bar_chart", "category_chart", "front_chart", "line_chart",
-    "time_chart", "time_unit",
+    "CHOSEN_KEY", "Axis", "Chart", "Marks", "Row", "bar_chart", "category_chart", "front_chart", "interval_ends",
+    "line_chart", "time_chart", "time_unit",
 ]  # fmt: skip
 
 Row = Mapping[str, Any]
@@ -78,6 +78,14 @@ class Chart:
 
     def __post_init__(self) -> None:
         assert self.caption.strip(), f"the chart {self.title} says nothing to those who cannot see it"
+
+
+def interval_ends(value: float | None, half: float | None) -> dict[str, float]:
+    """The ends of an interval; that of a score ends where scores do."""
+    if value is None or half is None:
+        return {}
+    low, high = value - half, value + half
+    return {"low": max(low, 0.0), "high": min(high, 1.0)} if 0 <= value <= 1 else {"low": low, "high": high}
 
 
 def line_chart(
@@ -189,7 +197,11 @@ def category_chart(
     marks = [
         Marks(mark="rule", rows=[{"x": rule}] if near else [], colour=MUTED, look={"strokeDash": [4, 3]}),
         Marks(mark="stroke", rows=dots, hover={**hover, "seed": "seed"}),
-        Marks(mark="interval", rows=[row for row in rows if row.get("low") is not None]),
+        Marks(
+            mark="interval",
+            rows=[row for row in rows if row.get("low") is not None],
+            look={"strokeWidth": 2, "opacity": 1},
+        ),
         Marks(mark="point", rows=rows, hover=hover, look={"size": 64}),
     ]
 

@@ -90,7 +90,7 @@ def command_of(request: Mapping[str, Any], *, kind: str) -> str:
 
 def _settings() -> dict[str, Declared]:
     """What each field of a request is declared as."""
-    found = {}
+    found: dict[str, Declared] = {}
     for request in _REQUESTS:
         by_name = {one.name: one for one in declared(request)}
         found |= {field: by_name[name] for field, name in flag_names(request).items()}

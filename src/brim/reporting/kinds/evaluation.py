@@ -25,7 +25,7 @@ from brim.reporting.base import (
     run_columns,
     words,
 )
-from brim.reporting.charts import Axis, Chart, Row, bar_chart, category_chart
+from brim.reporting.charts import Axis, Chart, Row, bar_chart, category_chart, interval_ends
 from brim.reporting.kinds.compared import (
     comparison_document,
     difference_section,
@@ -66,10 +66,6 @@ _COMPARED = (
 )  # fmt: skip
 
 
-def _of(path: str) -> Any:
-    return lambda summary: value_at(summary, path)
-
-
 def _rate(value: object) -> str:
     return f"{significant(value)} samples/s"
 
@@ -80,23 +76,23 @@ def _times(value: object) -> str:
 
 
 FIGURES = (
-    Figure("samples", _of("num_samples"), count_text),
-    Figure("failed samples", _of("num_failed"), count_text),
-    Figure("throughput", _of("samples_per_second"), _rate),
-    Figure("batch size used", _of("batch_size_used"), count_text),
-    Figure("out of memory", _of("oom_events"), _times),
-    Figure("peak allocated", _of("peak_allocated_bytes"), bytes_text),
-    Figure("peak reserved", _of("peak_reserved_bytes"), bytes_text),
-    Figure("padding", _of("padding_fraction"), fraction_text),
-    Figure("waited for data", _of("gpu_wait_fraction"), fraction_text),
-    Figure("loading processes", _of("loader.num_workers"), count_text),
-    Figure("GPU use (mean)", _of("gpu_utilisation_mean"), fraction_text),
-    Figure("answer tokens, median", _of("answer_tokens.p50"), count_text),
-    Figure("answer tokens, P99", _of("answer_tokens.p99"), count_text),
-    Figure("answers cut off", _of("answer_tokens.truncated_fraction"), fraction_text),
-    Figure("ranks", _of("ranks"), count_text),
-    Figure("resumed", _of("num_resumed"), lambda value: f"{count_text(value)} samples"),
-    Figure("run time", _of("seconds"), duration_text),
+    Figure("samples", "num_samples", count_text),
+    Figure("failed samples", "num_failed", count_text),
+    Figure("throughput", "samples_per_second", _rate),
+    Figure("batch size used", "batch_size_used", count_text),
+    Figure("out of memory", "oom_events", _times),
+    Figure("peak allocated", "peak_allocated_bytes", bytes_text),
+    Figure("peak reserved", "peak_reserved_bytes", bytes_text),
+    Figure("padding", "padding_fraction", fraction_text),
+    Figure("waited for data", "gpu_wait_fraction", fraction_text),
+    Figure("loading processes", "loader.num_workers", count_text),
+    Figure("GPU use (mean)", "gpu_utilisation_mean", fraction_text),
+    Figure("answer tokens, median", "answer_tokens.p50", count_text),
+    Figure("answer tokens, P99", "answer_tokens.p99", count_text),
+    Figure("answers cut off", "answer_tokens.truncated_fraction", fraction_text),
+    Figure("ranks", "ranks", count_text),
+    Figure("resumed", "num_resumed", lambda value: f"{count_text(value)} samples"),
+    Figure("run time", "seconds", duration_text),
 )
 METRIC_COLUMNS = (
     words("metric", "name"),
@@ -118,10 +114,9 @@ def metric_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         if value is None:
             continue
         half = half if mean == value else None  # a figure of the whole corpus is not the mean of its samples
-        ends = {} if half is None else {"low": value - half, "high": value + half}
         rows.append(
             {"name": name, "value": value, "std": number(figure.get("std")), "count": number(figure.get("count")),
-             "ci95": half, **ends, "shown": interval_text(value, half)}
+             "ci95": half, **interval_ends(value, half), "shown": interval_text(value, half)}
         )  # fmt: skip
     return rows
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from brim.reporting.base import Column, PageTable, Section, present, words
-from brim.reporting.charts import Axis, Chart, Row, front_chart, line_chart
+from brim.reporting.charts import Axis, Chart, Row, front_chart, interval_ends, line_chart
 from brim.reporting.read import mapping, value_at
 from brim.reporting.theme import Series, series_for
 from brim.reporting.units import byte_unit, bytes_text, interval_text, listed, number, score_text, significant, text
@@ -258,7 +258,7 @@ class ProfileView:
                 shown = interval_text(value, half) if trend.half else trend.show(value)
                 rows.append(
                     {**point.place(), "line": self.line(run, point), "y": None if value is None else value / size,
-                     **_ends(value, half), "shown": shown, "chosen": point.index == self.chosen,
+                     **interval_ends(value, half), "shown": shown, "chosen": point.index == self.chosen,
                      "hollow": trend.score and bool(point.entry.get("saturated"))}
                 )  # fmt: skip
         return rows
@@ -302,7 +302,7 @@ class ProfileView:
                 roles = () if choice is None else choice.roles.get(point.index, ())
                 rows.append(
                     {**point.place(), "line": self.labels[run] or _ONLY, "x": spent, "y": value, "low": None,
-                     "high": None, **_ends(value, half), "shown": interval_text(value, half),
+                     "high": None, **interval_ends(value, half), "shown": interval_text(value, half),
                      "cost_shown": unit.text(spent), "front": point.index in front,
                      "chosen": choice is not None and point.index == choice.chosen, "roles": ", ".join(roles)}
                 )  # fmt: skip
@@ -340,11 +340,3 @@ class ProfileView:
         )
         table = PageTable("Points by cost", columns, ordered)
         return Section(title=title, paragraphs=(said,), charts=present(chart), table=table)
-
-
-def _ends(value: float | None, half: float | None) -> dict[str, float]:
-    """The ends of an interval; that of a score ends where scores do."""
-    if value is None or half is None:
-        return {}
-    low, high = value - half, value + half
-    return {"low": max(low, 0.0), "high": min(high, 1.0)} if 0 <= value <= 1 else {"low": low, "high": high}

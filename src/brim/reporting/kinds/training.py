@@ -71,37 +71,33 @@ _SIZES = (
 _RATE_ROWS = 12  # of the table of learning rates
 
 
-def _of(path: str) -> Any:
-    return lambda summary: value_at(summary, path)
-
-
 def _waited(summary: Mapping[str, Any]) -> float | None:
     waited, seconds = number(value_at(summary, "loader.wait_seconds")), number(summary.get("seconds"))
     return waited / seconds if waited is not None and seconds else None
 
 
 FIGURES = (
-    Figure("throughput", _of("samples_per_second"), lambda value: f"{significant(value)} samples/s"),
-    Figure("throughput in pairs", _of("pairs_per_second"), lambda value: f"{significant(value)} pairs/s"),
-    Figure("samples seen", _of("samples"), count_text),
-    Figure("optimizer steps", _of("steps"), count_text),
-    Figure("effective batch", _of("effective_batch_size"), count_text),
-    Figure("micro-batch", _of("micro_batch_size"), count_text),
-    Figure("micro-batches in a step", _of("accumulation_steps"), count_text),
-    Figure("batch beyond which samples stop helping", _of("noise_scale.useful_batch"), count_text),
-    Figure("largest micro-batch seen to fit", _of("batch_size_max"), count_text),
-    Figure("validation batch", _of("eval_batch_size"), count_text),
-    Figure("OOM events", _of("oom_events"), count_text),
-    Figure("allocator retries", _of("alloc_retries"), count_text),
-    Figure("peak allocated", _of("peak_allocated_bytes"), bytes_text),
-    Figure("peak reserved", _of("peak_reserved_bytes"), bytes_text),
-    Figure("GPU use (mean)", _of("gpu_utilisation_mean"), fraction_text),
+    Figure("throughput", "samples_per_second", lambda value: f"{significant(value)} samples/s"),
+    Figure("throughput in pairs", "pairs_per_second", lambda value: f"{significant(value)} pairs/s"),
+    Figure("samples seen", "samples", count_text),
+    Figure("optimizer steps", "steps", count_text),
+    Figure("effective batch", "effective_batch_size", count_text),
+    Figure("micro-batch", "micro_batch_size", count_text),
+    Figure("micro-batches in a step", "accumulation_steps", count_text),
+    Figure("batch beyond which samples stop helping", "noise_scale.useful_batch", count_text),
+    Figure("largest micro-batch seen to fit", "batch_size_max", count_text),
+    Figure("validation batch", "eval_batch_size", count_text),
+    Figure("OOM events", "oom_events", count_text),
+    Figure("allocator retries", "alloc_retries", count_text),
+    Figure("peak allocated", "peak_allocated_bytes", bytes_text),
+    Figure("peak reserved", "peak_reserved_bytes", bytes_text),
+    Figure("GPU use (mean)", "gpu_utilisation_mean", fraction_text),
     Figure("waited for data", _waited, fraction_text),
-    Figure("loading processes", _of("loader.num_workers"), count_text),
-    Figure("fast path", _of("fast_path"), lambda value: text(value) if isinstance(value, str) else UNKNOWN),
-    Figure("ranks", _of("ranks"), count_text),
-    Figure("time in steps", _of("seconds"), duration_text),
-    Figure("time in validation", _of("eval_seconds"), duration_text),
+    Figure("loading processes", "loader.num_workers", count_text),
+    Figure("fast path", "fast_path", lambda value: text(value) if isinstance(value, str) else UNKNOWN),
+    Figure("ranks", "ranks", count_text),
+    Figure("time in steps", "seconds", duration_text),
+    Figure("time in validation", "eval_seconds", duration_text),
 )
 
 
