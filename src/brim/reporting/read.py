@@ -189,7 +189,7 @@ def _check_schema(path: Path, document: Mapping[str, Any], expected: str) -> Non
 
 def _no_run(folder: Path) -> str:
     if (folder / "samples.jsonl").exists():
-        return f"{folder}: the run has not finished (no run.json); go on with --resume -o {folder}"
+        return f"{folder}: the run has not finished (no run.json); continue with --resume -o {folder}"
     inside = sorted(file.parent for name in ("run.json", "profile.json") for file in folder.glob(f"*/{name}"))
     if inside:
         return f"{folder}: no run.json in it, but in folders below; give one, such as {inside[-1]}"
