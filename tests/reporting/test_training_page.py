@@ -195,6 +195,14 @@ def test_every_figure_of_a_training_is_there_and_said_in_words(trained: Page) ->
     assert "Memory ran out at 22,608 and 22,864 samples." in said["Effective batch and micro-batch (samples)"]
 
 
+def test_a_learning_rate_that_never_changes_is_a_sentence_and_a_table_but_no_chart(tmp_path: Path) -> None:
+    lines = [{**line, "learning_rate": 1e-3} for line in step_lines()[:40]]
+    rate = section(page(write_training(tmp_path, steps=lines, epochs=epoch_lines(lines))), "Learning rate")
+    assert rate.charts == ()
+    assert "0.00100" in rate.paragraphs[-1]
+    assert cells(rate)
+
+
 def test_the_sizes_of_a_training_are_tabled_stretch_by_stretch(trained: Page) -> None:
     made = section(trained, "Batch and micro-batches")
     assert [row[2:] for row in cells(made)] == [
