@@ -141,7 +141,11 @@ def line_chart(
     ]  # fmt: skip
     if keys is None:
         drawn = [one for one in series if counts[one.label]]
-        keys = [dataclasses.replace(one, bare=one.label in bare).key() for one in drawn] if len(drawn) > 1 else []
+        keys = (
+            [dataclasses.replace(one, bare=one.label in bare).key() for one in drawn]
+            if len(drawn) > 1 or limit is not None
+            else []
+        )
         keys = [*keys, *([ring] if chosen else []), *([LegendKey("failed", BAD, "cross")] if failed else [])]
         keys += [LegendKey("memory limit", LIMIT, "dashed")] if limit is not None else []
     said = caption or _lines_caption(title, known, series, counts)
@@ -215,7 +219,7 @@ def category_chart(
     return Chart(
         title=title, caption=f"{x.title[:1].upper()}{x.title[1:]} by {what}: {said}.{note}", x=x,
         y=Axis(what, "words", names), series=tuple(series), marks=tuple(one for one in marks if one.rows),
-        keys=tuple(one.key() for one in series) if len(series) > 1 else (),
+        keys=tuple(one.key() for one in series) if len(series) > 1 or rule == 0 else (),  # whose difference it is
         height=max(round(len(names) * (34 if len(series) == 1 else 25 * len(series))), 76),
     )  # fmt: skip
 
