@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from brim.errors import RequestError
-from brim.reporting.comparisons.base import labels_of
-from brim.reporting.comparisons.registry import comparison_of
+from brim.reporting.kinds.compared import labels_of
+from brim.reporting.kinds.registry import comparison_of
 from brim.reporting.read import open_run
 from brim.reporting.write import write_comparison
 from tests.reported_runs import (
@@ -24,9 +24,7 @@ from tests.reported_runs import (
 
 def compare(*folders: Path) -> tuple[dict[str, Any], Any]:
     runs = [open_run(folder) for folder in folders]
-    comparison = comparison_of(runs)
-    document = comparison.compare(runs)
-    return document, comparison.page(document)
+    return comparison_of(runs)
 
 
 def test_evaluations_are_paired_sample_by_sample(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from tests.reporting.reported_pages import PAGES
 
 Pages = dict[str, Path]
 
+LONG_NAMES = ("hostile_profile", "compared_evaluations")  # whose labels are cut on purpose
+
 MARKS = """
 return [...document.querySelectorAll('.chart')].map(chart => ({
   title: chart.parentElement.querySelector('h3').textContent,
@@ -65,15 +67,24 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_draws_all_its_charts_and_asks_nothing_of_anyone(browser: Chromium, pages: Pages, name: str) -> None:
-    browser.open(pages[name])
-    charts = browser.ask(MARKS)
-    assert [chart["title"] for chart in charts if not chart["svg"] or chart["marks"] == 0] == []
-    assert browser.console() == []
-    assert browser.requests() == [pages[name].as_uri()]
-    assert browser.ask("return window.hacked") is None
-    assert browser.ask("return document.querySelectorAll('script').length") == 3
-    assert browser.ask("return document.querySelectorAll('img').length") == 0
+def test_a_page_draws_all_its_charts_whole_and_asks_nothing_of_anyone(
+    browser: Chromium, pages: Pages, name: str
+) -> None:
+    for width, theme in ((1280, "light"), (360, "dark")):
+        browser.open(pages[name], width=width, theme=theme)
+        charts = browser.ask(MARKS)
+        assert [chart["title"] for chart in charts if not chart["svg"] or chart["marks"] == 0] == []
+        assert browser.console() == []
+        assert browser.requests() == [pages[name].as_uri()]
+        assert browser.ask("return window.hacked") is None
+        assert browser.ask("return document.querySelectorAll('script').length") == 3
+        assert browser.ask("return document.querySelectorAll('img').length") == 0
+        if name in LONG_NAMES:
+            continue
+        assert browser.ask("return document.documentElement.scrollWidth") == width
+        sides = ("left", "right", "top", "bottom")
+        assert [one["text"] for one in browser.ask(TEXTS) if any(one[side] < -1.5 for side in sides)] == []
+        assert browser.ask(OVERLAPS) == []
 
 
 def test_a_full_profile_has_all_its_figures(browser: Chromium, pages: Pages) -> None:
@@ -89,30 +100,13 @@ def test_a_full_profile_has_all_its_figures(browser: Chromium, pages: Pages) -> 
     assert accuracy["marks"] == 12 + 12 + 1 + 1  # points, intervals, the line, the ring
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_the_recommended_point_is_marked_named_and_whole(
-    browser: Chromium, pages: Pages, width: int, theme: str
-) -> None:
-    browser.open(pages["full"], width=width, theme=theme)
+def test_the_recommended_point_is_marked_named_and_whole(browser: Chromium, pages: Pages, width: int) -> None:
+    browser.open(pages["full"], width=width)
     names = [one for one in browser.ask(TEXTS) if one["text"] == "recommended: 11"]
     assert len(names) == 2  # the name, and its halo behind it
     assert all(name[side] >= 0 for name in names for side in ("left", "right", "top", "bottom"))
     assert browser.ask("return document.querySelector('.headline h2').textContent") == "Recommended: max_crops = 11"
-    assert browser.console() == []
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["full", "one_value", "failures", "two_knobs", "words", "long_range", "evaluation", "find", "compared_profiles"],
-)
-@pytest.mark.parametrize("width", [360, 1280])
-def test_no_label_is_cut_or_covers_another(browser: Chromium, pages: Pages, name: str, width: int) -> None:
-    browser.open(pages[name], width=width)
-    assert browser.ask("return document.documentElement.scrollWidth") == width
-    sides = ("left", "right", "top", "bottom")
-    assert [one["text"] for one in browser.ask(TEXTS) if any(one[side] < -1.5 for side in sides)] == []
-    assert browser.ask(OVERLAPS) == []
 
 
 def test_the_theme_follows_the_system_without_a_new_load(browser: Chromium, pages: Pages) -> None:

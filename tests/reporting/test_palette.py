@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import brim.reporting
-from brim.reporting.charts.theme import CONFIG, RAMP_STEPS, lines_for, ramp_for
+from brim.reporting.theme import CONFIG, RAMP_STEPS, ramp_for, series_for
 
 STYLE = (Path(brim.reporting.__file__).parent / "template" / "page.css").read_text(encoding="utf-8")
 BLOCKS = re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)
@@ -58,7 +58,7 @@ def test_both_themes_have_the_same_colours() -> None:
 
 
 def test_lines_differ_by_symbol_not_by_colour_alone_and_only_in_colours_that_exist() -> None:
-    few, many = lines_for([f"run {n}" for n in range(6)]), lines_for([f"run {n}" for n in range(30)])
+    few, many = series_for([f"run {n}" for n in range(6)]), series_for([f"run {n}" for n in range(30)])
     assert len({line.shape for line in few}) == len({line.dash for line in few}) == 6
     assert len({line.colour for line in many}) == RAMP_STEPS
     assert ramp_for(["only"])[0].colour == "var(--ramp-1)"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from brim.reporting.rows.pairs import EXAMPLES, difference_of, pair_samples
+from brim.reporting.kinds.sample_pairs import EXAMPLES, difference_of, pair_samples
 from tests.reported_runs import sample_line
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from brim.reporting.base import Page, Section
 from brim.reporting.kinds.registry import page_of
+from brim.reporting.kinds.sweep import against_rows
 from brim.reporting.read import open_run
-from brim.reporting.rows.sweep import against_rows
 from brim.reporting.write import write_report
 from brim.settings.config_files import read_sweep
 from brim.settings.sweep_request import SweepRequest
@@ -79,7 +79,7 @@ def test_the_best_experiment_is_the_headline_and_first_in_the_table(page: Page) 
 
 def test_the_score_is_drawn_against_time_and_memory(page: Page) -> None:
     found = section(page, "Score against time and memory")
-    assert [panel.title for panel in found.panels] == ["top1 against duration (s)", "top1 against peak reserved (GiB)"]
+    assert [chart.title for chart in found.charts] == ["top1 against duration (s)", "top1 against peak reserved (GiB)"]
 
 
 def test_sizes_given_forecast_and_used_stand_beside_each_other(page: Page) -> None:

@@ -56,3 +56,28 @@ def test_times_are_told_in_utc() -> None:
     assert units.date_text("2026-11-05T15:18:41") == "5 November 2026, 15:18"
     assert units.date_text("yesterday") == "yesterday"
     assert units.date_text(None) == "—"
+
+
+def places(*figures: float) -> list[tuple[str, float, str]]:
+    return [(str(place), figure, units.score_text(figure)) for place, figure in enumerate(figures, 2)]
+
+
+def test_a_course_names_its_ends_and_what_lies_beyond_them() -> None:
+    assert units.course(places(0.5, 0.9, 0.7)) == "from 0.500 at 2 to 0.700 at 4; highest 0.900 at 3"
+    assert units.course(places(0.5, 0.1, 0.7)) == "from 0.500 at 2 to 0.700 at 4; lowest 0.100 at 3"
+
+
+def test_a_course_of_little_is_said_plainly() -> None:
+    assert units.course([]) == "not known"
+    assert units.course(places(0.5)) == "0.500 at 2"
+    assert units.course(places(0.50001, 0.5)) == "0.500 throughout"
+
+
+def test_lists_end_with_and() -> None:
+    assert [units.listed(list("abcdefgh"[:count])) for count in (0, 1, 2, 3)] == ["", "a", "a and b", "a, b and c"]
+    assert units.listed(list("abcdefgh"), most=4) == "a, b, c and 5 more"
+
+
+def test_a_model_is_called_by_the_end_of_its_path() -> None:
+    names = ("/data/models/molmo2-1b/", "py:/x/models.py:answers", "resnet50", None)
+    assert [units.short_name(name) for name in names] == ["molmo2-1b", "answers", "resnet50", "—"]

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brim.cli.forecast import PART_NAMES, sizes_of
-from brim.reporting.base import Column, Fact, Key, Page, Panel, Section, Spec, Table
-from brim.reporting.charts.theme import HEIGHT, LIMIT, series_colour
-from brim.reporting.units import bytes_text, count_text
+from brim.reporting.base import Column, Fact, Page, PageTable, Section, present, words
+from brim.reporting.charts import Axis, Chart, bar_chart
+from brim.reporting.theme import series_for
+from brim.reporting.units import bytes_text, count_text, short_name
 from brim.settings.sizes import format_bytes
 
 __all__ = ["forecast_page"]
@@ -37,12 +38,11 @@ def forecast_page(documents: Sequence[Document]) -> Page:
     """One section for each card."""
     first = documents[0]
     return Page(
-        title=f"Forecast: {first['model']}",
+        title=f"Forecast: {short_name(first['model'])}",
         subtitle=f"{first['mode']}, traced in {max(d['trace_seconds'] for d in documents):.1f} s without a GPU",
         headline=_headline(documents),
         facts=tuple(
-            Fact(name=f"largest batch on {one['gpu']['key']}", value=count_text(one["batch_size_max"]))
-            for one in documents
+            Fact(f"largest batch on {one['gpu']['key']}", count_text(one["batch_size_max"])) for one in documents
         ),
         remarks=tuple(dict.fromkeys(note for document in documents for note in document["notes"])),
         warnings=tuple(dict.fromkeys(f"Approximate: {d['approximate']}" for d in documents if d["approximate"])),
@@ -64,33 +64,24 @@ def _section(document: Document) -> Section:
     rows = [_row(size) for size in sizes_of(document)]
     card = document["gpu"]
     limit = document["limit_bytes"]
-    words = (
+    said = (
         f"{card['name']} has {format_bytes(card['memory_bytes'])}; {format_bytes(limit)} may be used "
         f"(margin {document['margin']:.0%}). Largest batch size that fits: {document['batch_size_max'] or 'none'}."
     )
-    panel = Panel(
-        title="Memory on the card (GiB)",
-        spec=_spec(rows, limit),
-        alternative=f"Memory by batch size, stacked by what it is for. {words}",
-        keys=(
-            *(Key(label=GROUP_NAMES[group], colour=series_colour(i), mark="bar") for i, group in enumerate(GROUPS)),
-            Key(label="to use", colour=LIMIT, mark="dashed"),
-        ),
-    )
     parts = [part for part in PART_NAMES if any(row.get(part) for row in rows)]
     columns = (
-        Column(title="batch size", field="batch_size", show=count_text),
-        Column(title="fits", field="fits", words=True),
-        Column(title="as nvidia-smi shows", field="device_bytes", show=bytes_text),
-        Column(title="reserved", field="peak_reserved_bytes", show=bytes_text),
-        Column(title="allocated", field="peak_allocated_bytes", show=bytes_text),
-        *(Column(title=PART_NAMES[part], field=part, show=bytes_text) for part in parts),
+        Column("batch size", "batch_size", count_text),
+        words("fits"),
+        Column("as nvidia-smi shows", "device_bytes", bytes_text),
+        Column("reserved", "peak_reserved_bytes", bytes_text),
+        Column("allocated", "peak_allocated_bytes", bytes_text),
+        *(Column(PART_NAMES[part], part, bytes_text) for part in parts),
     )
     return Section(
         title=card["name"],
-        paragraphs=(words,),
-        panels=(panel,),
-        table=Table(caption="Every size forecast", columns=columns, rows=rows),
+        paragraphs=(said,),
+        charts=present(_chart(rows, limit, f"Memory by batch size, stacked by what it is for. {said}")),
+        table=PageTable("Every size forecast", columns, rows),
     )
 
 
@@ -98,49 +89,18 @@ def _row(size: Mapping[str, Any]) -> dict[str, Any]:
     return {**size, **size["breakdown"]}
 
 
-def _spec(rows: Sequence[Mapping[str, Any]], limit_bytes: int) -> Spec:
-    """Stacked bars and a rule, as a Vega-Lite specification."""
-    values = [
+def _chart(rows: Sequence[Mapping[str, Any]], limit_bytes: int, caption: str) -> Chart | None:
+    """Stacked bars under a rule."""
+    stacked = [
         {
-            "size": str(row["batch_size"]),
-            "part": GROUP_NAMES[group],
-            "order": place,
-            "gib": sum(row.get(part, 0) for part in parts) / GIB,
-            "shown": format_bytes(sum(row.get(part, 0) for part in parts)),
+            "x": str(row["batch_size"]), "label": str(row["batch_size"]), "line": GROUP_NAMES[group], "place": place,
+            "y": size / GIB, "shown": format_bytes(size),
         }
         for row in rows
         for place, (group, parts) in enumerate(GROUPS.items())
-    ]
-    names = list(GROUP_NAMES.values())
-    bars = {
-        "data": {"values": values},
-        "mark": {"type": "bar"},
-        "encoding": {
-            "x": {
-                "field": "size",
-                "type": "ordinal",
-                "sort": [str(row["batch_size"]) for row in rows],
-                "title": "batch size",
-                "axis": {"labelAngle": 0, "labelOverlap": "greedy"},
-            },
-            "y": {"field": "gib", "type": "quantitative", "title": None, "stack": "zero"},
-            "color": {
-                "field": "part",
-                "type": "nominal",
-                "scale": {"domain": names, "range": [series_colour(place) for place in range(len(names))]},
-                "legend": None,
-            },
-            "order": {"field": "order", "type": "quantitative"},
-            "tooltip": [
-                {"field": "size", "type": "nominal", "title": "batch size"},
-                {"field": "part", "type": "nominal", "title": "part"},
-                {"field": "shown", "type": "nominal", "title": "memory"},
-            ],
-        },
-    }
-    rule = {
-        "data": {"values": [{"limit": limit_bytes / GIB}]},
-        "mark": {"type": "rule", "strokeDash": [6, 3], "color": LIMIT},
-        "encoding": {"y": {"field": "limit", "type": "quantitative"}},
-    }
-    return {"layer": [bars, rule], "width": "container", "height": HEIGHT}
+        for size in [sum(row.get(part, 0) for part in parts)]
+    ]  # fmt: skip
+    return bar_chart(
+        "Memory on the card (GiB)", stacked, x=Axis("batch size"), figure="memory", caption=caption,
+        series=series_for(list(GROUP_NAMES.values())), limit=limit_bytes / GIB, limit_title="to use",
+    )  # fmt: skip

@@ -1,57 +1,33 @@
-"""What a page is made of: sections, each with words, figures and a table. Plain values, drawn by nobody yet.
+"""What a page is made of: sections, each with words, charts and a table. Plain values, drawn by nobody yet.
 
-A section with a figure has a table of the same rows, and every figure says in words what is to be seen in it: that is
-held here, so that no kind of run can forget it.
+A section with a chart has a table of the same figures: that is held here, so that no kind of run can forget it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from brim.reporting.units import text
+from brim.reporting.charts import Chart, Row
+from brim.reporting.read import value_at
+from brim.reporting.units import UNKNOWN, text
 
-__all__ = ["Cell", "Column", "Fact", "Key", "Page", "Panel", "Row", "Section", "Spec", "Table"]
-
-Row = Mapping[str, Any]
-Spec = dict[str, Any]  # a Vega-Lite specification
+__all__ = [
+    "Column", "Fact", "Figure", "Page", "PageTable", "Section", "TableCell", "facts", "figure_table", "note_section",
+    "present", "run_columns", "words",
+]  # fmt: skip
 
 _LONG = 26  # characters of a cell that need not stand in one line
+_Part = TypeVar("_Part")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Key:
-    """One entry of a legend; the page draws it, not the chart, so that it wraps on a phone."""
-
-    label: str
-    colour: str  # a CSS colour
-    mark: str = "circle"  # a Vega symbol, `line`, `dashed`, `bar`, `ring`, `cross` or `none`
-    filled: bool = True
+def present(*parts: _Part | None) -> tuple[_Part, ...]:
+    """Those that there are: a chart or a section that has nothing to show is None."""
+    return tuple(part for part in parts if part is not None)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Panel:
-    """One chart of a figure, and what is to be seen in it for those who cannot see it."""
-
-    title: str
-    spec: Spec
-    alternative: str
-    keys: tuple[Key, ...] = ()
-
-    def __post_init__(self) -> None:
-        assert self.alternative.strip(), f"the chart {self.title} says nothing to those who cannot see it"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cell:
-    """What stands in one place of a table."""
-
-    text: str
-    link: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Column:
     """One column: which field of a row it shows, and how."""
 
@@ -59,50 +35,67 @@ class Column:
     field: str
     show: Callable[[Any], str] = text
     words: bool = False  # words stand on the left, figures on the right
-    link: str | None = None  # the field that holds where the cell leads to
+    link: str = ""  # the field that holds where the cell leads to
+    always: bool = False  # also where no row knows anything of it
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Table:
-    """Rows under columns; the first column names the row."""
+def words(title: str, field: str = "", *, link: str = "") -> Column:
+    """A column of words; its field is called like it unless it is given."""
+    return Column(title, field or title, words=True, link=link)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableCell:
+    """What stands in one place of a table."""
+
+    text: str
+    link: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PageTable:
+    """Rows under columns; the first column names the row, and those of which no row knows anything are left out."""
 
     caption: str
-    columns: tuple[Column, ...]
+    columns: Sequence[Column]
     rows: Sequence[Row]
 
-    def cells(self) -> list[list[Cell]]:
+    def __post_init__(self) -> None:
+        known = [
+            one for place, one in enumerate(self.columns)
+            if place == 0 or one.always or any(row.get(one.field) not in (None, "") for row in self.rows)
+        ]  # fmt: skip
+        object.__setattr__(self, "columns", tuple(known))
+
+    def cells(self) -> list[list[TableCell]]:
         """Every row as it is written."""
         return [
-            [
-                Cell(text=column.show(row.get(column.field)), link=row.get(column.link) if column.link else None)
-                for column in self.columns
-            ]
+            [TableCell(one.show(row.get(one.field)), row.get(one.link) if one.link else None) for one in self.columns]
             for row in self.rows
         ]
 
     def styles(self) -> list[str]:
         """Each column's classes in the style sheet: figures, words, or words so long that lines must break."""
         cells = self.cells()
-        styles = []
-        for place, column in enumerate(self.columns):
-            widest = max((len(row[place].text) for row in cells), default=0)
-            styles.append("" if not column.words else "words prose" if widest > _LONG else "words")
-        return styles
-
-    def known(self) -> Table:
-        """The same without the columns of which no row knows anything; the first stays."""
-        first, *others = self.columns
-        kept = [one for one in others if any(row.get(one.field) not in (None, "") for row in self.rows)]
-        return dataclasses.replace(self, columns=(first, *kept))
+        widest = [max((len(row[place].text) for row in cells), default=0) for place in range(len(self.columns))]
+        return [
+            "" if not one.words else "words prose" if width > _LONG else "words"
+            for one, width in zip(self.columns, widest, strict=True)
+        ]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Fact:
     """A figure of the headline."""
 
     name: str
     value: str
     note: str = ""
+
+
+def facts(*found: Fact | None) -> tuple[Fact, ...]:
+    """Those of which something is known."""
+    return tuple(one for one in present(*found) if not one.value.startswith(UNKNOWN))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,13 +106,17 @@ class Section:
     paragraphs: tuple[str, ...] = ()
     points: tuple[str, ...] = ()  # short lines, one each
     command: str | None = None
-    panels: tuple[Panel, ...] = ()
-    caption: str = ""  # of the figure
-    table: Table | None = None
-    table_open: bool = False  # with no figure above it, a table is the section and stands open
+    charts: tuple[Chart, ...] = ()
+    table: PageTable | None = None
+    open: bool | None = None  # whether the table stands open; by default where there is no chart above it
 
     def __post_init__(self) -> None:
-        assert not self.panels or self.table is not None, f"the section {self.title} has a figure but no table"
+        assert not self.charts or self.table is not None, f"the section {self.title} has a chart but no table"
+
+    @property
+    def table_open(self) -> bool:
+        """Whether the table is shown without a click."""
+        return not self.charts if self.open is None else self.open
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,3 +130,41 @@ class Page:
     remarks: tuple[str, ...] = ()  # sentences below the headline
     warnings: tuple[str, ...] = ()  # what a reader must know before trusting the rest
     sections: tuple[Section, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One figure of a run, declared once: shown of one run as a row, of several side by side."""
+
+    title: str
+    source: str | Callable[[Mapping[str, Any]], object]  # where the run's summary has it, or how it is computed
+    show: Callable[[object], str] = text
+
+    def shown(self, summary: Mapping[str, Any]) -> str:
+        """As it is written."""
+        source = self.source
+        return self.show(value_at(summary, source) if isinstance(source, str) else source(summary))
+
+
+def figure_table(
+    caption: str, figures: Sequence[Figure], summaries: Sequence[Mapping[str, Any]], labels: Sequence[str] = ()
+) -> PageTable:
+    """The figures that any run knows, one row each; with labels there is a column for each run."""
+    rows = []
+    for figure in figures:
+        shown = [figure.shown(summary) for summary in summaries]
+        if not all(one.startswith(UNKNOWN) for one in shown):
+            rows.append({"name": figure.title, **{str(place): one for place, one in enumerate(shown)}})
+    named = run_columns(labels) if labels else (words("value", "0"),)
+    return PageTable(caption, (words("figure", "name"), *named), rows)
+
+
+def run_columns(labels: Sequence[str], show: Callable[[Any], str] = text, *, words: bool = False) -> tuple[Column, ...]:
+    """One column for each run, of the fields `0`, `1`, …"""
+    return tuple(Column(label, str(place), show, words, always=True) for place, label in enumerate(labels))
+
+
+def note_section(notes: object) -> Section | None:
+    """What a run noted, one line each."""
+    lines = tuple(str(note) for note in notes) if isinstance(notes, list) else ()
+    return Section(title="Notes", points=lines) if lines else None

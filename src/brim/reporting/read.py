@@ -10,13 +10,16 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from brim.errors import RequestError
 from brim.monitor.trace_file import read_rows
 from brim.profiling.documents import PROFILE_SCHEMA
+from brim.reporting.units import duration_text, number
+from brim.settings.other_settings import REPORT
 from brim.storage.run_folder import RUN_SCHEMA
 
-__all__ = ["Run", "Samples", "open_run"]
+__all__ = ["Run", "Samples", "entries", "mapping", "open_run", "value_at"]
 
 _FILES = ("run.json", "profile.json", "report.html", "samples.jsonl")
 
@@ -67,20 +70,20 @@ class Run:
     @property
     def request(self) -> Mapping[str, Any]:
         """What was asked; a request around another one (a profile's around an evaluation's) is one request."""
-        asked = _mapping(self.document.get("request"))
-        return {**_mapping(asked.get("base")), **{name: value for name, value in asked.items() if name != "base"}}
+        asked = mapping(self.document.get("request"))
+        return {**mapping(asked.get("base")), **{name: value for name, value in asked.items() if name != "base"}}
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        return _mapping(self.document.get("environment"))
+        return mapping(self.document.get("environment"))
 
     @property
     def plan(self) -> Mapping[str, Any]:
-        return _mapping(self.document.get("plan"))
+        return mapping(self.document.get("plan"))
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        return _mapping(self.document.get("summary"))
+        return mapping(self.document.get("summary"))
 
     def samples(self) -> Samples:
         """Every sample's line; none where the run has no samples."""
@@ -101,6 +104,21 @@ class Run:
             return place if place.resolve().is_relative_to(self.folder.resolve()) else None
         except (OSError, ValueError):  # no name that a file system takes
             return None
+
+    @property
+    def limit_bytes(self) -> float | None:
+        """The memory limit that the plan was made for."""
+        return number(value_at(self.plan, "memory.limit_bytes"))
+
+    @property
+    def duration(self) -> str:
+        """How long it took, in words."""
+        return duration_text(self.document.get("duration_seconds"))
+
+    def report_of(self, name: object) -> str | None:
+        """Where the page of a run inside this one lies, relative to this one's; None where it has none."""
+        place = self.inside(name)
+        return quote(f"{name}/{REPORT}") if place is not None and (place / REPORT).exists() else None
 
     def trace(self) -> list[dict[str, Any]]:
         """The rows of monitor.csv, of the first rank."""
@@ -171,7 +189,7 @@ def _check_schema(path: Path, document: Mapping[str, Any], expected: str) -> Non
 
 def _no_run(folder: Path) -> str:
     if (folder / "samples.jsonl").exists():
-        return f"{folder}: the run has not finished (no run.json); go on with --resume -o {folder}"
+        return f"{folder}: the run has not finished (no run.json); continue with --resume -o {folder}"
     inside = sorted(file.parent for name in ("run.json", "profile.json") for file in folder.glob(f"*/{name}"))
     if inside:
         return f"{folder}: no run.json in it, but in folders below; give one, such as {inside[-1]}"
@@ -182,5 +200,19 @@ def _nothing(_: str) -> None:
     """NaN and the infinities, which are not JSON: unknown."""
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def mapping(value: object) -> Mapping[str, Any]:
+    """The value if it has fields, else none: a document may hold anything."""
     return value if isinstance(value, dict) else {}
+
+
+def entries(value: object) -> list[Mapping[str, Any]]:
+    """Those of a list that have fields."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def value_at(document: Mapping[str, Any], path: str) -> Any:
+    """What a document has at `a.b.c`; None where there is nothing."""
+    *outer, last = path.split(".")
+    for name in outer:
+        document = mapping(document.get(name))
+    return document.get(last)

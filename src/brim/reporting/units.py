@@ -1,6 +1,7 @@
 """How a figure is written: one format for each quantity, on every page, in charts and in tables alike.
 
-A figure that nobody knows is an em dash, never a zero. It knows neither which figures there are nor where they stand.
+A figure that is not known is an em dash, never a zero. Also how figures are put into a sentence. It knows neither
+which figures there are nor where they stand.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from brim.settings.sizes import format_bytes
 
 __all__ = [
-    "UNKNOWN", "ByteUnit", "byte_unit", "bytes_text", "count_text", "date_text", "duration_text", "fraction_text",
-    "interval_text", "number", "ratio_text", "score_text", "signed_text", "significant", "text",
+    "UNKNOWN", "ByteUnit", "byte_unit", "bytes_text", "count_text", "course", "date_text", "duration_text",
+    "fraction_text", "interval_text", "listed", "number", "ratio_text", "score_text", "short_name", "signed_text",
+    "significant", "spread_text", "text",
 ]  # fmt: skip
 
 UNKNOWN = "—"
@@ -69,6 +71,11 @@ def interval_text(value: object, half_width: object) -> str:
     if number(value) is None or number(half_width) is None:
         return score_text(value)
     return f"{score_text(value)} ± {score_text(half_width)}"
+
+
+def spread_text(mean: object, deviation: object) -> str:
+    """A figure over seeds: `0.820 ± 0.012`; of one seed the figure alone."""
+    return significant(mean) if number(deviation) is None else f"{significant(mean)} ± {significant(deviation)}"
 
 
 def signed_text(value: object, half_width: object = None) -> str:
@@ -139,3 +146,33 @@ def date_text(moment: object) -> str:
         return f"{parsed.day} {parsed:%B %Y, %H:%M}"
     parsed = parsed.astimezone(datetime.UTC)
     return f"{parsed.day} {parsed:%B %Y, %H:%M} UTC"
+
+
+def short_name(name: object) -> str:
+    """What people call a model or data: the last part of a path, the function of `py:FILE:FUNCTION`."""
+    said = text(name)
+    return said.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1] or said
+
+
+def listed(names: Sequence[str], *, most: int = 6) -> str:
+    """`a, b and c`; of many, the first few and how many more."""
+    if len(names) > most:
+        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1:,} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def course(figures: Sequence[tuple[str, float, str]]) -> str:
+    """`from 0.490 at 2 to 0.962 at 13; highest 0.963 at 12`, of places, figures and how they are written."""
+    if not figures:
+        return "not known"
+    (first, _, start), (last, _, end) = figures[0], figures[-1]
+    if len(figures) == 1:
+        return f"{start} at {first}"
+    if len({shown for _, _, shown in figures}) == 1:
+        return f"{start} throughout"
+    words = [f"from {start} at {first} to {end} at {last}"]
+    for name, pick in (("highest", max), ("lowest", min)):
+        place, _, shown = pick(figures, key=lambda one: one[1])
+        if shown not in (start, end):
+            words.append(f"{name} {shown} at {place}")
+    return "; ".join(words)

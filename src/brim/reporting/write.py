@@ -52,22 +52,22 @@ def write_report(folder: Path, *, output: Path | None = None) -> Path:
     from brim.reporting.kinds.registry import page_of
     from brim.reporting.page import render
 
-    told = _write_parts(run)
+    warnings = _write_parts(run)
     page = page_of(run)
     path = run.folder / REPORT if output is None else output
-    write_atomic(path, render(dataclasses.replace(page, warnings=(*page.warnings, *told))))
+    write_atomic(path, render(dataclasses.replace(page, warnings=(*page.warnings, *warnings))))
     return path
 
 
 def _write_parts(run: Run) -> list[str]:
-    """The reports of the runs inside a run (a profile's values), which its page leads to; says which have none."""
-    told = []
+    """The reports of the runs inside a run (a profile's values), which its page leads to; warns of those without."""
+    warnings = []
     for part in run.parts():
         try:
             write_report(part)
         except RequestError as error:
-            told.append(f"no report of its own: {error}")
-    return told
+            warnings.append(f"no report of its own: {error}")
+    return warnings
 
 
 def write_comparison(folders: Sequence[Path], output: Path) -> dict[str, Any]:
@@ -79,12 +79,11 @@ def write_comparison(folders: Sequence[Path], output: Path) -> dict[str, Any]:
         raise RequestError("a comparison needs two runs or more")
     runs = [open_run(folder) for folder in folders]
     check_libraries()
-    from brim.reporting.comparisons.registry import comparison_of
+    from brim.reporting.kinds.registry import comparison_of
     from brim.reporting.page import render
 
-    comparison = comparison_of(runs)
-    document = comparison.compare(runs)
-    write_atomic(output, render(comparison.page(document)))
+    document, page = comparison_of(runs)
+    write_atomic(output, render(page))
     return document
 
 

@@ -14,6 +14,7 @@ import torch
 import brim
 from brim.errors import RequestError
 from brim.ranks.world import World
+from brim.reporting.drawing import draw
 from brim.reporting.kinds.registry import page_of
 from brim.reporting.read import open_run
 from brim.training.fast_path.stacked_epochs import StackTrainer
@@ -81,14 +82,14 @@ def test_the_page_shows_the_spread_and_each_seed_s_curve(features: Path, tmp_pat
     assert " ± " in page.headline
     assert page.headline.endswith("over 3 seeds")
     runs = next(section for section in page.sections if section.title == "Runs")
-    assert [panel.title for panel in runs.panels] == [
+    assert [chart.title for chart in runs.charts] == [
         "Training loss of each run", "Validation loss of each run", "Top1 of each run",
     ]  # fmt: skip
     assert runs.table is not None
     assert [row[0].text for row in runs.table.cells()] == ["seed-0", "seed-1", "seed-2"]
-    drawn = json.dumps(runs.panels[0].spec)
+    drawn = json.dumps(draw(runs.charts[0]))
     assert all(f"training loss: seed-{seed}" in drawn for seed in (0, 1, 2))
-    assert [panel.title for section in page.sections if section.title == "Loss" for panel in section.panels]
+    assert [chart.title for section in page.sections if section.title == "Loss" for chart in section.charts]
 
 
 @pytest.mark.parametrize(

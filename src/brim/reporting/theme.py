@@ -10,11 +10,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from brim.reporting.base import Key
-
 __all__ = [
-    "ACCENT", "BAD", "CONFIG", "CROSS", "HEIGHT", "INK", "LIMIT", "MUTED", "RAMP_STEPS", "SURFACE", "Line", "lines_for",
-    "ramp_for", "series_colour",
+    "ACCENT", "BAD", "CONFIG", "CROSS", "HEIGHT", "INK", "LIMIT", "MUTED", "RAMP_STEPS", "SURFACE", "LegendKey",
+    "Series", "ramp_for", "series_colour", "series_for",
 ]  # fmt: skip
 
 HEIGHT = 240  # px, of the plot itself
@@ -23,7 +21,7 @@ ACCENT, BAD, LIMIT = "var(--accent)", "var(--bad)", "var(--limit)"
 CROSS = "M-0.7,-0.7L0.7,0.7M0.7,-0.7L-0.7,0.7"  # what did not fit, or failed
 RAMP_STEPS = 12  # --ramp-1 … --ramp-12 in the style sheet
 
-_SERIES = 6
+_NUM_SERIES = 6
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right")
 _DASHES: tuple[tuple[int, ...], ...] = ((), (6, 3), (2, 3), (9, 3, 2, 3), (4, 2), (12, 3))
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -48,44 +46,52 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class LegendKey:
+    """One entry of a legend; the page draws it, not the chart, so that it wraps on a phone."""
+
+    label: str
+    colour: str  # a CSS colour
+    mark: str = "circle"  # a Vega symbol, `line`, `dashed`, `bar`, `ring`, `cross` or `none`
+    filled: bool = True
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Line:
-    """How one line of a chart is told from the others."""
+class Series:
+    """How one line of a chart, or one group of its points, is told from the others."""
 
     label: str
     colour: str
     shape: str = "circle"
     dash: tuple[int, ...] = ()
-    bare: bool = False  # a limit or a ceiling: a line without points
+    bare: bool = False  # a line without points: a limit, a ceiling, a dense curve
 
-    def key(self) -> Key:
+    def key(self) -> LegendKey:
         """Its entry in the legend."""
-        return Key(label=self.label, colour=self.colour, mark="dashed" if self.bare else self.shape)
+        stroke = "dashed" if self.dash else "line"
+        return LegendKey(self.label, self.colour, stroke if self.bare else self.shape)
 
 
 def series_colour(place: int) -> str:
     """The colour of the place-th series, from 0."""
-    return f"var(--series-{place % _SERIES + 1})"
+    return f"var(--series-{place % _NUM_SERIES + 1})"
 
 
-def lines_for(labels: Sequence[str]) -> list[Line]:
+def series_for(labels: Sequence[str]) -> list[Series]:
     """A style for each label; of more labels than there are hues, an ordered ramp."""
-    if len(labels) > _SERIES:
+    if len(labels) > _NUM_SERIES:
         return ramp_for(labels)
     return [
-        Line(label=label, colour=series_colour(place), shape=_SHAPES[place], dash=_DASHES[place])
+        Series(label=label, colour=series_colour(place), shape=_SHAPES[place], dash=_DASHES[place])
         for place, label in enumerate(labels)
     ]
 
 
-def ramp_for(labels: Sequence[str]) -> list[Line]:
-    """A style for each label of an order: from the ramp's one end to the other, with symbols in turn."""
+def ramp_for(labels: Sequence[str]) -> list[Series]:
+    """A style for each label of an order: from one end of the ramp to the other, with symbols in turn."""
     last = max(len(labels) - 1, 1)
+    steps = [1 + round(place * (RAMP_STEPS - 1) / last) for place in range(len(labels))]
     return [
-        Line(
-            label=label,
-            colour=f"var(--ramp-{1 + round(place * (RAMP_STEPS - 1) / last)})",
-            shape=_SHAPES[place % len(_SHAPES)],
-        )
-        for place, label in enumerate(labels)
+        Series(label=label, colour=f"var(--ramp-{step})", shape=_SHAPES[place % len(_SHAPES)])
+        for place, (label, step) in enumerate(zip(labels, steps, strict=True))
     ]

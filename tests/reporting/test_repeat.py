@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 
-from brim.reporting.sections.settings import command_of, flat_rows
+from brim.reporting.repeat import command_of, flat_rows
 from brim.settings.eval_settings import EvalRequest
 from brim.settings.profile_settings import ProfileRequest
 

@@ -1,4 +1,7 @@
-"""How to repeat a run: the command, what was asked, and under which versions and switches it ran."""
+"""How to repeat a run: the command, what was asked, and under which versions and switches it ran.
+
+Which flag a field of a request is comes from the declarations of the settings.
+"""
 
 from __future__ import annotations
 
@@ -8,50 +11,45 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from brim.reporting.base import Column, Section, Table
+from brim.reporting.base import PageTable, Section, words
 from brim.reporting.read import Run
-from brim.reporting.units import date_text, duration_text, text
+from brim.reporting.units import date_text, text
+from brim.settings.caller import flag_of
+from brim.settings.declare import Declared, declared, flag_names
 from brim.settings.eval_settings import EvalRequest
+from brim.settings.find_settings import WorkloadRequest
 from brim.settings.profile_settings import SEED_SCALE, ProfileRequest
+from brim.settings.search_settings import SearchSettings
 
-__all__ = ["command_of", "flat_rows", "settings_sections"]
+__all__ = ["command_of", "flat_rows", "repeat_sections"]
 
-# Fields of a request whose flag is not their own name.
-_FLAGS = {
-    "model": "-m", "data": "-d", "output": "-o", "batch_size": "-b", "memory_limit_bytes": "--memory-limit",
-    "fixed": "--no-auto-batch-size", "probe_timeout_seconds": "--probe-timeout", "max_new_tokens": "--max-tokens",
-    "max_size": "--max-batch-size",
-}  # fmt: skip
-_REPEATED = {"mapping": "--map", "knobs": "--knob"}
-_LISTED = {"stop": "--stop", "plugins": "--plugin"}
-_SWITCHED_OFF = {"pin_memory": "--no-pin-memory", "use_cache": "--no-cache", "chat": "--no-chat"}
 _NOT_FLAGS = ("command", "argv", "resume")
-_OF_A_SEARCH: dict[str, Any] = {"optimizer": "adamw", "objective": "fastest", "tolerance": 0.02, "multiple_of": 1}
+_REQUESTS = (SearchSettings, WorkloadRequest, EvalRequest, ProfileRequest)
 
 
-def settings_sections(run: Run) -> tuple[Section, ...]:
-    """The command, the settings, the environment."""
+def repeat_sections(run: Run, *, command: str = "", source: str = "") -> tuple[Section, ...]:
+    """The command, the settings, the environment; a run that has another command than its request says gives it."""
     document = run.document
     took = (
         f"Started {date_text(document.get('started_at'))}, ended {date_text(document.get('ended_at'))}, "
-        f"took {duration_text(document.get('duration_seconds'))}."
+        f"took {run.duration}."
     )
     typed = isinstance(run.request.get("argv"), list)
-    source = "as it was typed" if typed else "put together from the settings that the run kept"
+    made = (
+        "The command, as it was typed:" if typed else "The command, put together from the settings that the run kept:"
+    )
+    named = (words("setting", "name"), words("value"))
     asked = flat_rows(run.request, leave_out=("argv",))
-    words = (Column(title="setting", field="name", words=True), Column(title="value", field="value", words=True))
+    versions = PageTable("Versions and switches", named, flat_rows(run.environment))
     return (
         Section(
             title="How to repeat it",
-            paragraphs=(took, f"The command, {source}:"),
-            command=command_of(run.request, kind=run.kind),
-            table=Table(caption="Settings", columns=words, rows=asked) if asked else None,
+            paragraphs=(took, source or made),
+            command=command or command_of(run.request, kind=run.kind),
+            table=PageTable("Settings", named, asked) if asked else None,
+            open=False,
         ),
-        Section(
-            title="Environment",
-            table=Table(caption="Versions and switches", columns=words, rows=flat_rows(run.environment)),
-            table_open=True,
-        ),
+        Section(title="Environment", table=versions),
     )
 
 
@@ -76,46 +74,57 @@ def command_of(request: Mapping[str, Any], *, kind: str) -> str:
     if isinstance(typed, list) and typed:
         return shlex.join(str(part) for part in typed)
     command = str(request.get("command") or kind)
-    parts = ["brim", command]
+    settings = _settings()
     defaults = _defaults()
+    parts = ["brim", command]
     for field, value in request.items():
         if field in _NOT_FLAGS or value is None or value in ("", [], (), {}) or value == defaults.get(field):
             continue
-        if value is False and field not in _SWITCHED_OFF:  # a switch of the library's own, which no flag turns off
-            continue
-        parts += _flag_parts(field, value, bare_model=command == "find")
+        known = settings.get(field)
+        if field == "model" and command == "find":
+            parts.append(str(value))
+        elif known is None or known.setting.only != "python":
+            parts += _flag_parts(field, value, known)
     return shlex.join(parts)
+
+
+def _settings() -> dict[str, Declared]:
+    """What each field of a request is declared as."""
+    found: dict[str, Declared] = {}
+    for request in _REQUESTS:
+        by_name = {one.name: one for one in declared(request)}
+        found |= {field: by_name[name] for field, name in flag_names(request).items()}
+    return found
 
 
 def _defaults() -> dict[str, Any]:
     """What a request holds though nobody asked for it, as its JSON has it."""
-    values = dict(_OF_A_SEARCH)
-    for request in (EvalRequest, ProfileRequest):
-        values |= {
-            one.name: one.default for one in dataclasses.fields(request) if one.default is not dataclasses.MISSING
-        }
+    values = {
+        one.name: one.default
+        for request in _REQUESTS
+        for one in dataclasses.fields(request)
+        if one.default is not dataclasses.MISSING
+    }
     values["initial_scale"] = [[None if up_to == math.inf else up_to, scale] for up_to, scale in SEED_SCALE]
     return values
 
 
-def _flag_parts(field: str, value: Any, *, bare_model: bool) -> list[str]:
-    flag = _FLAGS.get(field, "--" + field.replace("_", "-"))
-    if field == "model" and bare_model:
-        return [str(value)]
-    if field in _SWITCHED_OFF and value is False:
-        return [_SWITCHED_OFF[field]]
-    if value is True:
-        return [flag]
+def _flag_parts(field: str, value: Any, known: Declared | None) -> list[str]:
+    """A setting as it is typed; a switch that is off is typed only where the flag turns it off."""
+    spelled = known.flags if known is not None else ()
+    flag, _, off = (spelled[0] if spelled else flag_of(field)).partition("/")
+    if isinstance(value, bool):
+        inverted = known is not None and known.setting.inverted
+        return [one for one in (flag if value != inverted else off,) if one]
     if field in _OF_A_PROFILE:
         try:
             return _OF_A_PROFILE[field](value)
         except (AttributeError, KeyError, TypeError, ValueError):  # a request that no profile wrote
             return [flag, _written(value)]
     if isinstance(value, dict):
-        flag = _REPEATED.get(field, flag)
-        return [part for name, one in value.items() for part in (flag, f"{name}={_written(one)}")]
-    if field in _LISTED and isinstance(value, list | tuple):
-        return [part for one in value for part in (_LISTED[field], str(one))]
+        return [part for key, one in value.items() for part in (flag, f"{key}={_written(one)}")]
+    if known is not None and known.setting.many and isinstance(value, list | tuple):
+        return [part for one in value for part in (flag, str(one))]
     return [flag, _written(value)]
 
 
@@ -137,6 +146,7 @@ def _size_parts(sizes: Any) -> list[str]:
     return parts
 
 
+# Fields of a profile whose JSON is not what is typed.
 _OF_A_PROFILE: dict[str, Callable[[Any], list[str]]] = {
     "axes": _axes_parts,
     "initial_scale": _scale_parts,

@@ -6,22 +6,24 @@ Of the first run only scores and answers are held, the second is read past them:
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from brim.metrics.base import mean_and_spread
-from brim.reporting.rows.evaluation import RIGHT_FROM, clipped
 from brim.reporting.units import number
 
-__all__ = ["Paired", "difference_of", "pair_samples"]
+__all__ = ["RIGHT_FROM", "PairedSamples", "clipped", "difference_of", "pair_samples"]
 
+RIGHT_FROM = 0.5  # a sample with this score or more counts as right
 EXAMPLES = 10  # of each kind
+LONGEST = 300  # characters of an input or an answer
 
 Line = Mapping[str, Any]  # of samples.jsonl
 
 
 @dataclasses.dataclass(kw_only=True)
-class Paired:
+class PairedSamples:
     """What two runs have in common."""
 
     common: int = 0
@@ -43,7 +45,7 @@ class Paired:
 
 def pair_samples(
     first: Iterable[Line], second: Iterable[Line], metrics: Sequence[str], *, same_content: bool = False
-) -> Paired:
+) -> PairedSamples:
     """Pair lines of the same id, the n-th of a name with the n-th; the first metric says what is right.
 
     With `same_content` only those whose input and reference are the same: ids of two data sets may be the same numbers.
@@ -52,7 +54,7 @@ def pair_samples(
         name: (_scores(line, metrics), line.get("prediction"), _content(line) if same_content else None)
         for name, line in _named(first)
     }
-    paired = Paired(changes={metric: [] for metric in metrics})
+    paired = PairedSamples(changes={metric: [] for metric in metrics})
     for name, line in _named(second):
         if name not in before or (same_content and before[name][2] != _content(line)):
             paired.only_second += 1
@@ -73,8 +75,16 @@ def difference_of(changes: Sequence[float]) -> dict[str, Any] | None:
     return {"difference": spread["mean"], "ci95": spread["ci95"], "count": len(changes)}
 
 
+def clipped(value: object) -> str | None:
+    """Text of anything, cut where it would fill the page."""
+    if value is None:
+        return None
+    written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return written if len(written) <= LONGEST else written[:LONGEST] + " …"
+
+
 def _count(
-    paired: Paired, line: Line, prediction: object, before: Sequence[float | None], after: Sequence[float | None]
+    paired: PairedSamples, line: Line, prediction: object, before: Sequence[float | None], after: Sequence[float | None]
 ) -> None:
     for metric, was, now in zip(paired.changes, before, after, strict=True):
         if was is not None and now is not None:

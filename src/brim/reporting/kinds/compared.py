@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from brim.reporting.base import Column, Page, Section, Table
-from brim.reporting.charts.theme import Line, lines_for
-from brim.reporting.read import Run
-from brim.reporting.sections.settings import flat_rows
-from brim.reporting.training_run import subject_of
+from brim.reporting.base import PageTable, Section, run_columns, words
+from brim.reporting.read import Run, mapping, value_at
+from brim.reporting.repeat import flat_rows
 from brim.reporting.units import date_text, duration_text, text
 from brim.storage.files import read_json
 
 __all__ = [
-    "COMPARISON_SCHEMA", "Comparison", "DataNote", "differing_rows", "header_of", "labels_of", "lines_of",
-    "note_on_data", "run_columns", "settings_section",
+    "DataNote", "by_place", "comparison_document", "difference_section", "header_of", "labels_of", "note_on_data",
+    "trained_on",
 ]  # fmt: skip
 
 COMPARISON_SCHEMA = "brim.comparison/1"
@@ -25,22 +23,23 @@ _NOT_DATA = ("model", "settings", "batch")  # parts of a fingerprint
 _UNEQUAL_ALWAYS = ("argv", "output", "resume")
 
 
-class Comparison(NamedTuple):
-    """How a kind of run is compared: the document first, then its page."""
-
-    compare: Callable[[Sequence[Run]], dict[str, Any]]
-    page: Callable[[Mapping[str, Any]], Page]
-
-
 class DataNote(NamedTuple):
     """Which runs were made on other data than the first, and the warning about it; no warning where none was."""
 
     differs: tuple[bool, ...]  # of each run
     warnings: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """What a comparison's document has of it, at its top."""
-        return {"data_differs": any(self.differs), "warnings": list(self.warnings)}
+
+def comparison_document(compared: Sequence[Run], data: DataNote, **parts: Any) -> dict[str, Any]:
+    """The document of a comparison: what all have around `parts`."""
+    return {
+        "schema": COMPARISON_SCHEMA,
+        "kind": compared[0].kind,
+        "data_differs": any(data.differs),
+        "warnings": list(data.warnings),
+        **parts,
+        "settings_that_differ": _differing_rows(compared),
+    }
 
 
 def note_on_data(runs: Sequence[Run], labels: Sequence[str]) -> DataNote:
@@ -61,11 +60,9 @@ def note_on_data(runs: Sequence[Run], labels: Sequence[str]) -> DataNote:
 
 def _content_of_data(run: Run) -> dict[str, str]:
     """The parts of a run's fingerprint that name its data; a profile's are those of its values."""
-    documents: list[Mapping[str, Any]] = [run.document]
-    documents += [document for part in run.parts()[:1] if isinstance(document := read_json(part / "run.json"), dict)]
+    documents = [run.document, *(mapping(read_json(part / "run.json")) for part in run.parts()[:1])]
     for document in documents:
-        summary = document.get("summary")
-        known = str(summary.get("fingerprint") or "") if isinstance(summary, dict) else ""
+        known = str(value_at(document, "summary.fingerprint") or "")
         parts = dict(part.split(":", 1) for part in known.split() if ":" in part)
         found = {name: value for name, value in parts.items() if name not in _NOT_DATA}
         if found:
@@ -75,17 +72,23 @@ def _content_of_data(run: Run) -> dict[str, str]:
 
 def _data_asked(run: Run) -> list[Any]:
     asked = [run.request.get(name) for name in ("data", "split", "limit", "mapping", "images")]
-    settings = run.request.get("settings")
-    data = settings.get("data") if isinstance(settings, dict) else None
+    data = value_at(run.request, "settings.data")
     kept = {name: value for name, value in data.items() if name != "num_workers"} if isinstance(data, dict) else None
     return [*asked, kept]
 
 
 def _data_name(run: Run) -> object:
     if isinstance(run.request.get("settings"), dict):
-        return subject_of(run)[1]
+        return trained_on(run)[1]
     data = run.request.get("data")
     return ", ".join(map(str, data)) if isinstance(data, list) else data
+
+
+def trained_on(run: Run) -> tuple[str, str]:
+    """What was trained, and on what."""
+    kind = value_at(run.request, "settings.data.type")
+    named = value_at(run.request, "settings.data.root") or (kind if kind not in (None, "auto") else "moving shapes")
+    return str(value_at(run.request, "settings.model.type") or "a model"), str(named)
 
 
 def labels_of(folders: Sequence[Path]) -> list[str]:
@@ -101,55 +104,40 @@ def labels_of(folders: Sequence[Path]) -> list[str]:
 def header_of(run: Run, label: str) -> dict[str, Any]:
     """What is said of each run."""
     return {
-        "label": label,
-        "folder": str(run.folder),
-        "model": run.request.get("model"),
-        "data": run.request.get("data"),
-        "started_at": run.document.get("started_at"),
-        "duration_seconds": run.document.get("duration_seconds"),
-    }
+        "label": label, "folder": str(run.folder), "model": run.request.get("model"), "data": run.request.get("data"),
+        "started_at": run.document.get("started_at"), "duration_seconds": run.document.get("duration_seconds"),
+    }  # fmt: skip
 
 
-def differing_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _differing_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Settings and switches that are not the same in all runs, with every run's value."""
     flat = []
     for run in runs:
         asked = flat_rows(run.request, leave_out=_UNEQUAL_ALWAYS)
         flat.append({row["name"]: row["value"] for row in [*asked, *flat_rows(run.environment)]})
-    names = list(dict.fromkeys(name for one in flat for name in one))
+    names = dict.fromkeys(name for one in flat for name in one)
     rows = [{"name": name, "values": [one.get(name) for one in flat]} for name in names]
     return [row for row in rows if len(set(row["values"])) > 1]
 
 
-def lines_of(document: Mapping[str, Any]) -> list[Line]:
-    """Each run's colour, symbol and dash."""
-    return lines_for([run["label"] for run in document["runs"]])
-
-
-def run_columns(document: Mapping[str, Any], show: Callable[[Any], str], *, words: bool = False) -> tuple[Column, ...]:
-    """One column for each run, of the fields `0`, `1`, …"""
-    return tuple(
-        Column(title=run["label"], field=str(place), show=show, words=words)
-        for place, run in enumerate(document["runs"])
-    )
-
-
-def settings_section(document: Mapping[str, Any]) -> Section:
-    """Who is compared, and what was not the same."""
-    rows: list[dict[str, Any]] = [
-        {"name": "folder", **_by_place([run["folder"] for run in document["runs"]])},
-        {"name": "started", **_by_place([date_text(run["started_at"]) for run in document["runs"]])},
-        {"name": "took", **_by_place([duration_text(run["duration_seconds"]) for run in document["runs"]])},
-    ]
-    rows += [{"name": row["name"], **_by_place(row["values"])} for row in document["settings_that_differ"]]
-    said = () if document["settings_that_differ"] else ("All settings and versions are the same.",)
-    columns = (Column(title="setting", field="name", words=True), *run_columns(document, _as_it_is, words=True))
-    table = Table(caption="The runs, and the settings in which they differ", columns=columns, rows=rows)
-    return Section(title="What differs", paragraphs=said, table=table, table_open=True)
-
-
-def _by_place(values: Sequence[Any]) -> dict[str, Any]:
+def by_place(values: Sequence[Any]) -> dict[str, Any]:
+    """The values of several runs as the fields `0`, `1`, …"""
     return {str(place): value for place, value in enumerate(values)}
+
+
+def difference_section(document: Mapping[str, Any]) -> Section:
+    """Who is compared, and what was not the same."""
+    runs = document["runs"]
+    rows: list[dict[str, Any]] = [
+        {"name": "folder", **by_place([run["folder"] for run in runs])},
+        {"name": "started", **by_place([date_text(run["started_at"]) for run in runs])},
+        {"name": "took", **by_place([duration_text(run["duration_seconds"]) for run in runs])},
+    ]
+    rows += [{"name": row["name"], **by_place(row["values"])} for row in document["settings_that_differ"]]
+    said = () if document["settings_that_differ"] else ("All settings and versions are the same.",)
+    columns = run_columns([run["label"] for run in runs], _as_it_is, words=True)
+    table = PageTable("The runs, and the settings in which they differ", (words("setting", "name"), *columns), rows)
+    return Section(title="What differs", paragraphs=said, table=table)
 
 
 def _as_it_is(value: Any) -> str:

@@ -1,20 +1,25 @@
-"""What is drawn and tabled of a training: steps folded to what a screen shows, epochs, sizes, seeds. Pure.
+"""The files that a training leaves beside run.json, read to what a screen shows: steps, epochs, seeds, cells.
 
-A run may have millions of steps: they are looked at once, and neighbours are folded as they come.
+A run may have millions of steps: they are read once, and neighbours are folded as they come. A kill may have cut a
+file: what is missing or damaged has no rows. What is shown of them is not known here.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from brim.reporting.units import count_text, number
+from brim.reporting.read import Run, Samples, mapping
+from brim.reporting.units import count_text, number, spread_text
 
 __all__ = [
-    "MOST_SPANS", "Span", "StepDigest", "batch_gain_rows", "digest_steps", "epoch_rows", "figure_names", "main_metric",
-    "samples_to_reach", "schedule_rows", "seed_rows", "smoothed",
+    "MOST_EVENTS", "MOST_SPANS", "MOST_STRETCHES", "Span", "StepDigest", "TrainingRun", "digest_steps", "figure_names",
+    "is_preference", "read_cells", "read_epochs", "read_training", "samples_to_reach", "schedule_rows", "seed_rows",
+    "smoothed",
 ]  # fmt: skip
 
 MOST_SPANS = 180  # to twice as many are kept: a wide chart has about two pixels for each
@@ -117,7 +122,7 @@ class StepDigest:
 
 
 def digest_steps(lines: Iterable[Mapping[str, Any]]) -> StepDigest:
-    """All lines, looked at once."""
+    """All lines, read once."""
     digest = StepDigest()
     for line in lines:
         digest.add(line)
@@ -220,8 +225,13 @@ def _between(values: Iterable[float | None]) -> str:
     return count_text(low) if low == high else f"{count_text(low)} to {count_text(high)}"
 
 
-def epoch_rows(lines: Iterable[Mapping[str, Any]], *, best: float | None = None) -> list[dict[str, Any]]:
+def read_epochs(folder: Path, *, best: float | None = None) -> list[dict[str, Any]]:
     """The rows of epochs.csv with their figures as numbers; epochs count from 1, and the best one is marked."""
+    try:
+        with (folder / "epochs.csv").open(encoding="utf-8", errors="replace", newline="") as file:
+            lines = list(csv.DictReader(file))
+    except (OSError, csv.Error):
+        return []
     rows: list[dict[str, Any]] = []
     for line in lines:
         row: dict[str, Any] = {
@@ -252,42 +262,48 @@ def figure_names(epochs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def seed_rows(metrics: object, seeds: Sequence[Any]) -> list[dict[str, Any]]:
     """A row for each metric: mean, deviation over seeds, and `seed 0`, `seed 1`, … for each value."""
     rows = []
-    for name, figure in (metrics if isinstance(metrics, dict) else {}).items():
+    for name, figure in mapping(metrics).items():
         if not isinstance(figure, dict) or (mean := number(figure.get("mean"))) is None:
             continue
         values = [number(value) for value in figure["values"]] if isinstance(figure.get("values"), list) else []
+        deviation = number(figure.get("deviation"))
         named = {f"seed {seed}": value for seed, value in zip(seeds, values, strict=False)}
-        rows.append(
-            {"name": str(name), "mean": mean, "deviation": number(figure.get("deviation")), "values": values, **named}
-        )
+        rows.append({"name": str(name), "mean": mean, "deviation": deviation, "values": values,
+                     "shown": spread_text(mean, deviation), **named})  # fmt: skip
     return rows
 
 
-def main_metric(rows: Sequence[Mapping[str, Any]], monitor: object) -> Mapping[str, Any] | None:
-    """The figure that the run goes by: the one asked for, else the first that is no loss, else a loss."""
-    wanted = {"loss": "val_loss"}.get(str(monitor), str(monitor).removeprefix("val_") if monitor else "")
-    by_name = {row["name"]: row for row in rows}
-    scores = [row for row in rows if row["name"] not in ("train_loss", "val_loss")]
-    last = by_name.get("val_loss") or by_name.get("train_loss")
-    return by_name.get(wanted) or (scores[0] if scores else last)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """A supervised training: its run, its steps folded to what a screen shows, and its epochs."""
+
+    run: Run
+    steps: StepDigest
+    epochs: list[dict[str, Any]]
+    damaged: int  # lines of steps.jsonl that could not be read
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        return self.run.summary
 
 
-def batch_gain_rows(noise_scale: float, batch: float) -> list[dict[str, Any]]:
-    """What a step at other batches would bring, by the noise scale: 1/(1 + scale/batch) of an exact gradient's step.
+def read_training(run: Run) -> TrainingRun:
+    """The files of a supervised training."""
+    lines = Samples(run.folder / "steps.jsonl")
+    digest = digest_steps(lines)
+    epochs = read_epochs(run.folder, best=number(run.summary.get("best_epoch")))
+    return TrainingRun(run=run, steps=digest, epochs=epochs, damaged=lines.damaged)
 
-    `samples` is how many samples the same progress takes, over what it takes at `batch`.
-    """
-    rows = []
-    for factor in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0):
-        size = batch * factor
-        if size < 1:
-            continue
-        rows.append(
-            {
-                "batch": round(size),
-                "used": factor == 1.0,
-                "progress": size / (size + noise_scale),
-                "samples": (size + noise_scale) / (batch + noise_scale),
-            }
-        )
-    return rows
+
+def is_preference(run: Run) -> bool:
+    """Whether the run is one of `brim ood`: a table of methods instead of epochs."""
+    return run.request.get("command") == "train dpo" or isinstance(run.summary.get("table"), list)
+
+
+def read_cells(run: Run) -> list[dict[str, Any]]:
+    """Every cell of a preference training, as the journal has it; of one that was made again, the last."""
+    found = {}
+    for line in Samples(run.folder / "cells.jsonl"):
+        if "method" in line:
+            found[tuple(str(line.get(field)) for field in ("data", "encoder", "method", "seed"))] = line
+    return list(found.values())

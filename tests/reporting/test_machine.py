@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from brim.reporting.rows.trace import MOST_ROWS, join_traces
+from brim.reporting.machine import MOST_ROWS, join_traces
 
 
 def rows(seconds: list[float], **figures: Any) -> list[dict[str, Any]]:
@@ -15,7 +15,7 @@ def rows(seconds: list[float], **figures: Any) -> list[dict[str, Any]]:
 
 def test_traces_follow_each_other_without_their_pauses() -> None:
     trace = join_traces([("2", rows([5.0, 6.0, 7.0])), ("none", []), ("3", rows([0.0, 4.0]))])
-    assert [(one.label, one.start_seconds, one.end_seconds) for one in trace.stretches] == [("2", 0, 2), ("3", 2, 6)]
+    assert trace.stretches == (("2", 0, 2), ("3", 2, 6))
     assert [row["seconds"] for row in trace.rows] == pytest.approx([0, 1, 2, 6])  # where both meet they share a row
     assert not trace.gpu
     assert trace.known("host_cpu") == [0.5] * 4

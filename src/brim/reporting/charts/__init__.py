@@ -1,1 +1,0 @@
-"""Rows to Vega-Lite specifications: the only place that knows Altair."""

@@ -1,0 +1,69 @@
+"""Charts as data: what is drawn of rows, where an axis ends, and how long a caption is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from brim.reporting.charts import Axis, Chart, Row, category_chart, line_chart
+from brim.reporting.drawing import draw
+from brim.reporting.theme import series_for
+
+
+def rows_of(lines: str, figures: tuple[float, ...] = (0.0, 0.4, 1.0)) -> list[Row]:
+    return [
+        {"x": float(x), "y": y, "line": line, "label": f"epoch {x}", "shown": f"{y:.2f}"}
+        for line in lines
+        for x, y in enumerate(figures)
+    ]
+
+
+def lines_chart(lines: str, **options: Any) -> Chart:
+    axes = {"x": Axis("epoch", "whole"), "y": Axis("score", "score")}
+    chart = line_chart("Score", rows_of(lines), series=series_for(list(lines)), **{**axes, **options})
+    assert chart is not None
+    return chart
+
+
+def domain_of(chart: Chart) -> list[float]:
+    layers = draw(chart)["layer"]
+    found: list[float] = layers[0]["encoding"]["y"]["scale"]["domain"]
+    return found
+
+
+def test_an_axis_of_scores_ends_at_zero_and_one_and_one_of_other_figures_does_not() -> None:
+    assert domain_of(lines_chart("a")) == [0.0, 1.0]
+    low, high = domain_of(lines_chart("a", y=Axis("loss", "near")))
+    assert low < 0 < 1 < high
+
+
+def test_one_line_of_many_can_be_joined_and_the_others_stay_points() -> None:
+    chart = lines_chart("abcdef", joined="c")
+    drawn = {marks.mark: {row["line"] for row in marks.rows} for marks in chart.marks}
+    assert drawn == {"line": {"c"}, "point": set("abcdef")}
+
+
+def test_a_caption_names_few_lines_and_of_many_the_highest_and_the_lowest() -> None:
+    assert lines_chart("a").caption == "Score: from 0.00 at epoch 0 to 1.00 at epoch 2."
+    assert "b from 0.00" in lines_chart("ab").caption
+    assert lines_chart("abcdefgh").caption == "Score: highest 1.00 (a, epoch 2), lowest 0.00 (a, epoch 0)."
+    many = [{"name": f"m{n}", "line": "run", "x": n / 27, "shown": f"{n / 27:.2f}"} for n in range(27)]
+    chart = category_chart("Metrics", many, x=Axis("score"), what="metric")
+    assert chart is not None
+    assert chart.caption == "Score by metric: highest 0.96 (m26), lowest 0.00 (m0)."
+
+
+def test_a_chart_of_which_nothing_is_known_is_none() -> None:
+    unknown = [{**row, "y": None} for row in rows_of("a")]
+    assert line_chart("Score", unknown, x=Axis(), y=Axis()) is None
+    assert category_chart("Score", [], x=Axis(), what="metric") is None
+
+
+def test_failures_without_a_figure_stand_at_the_bottom_and_others_at_theirs() -> None:
+    failed: list[Row] = [
+        {"x": 1.0, "label": "1", "reason": "no sample fits"},
+        {"x": 2.0, "y": 0.5, "label": "2", "reason": "out of memory"},
+    ]
+    chart = lines_chart("a", failed=failed)
+    crosses = {marks.mark: len(marks.rows) for marks in chart.marks if "cross" in marks.mark}
+    assert crosses == {"cross": 1, "cross at the bottom": 1}
+    assert "failed" in [key.label for key in chart.keys]
