@@ -14,7 +14,7 @@ from PIL import Image
 
 from brim.errors import RequestError
 from brim.settings.train_settings import train_settings
-from brim.training.data_sets import make_training_data, open_data_source
+from brim.training.data_sets import make_training_data, open_training_source
 from brim.training.models import build_model, input_kind
 from tests import saved_models
 from tests.training.training_runs import Watcher, model_settings, record_of, run, weights
@@ -158,7 +158,7 @@ class TestPictures:
             data__val_split="none",
         )
         settings = train_settings(nested)
-        read = open_data_source(settings, input_kind(settings))
+        read = open_training_source(settings, input_kind(settings))
         data = make_training_data(read, build_model(settings, outputs=read.outputs))
         assert data.train.labels is not None
         assert sorted(data.train.labels.tolist()) == [0, 0, 0, 1, 1, 1]
@@ -246,7 +246,7 @@ class TestClips:
 
     def split_ids(self, nested: dict[str, Any]) -> tuple[list[str], list[str], tuple[str, ...]]:
         settings = train_settings(nested)
-        read = open_data_source(settings, input_kind(settings))
+        read = open_training_source(settings, input_kind(settings))
         data = make_training_data(read, build_model(settings, outputs=read.outputs))
         assert data.validation is not None
         return list(data.train.ids), list(data.validation.ids), read.notes
@@ -321,7 +321,7 @@ class TestTexts:
                 model__type=f"hf:{folder}", hp__tokens=6, data__root=str(self.write(tmp_path / "texts.jsonl", 20))
             )
         )
-        read = open_data_source(settings, input_kind(settings))
+        read = open_training_source(settings, input_kind(settings))
         items = make_training_data(read, build_model(settings, outputs=read.outputs)).train
         assert max(items.cost(item) for item in range(len(items))) == 6  # cut at hp.tokens
         batch = items.batch([0, 1], [items.prepare(0), items.prepare(1)])

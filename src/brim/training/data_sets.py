@@ -1,7 +1,7 @@
 """From `data:` in the settings to the items of a training run.
 
 Two steps, since the model's head needs the classes of the data, and the items need the model's transform or tokenizer:
-`open_data_source` reads tables and counts classes, `make_training_data` makes the items once the model is built.
+`open_training_source` reads tables and counts classes, `make_training_data` makes the items once the model is built.
 
 Formats that `brim.data` reads and Python functions of the user are here; features, moving shapes, and the data of
 segmentation and detection models have files of their own.
@@ -25,11 +25,11 @@ from brim.settings.train_settings import TrainSettings
 from brim.training.dense_tasks import open_dense_data
 from brim.training.features import is_feature_file, open_features
 from brim.training.items import (
-    DataSource,
     FactoryItems,
     ImageItems,
     Items,
     TextItems,
+    TrainingSource,
     VideoItems,
     head_outputs,
     held_out_count,
@@ -43,7 +43,7 @@ from brim.training.items import (
 from brim.training.models import InputKind, ModelBundle, input_shape
 from brim.training.moving_shapes import open_moving_shapes
 
-__all__ = ["TrainingData", "make_training_data", "open_data_source"]
+__all__ = ["TrainingData", "make_training_data", "open_training_source"]
 
 FORMATS = ("auto", "moving_shapes", "features", "jsonl", "csv", "parquet", "hf", "vqav2", "image_folder", "ucf101")
 FRAMES = 16  # of a clip for a user's own model, without hp.frames
@@ -60,7 +60,7 @@ class TrainingData:
     facts: Mapping[str, Any]
 
 
-def open_data_source(settings: TrainSettings, kind: InputKind) -> DataSource:
+def open_training_source(settings: TrainSettings, kind: InputKind) -> TrainingSource:
     """Read the data that the settings name; without any, moving shapes for a model of pictures or clips."""
     data = settings.data
     if kind in ("segmentation", "detection"):
@@ -81,7 +81,9 @@ def open_data_source(settings: TrainSettings, kind: InputKind) -> DataSource:
     return _open_samples(settings)
 
 
-def make_training_data(source: DataSource, bundle: ModelBundle, *, dtype: torch.dtype = torch.float32) -> TrainingData:
+def make_training_data(
+    source: TrainingSource, bundle: ModelBundle, *, dtype: torch.dtype = torch.float32
+) -> TrainingData:
     """The items of both splits for this model; an empty split is a `RequestError`."""
     train, validation = source.make_items(bundle, dtype)
     if len(train) == 0:
@@ -100,7 +102,7 @@ def make_training_data(source: DataSource, bundle: ModelBundle, *, dtype: torch.
 # ------------------------------------------------------------------------------------------ pictures, clips, texts
 
 
-def _open_samples(settings: TrainSettings) -> DataSource:
+def _open_samples(settings: TrainSettings) -> TrainingSource:
     """A folder of pictures or clips, or a table of texts: any format that `brim.data` reads."""
     data = settings.data
     train, validation = _open_splits(settings)
@@ -127,7 +129,7 @@ def _open_samples(settings: TrainSettings) -> DataSource:
 
         return items(samples, train), None if validation is None else items(validation.samples, validation)
 
-    return DataSource(
+    return TrainingSource(
         name=train.name,
         task=task,
         outputs=head_outputs(settings, task, classes),
@@ -228,7 +230,7 @@ def _value_of(sample: Sample, owner: SampleSet) -> float:
 # ------------------------------------------------------------------------------------------ a function of the user
 
 
-def _open_factory(settings: TrainSettings, name: str) -> DataSource:
+def _open_factory(settings: TrainSettings, name: str) -> TrainingSource:
     """Samples of a Python function.
 
         def letters(count: int = 100):                  # parameters with a default are data.params
@@ -254,7 +256,7 @@ def _open_factory(settings: TrainSettings, name: str) -> DataSource:
         validation = None if splits.validation is None else items(splits.validation, dtype, known)
         return items(splits.train, dtype, known), validation
 
-    return DataSource(name=f"py:{name}", task=task, outputs=outputs, make_items=make_items, facts=splits.facts)
+    return TrainingSource(name=f"py:{name}", task=task, outputs=outputs, make_items=make_items, facts=splits.facts)
 
 
 def _task_and_labels(settings: TrainSettings, train: Any) -> tuple[str, list[int]]:

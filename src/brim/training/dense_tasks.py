@@ -30,9 +30,9 @@ from brim.models.build import resolve_model
 from brim.models.vision import AUXILIARY_WEIGHT, IGNORED
 from brim.settings.train_settings import TrainSettings
 from brim.training.items import (
-    DataSource,
     FactoryItems,
     Items,
+    TrainingSource,
     held_out_count,
     load_factory_splits,
     open_validation_split,
@@ -153,7 +153,7 @@ def _losses_in_evaluation(model: nn.Module) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------ data
 
 
-def open_dense_data(settings: TrainSettings, kind: InputKind) -> DataSource:
+def open_dense_data(settings: TrainSettings, kind: InputKind) -> TrainingSource:
     """The data that the settings name; without any, moving shapes with their masks or boxes."""
     data = settings.data
     if settings.task is not None:
@@ -188,7 +188,7 @@ class _Pairs(Sequence[Any]):
 
 def _source(
     settings: TrainSettings, kind: InputKind, *, outputs: int, train: Any, validation: Any, **more: Any
-) -> DataSource:
+) -> TrainingSource:
     """A data source of (picture, mask) or (picture, target) pairs."""
     asked = settings.model.num_classes
     if asked is not None and asked < outputs:
@@ -204,7 +204,7 @@ def _source(
         del bundle, dtype
         return items(train), None if validation is None else items(validation)
 
-    return DataSource(task=TASKS[kind], outputs=asked or outputs, make_items=make_items, **more)
+    return TrainingSource(task=TASKS[kind], outputs=asked or outputs, make_items=make_items, **more)
 
 
 def _join_targets(pairs: Sequence[Any]) -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:
@@ -218,7 +218,7 @@ def _target_keys(settings: TrainSettings) -> frozenset[str]:
     return frozenset({"maskrcnn": {"masks"}, "keypointrcnn": {"keypoints"}}.get(name.partition("_")[0], set()))
 
 
-def _open_files(settings: TrainSettings, kind: InputKind) -> DataSource:
+def _open_files(settings: TrainSettings, kind: InputKind) -> TrainingSource:
     train, validation = _open_splits(settings, kind)
     chosen = list(train.samples)[: samples_kept(len(train.samples), settings.data)]
     held = list(validation.samples) if validation is not None else []
@@ -321,7 +321,7 @@ def _mask_classes(samples: Sequence[Sample]) -> int:
     return largest + 1
 
 
-def _open_shapes(settings: TrainSettings, kind: InputKind) -> DataSource:
+def _open_shapes(settings: TrainSettings, kind: InputKind) -> TrainingSource:
     """Built-in pictures of one shape each."""
     params = shape_params(settings, whole_numbers=True)
     if "keypoints" in _target_keys(settings):
@@ -360,7 +360,7 @@ def _shape_pair(shapes: MovingShapes, kind: InputKind, item: int) -> tuple[torch
     return picture, target
 
 
-def _open_factory(settings: TrainSettings, kind: InputKind, name: str) -> DataSource:
+def _open_factory(settings: TrainSettings, kind: InputKind, name: str) -> TrainingSource:
     """Pairs of a user's Python function; the number of classes must be in the settings."""
     splits = load_factory_splits(settings, name)
     if settings.model.num_classes is None:

@@ -22,9 +22,9 @@ from brim.data.selection import stratified
 from brim.errors import RequestError, nearest_names, plural
 from brim.settings.train_settings import DataSettings, TrainSettings
 from brim.training.items import (
-    DataSource,
     Items,
     TensorItems,
+    TrainingSource,
     head_outputs,
     held_out_count,
     label_task,
@@ -65,7 +65,7 @@ def is_feature_file(root: str) -> bool:
 # ------------------------------------------------------------------------------------------ as a data source
 
 
-def open_features(settings: TrainSettings) -> DataSource:
+def open_features(settings: TrainSettings) -> TrainingSource:
     """The file of features that the settings name, and its validation rows."""
     data = settings.data
     assert data.root is not None
@@ -101,7 +101,7 @@ def open_features(settings: TrainSettings) -> DataSource:
             return items(whole, training, dtype), items(validation, range(len(validation)), dtype)
         return items(whole, training, dtype), items(whole, held_out, dtype) if held_out else None
 
-    return DataSource(
+    return TrainingSource(
         name=whole.name,
         task=task,
         outputs=head_outputs(settings, task, len(classes)),

@@ -1,6 +1,6 @@
 """What a model is trained on, item by item, and what every reader of a data set decides.
 
-A reader (in data_sets.py, features.py, moving_shapes.py or dense_tasks.py) returns a `DataSource`: the task and number
+A reader (in data_sets.py, features.py, moving_shapes.py or dense_tasks.py) returns a `TrainingSource`: the task and number
 of classes, from which the model is built, and a function that makes the `Items` of both splits afterwards. Each kind of
 `Items` prepares one item on the host and joins several to a batch.
 """
@@ -31,9 +31,23 @@ from brim.training.objective import Batch
 from brim.workloads.knobs import check_knobs
 
 __all__ = [
-    "DataSource", "FactoryItems", "ImageItems", "Items", "StackedItems", "TensorItems", "TextItems", "VideoItems",
-    "head_outputs", "held_out_count", "label_task", "labels_tensor", "load_factory_splits", "open_validation_split",
-    "refuse_other_classes", "samples_kept", "seeded_rng",
+    "FactoryItems",
+    "ImageItems",
+    "Items",
+    "StackedItems",
+    "TensorItems",
+    "TextItems",
+    "TrainingSource",
+    "VideoItems",
+    "head_outputs",
+    "held_out_count",
+    "label_task",
+    "labels_tensor",
+    "load_factory_splits",
+    "open_validation_split",
+    "refuse_other_classes",
+    "samples_kept",
+    "seeded_rng",
 ]  # fmt: skip
 
 
@@ -41,7 +55,7 @@ __all__ = [
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DataSource:
+class TrainingSource:
     """A data set that has been read; its items are made once the model is known."""
 
     name: str

@@ -16,7 +16,7 @@ import torch
 
 from brim.errors import RequestError, nearest_names
 from brim.settings.train_settings import TrainSettings
-from brim.training.items import DataSource, Items, StackedItems, labels_tensor, samples_kept
+from brim.training.items import Items, StackedItems, TrainingSource, labels_tensor, samples_kept
 from brim.training.models import InputKind, ModelBundle, input_shape
 
 __all__ = ["DIRECTIONS", "SHAPES", "MovingShapes", "open_moving_shapes", "shape_class_names", "shape_params"]
@@ -103,7 +103,7 @@ def shape_params(settings: TrainSettings, *, whole_numbers: bool = False) -> dic
     return {**defaults, **settings.data.params}
 
 
-def open_moving_shapes(settings: TrainSettings, kind: InputKind) -> DataSource:
+def open_moving_shapes(settings: TrainSettings, kind: InputKind) -> TrainingSource:
     """Moving shapes of the model's input size, for a classifier."""
     if kind not in ("video", "image"):
         raise RequestError(f"data.type moving_shapes: {settings.model.type} reads neither pictures nor clips")
@@ -127,7 +127,7 @@ def open_moving_shapes(settings: TrainSettings, kind: InputKind) -> DataSource:
         return train, MovingShapes(int(params["val_samples"]), seed=2 * seed + 1, **options)
 
     note = f"no data was named: training on {count} built-in moving shapes of {classes} classes"
-    return DataSource(
+    return TrainingSource(
         name="moving_shapes",
         task=settings.task or "classify",
         outputs=classes,

@@ -16,7 +16,7 @@ from brim.memory.failures import memory_remedies, memory_savings
 from brim.memory.weights import place_weights
 from brim.models.placement import resolve_device, resolve_precision
 from brim.settings.train_settings import TrainSettings
-from brim.training.data_sets import TrainingData, make_training_data, open_data_source
+from brim.training.data_sets import TrainingData, make_training_data, open_training_source
 from brim.training.dense_tasks import Detection, Segmentation
 from brim.training.learning_rate import scheduler_class
 from brim.training.listener import TrainFacts
@@ -109,7 +109,7 @@ def open_setup(settings: TrainSettings) -> TrainingSetup:
     dtype = torch.float64 if double else torch.float32
     if double and device.type == "mps":
         raise RequestError("training.dtype float64: mps has no double precision; use cpu or float32")
-    source = open_data_source(settings, input_kind(settings))
+    source = open_training_source(settings, input_kind(settings))
     bundle = build_model(settings, outputs=source.outputs, rows=source.rows)
     data = make_training_data(source, bundle, dtype=dtype)
     model = bundle.model
