@@ -1,8 +1,8 @@
 """What a model is trained on, item by item, and what every reader of a data set decides.
 
-A reader (in data_sets.py, features.py, moving_shapes.py or dense_tasks.py) returns a `TrainingSource`: the task and number
-of classes, from which the model is built, and a function that makes the `Items` of both splits afterwards. Each kind of
-`Items` prepares one item on the host and joins several to a batch.
+A reader (in data_sets.py, features.py, moving_shapes.py or dense_tasks.py) returns a `TrainingSource`: the task and
+number of classes, from which the model is built, and a function that makes the `Items` of both splits afterwards. Each
+kind of `Items` prepares one item on the host and joins several to a batch.
 """
 
 from __future__ import annotations
