@@ -62,13 +62,6 @@ COMMAND_FILES = (
 )  # fmt: skip
 
 
-# Public classes of one name that are different things today: the list only shrinks.
-STILL_SHARED = {
-    "Answer", "Cell", "Comparison", "DeviceMemory", "Entry", "Found", "Key", "Outcome", "Part", "Problem", "Reading",
-    "Sample", "Subject", "Table", "Timeline", "Trace", "Trial",
-}  # fmt: skip
-
-
 @functools.cache
 def source_files() -> list[str]:
     return sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
@@ -320,8 +313,7 @@ def shared_names(homes: dict[str, list[str]]) -> dict[str, list[str]]:
 
 def test_a_class_name_means_one_thing() -> None:
     shared = shared_names(class_homes((file, parsed(file)) for file in source_files()))
-    assert {name: files for name, files in shared.items() if name not in STILL_SHARED} == {}
-    assert STILL_SHARED - shared.keys() == set()  # a name that is unique now leaves the list
+    assert shared == {}
 
 
 def test_the_check_sees_a_class_name_that_is_used_twice() -> None:

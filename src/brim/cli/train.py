@@ -228,15 +228,16 @@ def _figures(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def print_comparison(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     """The effective batches of --compare-batch side by side: one line of figures each, and one of memory."""
     speed = Table(box=None, pad_edge=False)
-    for name in ("batch", "micro", "samples/s", "speed-up", "GPU use", "epoch", "in total", "loss", "OOM risk"):
+    for name in ("batch", "micro", "samples/s", "speed-up", "GPU use", "epoch", "in total", "loss"):
         speed.add_column(name, justify="right", no_wrap=True)
     memory = Table(box=None, pad_edge=False)
-    for name in ("batch", "forecast", "measured", "limit", "free"):
+    for name in ("batch", "forecast", "measured", "limit", "free", "OOM risk"):
         memory.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         size = str(row["batch_size"])
         if row.get("failed"):
-            speed.add_row(size, *["—"] * 7, row["risk"])
+            speed.add_row(size, *["—"] * 7)
+            memory.add_row(size, *["—"] * 4, row["risk"])
             continue
         used = row["gpu_utilisation_mean"]
         speed.add_row(
@@ -248,7 +249,6 @@ def print_comparison(console: Console, rows: Sequence[Mapping[str, Any]]) -> Non
             duration_text(row["epoch_seconds"]),
             duration_text(row["total_seconds"]),
             f"{row['final_loss']:.4f}",
-            row["risk"],
         )
         free = row["headroom_fraction"]
         memory.add_row(
@@ -257,6 +257,7 @@ def print_comparison(console: Console, rows: Sequence[Mapping[str, Any]]) -> Non
             format_bytes(row["peak_reserved_bytes"]),
             format_bytes(row["limit_bytes"]),
             "—" if free is None else f"{free:.0%}",
+            row["risk"],
         )
     console.print(speed)
     console.print()
