@@ -85,7 +85,7 @@ def classification_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampleRun:
-    """What a run on one sample told about a model."""
+    """What a run on one sample showed about a model."""
 
     shape: tuple[int, ...] | None  # of the (first) output; None: it is not a tensor
     smallest_train_size: int

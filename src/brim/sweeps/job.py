@@ -117,7 +117,7 @@ def write_outcome(folder: Path, outcome: AttemptOutcome) -> None:
 
 
 class SweepListener:
-    """Told of the sweep as it goes; does nothing by itself."""
+    """Gets the events of a sweep; does nothing by itself."""
 
     def forecasting(self, what: str) -> None:
         """The memory of an experiment is being forecast."""

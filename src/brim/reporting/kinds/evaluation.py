@@ -147,8 +147,8 @@ class SampleDigest:
             self.num_full += score >= 1
         if error is not None:
             self.num_failed += 1
-            told = error if isinstance(error, dict) else {"message": error}
-            row = {"id": line.get("id"), "reason": told.get("reason"), "message": clipped(told.get("message"))}
+            failure = error if isinstance(error, dict) else {"message": error}
+            row = {"id": line.get("id"), "reason": failure.get("reason"), "message": clipped(failure.get("message"))}
             _keep(self.failures, row, FAILURES)
         elif score is not None:
             shown = {field: clipped(line.get(field)) for field in ("input", "reference", "prediction")}

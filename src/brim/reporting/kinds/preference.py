@@ -144,7 +144,7 @@ def _facts(summary: Mapping[str, Any]) -> tuple[Fact, ...]:
 
 def _remarks(rows: Sequence[Mapping[str, Any]], method: str) -> tuple[str, ...]:
     """Whether the first head beats every other method, data set by data set; figures shown as equal are a tie."""
-    told = []
+    sentences = []
     for name in dict.fromkeys(row["set"] for row in rows):
         known = [row for row in rows if row["set"] == name and row["auroc"] is not None]
         own = next((row for row in known if row["method"] == method), None)
@@ -159,8 +159,8 @@ def _remarks(rows: Sequence[Mapping[str, Any]], method: str) -> tuple[str, ...]:
         else:
             said = f"{best['method']} has the highest AUROC, {best['auroc shown']}"
             said += f"; next is {second['method']} with {second['auroc shown']}" if best is own else ""
-        told.append(f"On {name}: {said}" + ("." if method in tied else f"; {method} has {own['auroc shown']}."))
-    return tuple(told)
+        sentences.append(f"On {name}: {said}" + ("." if method in tied else f"; {method} has {own['auroc shown']}."))
+    return tuple(sentences)
 
 
 def _warnings(summary: Mapping[str, Any]) -> tuple[str, ...]:

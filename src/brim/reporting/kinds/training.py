@@ -298,16 +298,16 @@ def _rate_section(training: TrainingRun) -> Section | None:
     )  # fmt: skip
 
 
-def _rate_words(told: Mapping[str, Any]) -> list[str]:
-    base, factor, batch = (number(told.get(name)) for name in ("base", "factor", "base_batch"))
+def _rate_words(rate: Mapping[str, Any]) -> list[str]:
+    base, factor, batch = (number(rate.get(name)) for name in ("base", "factor", "base_batch"))
     if base is None:
         return []
     said = [f"Asked for: {significant(base)}."]
     if factor is not None and factor != 1:
         meant = "" if batch is None else f", chosen for a batch of {count_text(batch)},"
-        rule = f"by the rule {told.get('rule')} ({ratio_text(factor)})"
+        rule = f"by the rule {rate.get('rule')} ({ratio_text(factor)})"
         said = [f"The {significant(base)} asked for{meant} became {significant(base * factor)} {rule}."]
-    if warmup := number(told.get("warmup_steps")):
+    if warmup := number(rate.get("warmup_steps")):
         said.append(f"It rises over the first {plural(int(warmup), 'step')}.")
     return [" ".join(said)]
 
@@ -409,12 +409,12 @@ def batch_gain_rows(noise_scale: float, batch: float) -> list[dict[str, Any]]:
 
 def _noise_section(training: TrainingRun) -> Section | None:
     """The gradient noise scale, and what another batch would bring by it."""
-    told = training.summary.get("noise_scale")
-    if not isinstance(told, dict):
+    noise = training.summary.get("noise_scale")
+    if not isinstance(noise, dict):
         return None
     title = "Gradient noise scale"
-    measured = plural(int(number(told.get("measurements")) or 0), "measurement")
-    scale, batch = number(told.get("noise_scale")), number(training.summary.get("effective_batch_size"))
+    measured = plural(int(number(noise.get("measurements")) or 0), "measurement")
+    scale, batch = number(noise.get("noise_scale")), number(training.summary.get("effective_batch_size"))
     if scale is None or batch is None:
         return Section(title=title, paragraphs=(f"Not known: {measured}, too few or too noisy for a figure.",))
     gain = batch_gain_rows(scale, batch)
@@ -425,7 +425,7 @@ def _noise_section(training: TrainingRun) -> Section | None:
         Column("samples for the same progress", "samples", ratio_text),
     )  # fmt: skip
     known = (
-        f"More samples in a step stop helping beyond a batch of about {count_text(told.get('useful_batch'))} "
+        f"More samples in a step stop helping beyond a batch of about {count_text(noise.get('useful_batch'))} "
         f"({measured}). At this run's {count_text(batch)} a step brings {fraction_text(used['progress'])} of what "
         f"one with an exact gradient would; at twice the batch {fraction_text(twice['progress'])}, for "
         f"{ratio_text(twice['samples'])} the samples."
