@@ -12,9 +12,10 @@ new checkout times the sizes that both have chosen, in turns, which is the rate 
 its own stopwatch.
 
 Parts: `find` (twelve workloads at 24 GiB, searched twice), `video` (three video models in a sweep at `auto`, 24 GiB),
-`eval` (65,536 prompts, `auto` and a fixed cap), `profile` (four values of max_crops at 24 GiB). All of it takes about
-twenty minutes of an H200. Every answer is a line of results.jsonl in `--folder`, written as it comes; no case is begun
-that would not end within `--seconds`.
+`eval` (65,536 prompts, `auto` and a fixed cap), `profile` (four values of max_crops at 24 GiB), `train` (ten seeds of
+small heads, many short epochs, three video models on clips that lie on the card). All of it takes about half an hour of
+an H200. Every answer is a line of results.jsonl in `--folder`, written as it comes; no case is begun that would not end
+within `--seconds`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ STARTUP_SECONDS = 40  # of three processes at once
 STARTUP_PATIENCE = 180
 MOST_LEFT_BYTES = 256 * 2**20  # on the card after a case; with more the process is begun anew
 VIDEO = {"r2plus1d_18": 112, "mvit_v2_s": 224, "swin3d_s": 224}
+TRAIN_VIDEO = {"r3d_18": 112, "swin3d_t": 224, "mvit_v2_s": 224}
 VIDEO_STEPS = {"r2plus1d_18": 30, "mvit_v2_s": 10, "swin3d_s": 10}
 CROPS = (2, 6, 9, 12)
 QUESTIONS = 400
@@ -180,8 +182,49 @@ def profile_cases(arguments: argparse.Namespace) -> Iterator[Case]:
     yield Case(part="profile", name="max_crops", seconds=130, ask=ask, judge=judge, judge_seconds=60)
 
 
+def train_cases(arguments: argparse.Namespace) -> Iterator[Case]:
+    rows, epochs = (128, 2) if arguments.tiny else (65_536, 40)
+    device = "cpu" if arguments.tiny else "cuda"
+    hidden = [16] if arguments.tiny else [512, 512]
+    mlp = {"type": "mlp", "params": {"hidden": hidden}}
+
+    def features(batch: int, epochs: int) -> Row:
+        return {"model": mlp, "data": {"root": "ROWS"}, "hp": {"epochs": epochs, "effective_batch": batch},
+                "training": {"device": device, "eval_every": epochs}}  # fmt: skip
+
+    def trained(name: str, source: Row, flags: Sequence[str], seconds: float, rounds: int = 2) -> Case:
+        def ask(folder: Path) -> Row:
+            return {"do": "train", "source": source, "flags": [*flags], "folder": str(folder), "rows": rows}
+
+        return Case(part="train", name=name, seconds=seconds, ask=ask, rounds=rounds)
+
+    for batch in (64,) if arguments.tiny else (512, 8192):
+        flags = ["--hidden", ",".join(map(str, hidden)), "--seeds", "10", "--epochs", str(epochs), "--pairs", "matched"]
+        flags += ["--eval-every", str(epochs), "--effective-batch", str(batch)]
+        flags += ["--device", device, "--fast-path", "auto"]
+        asked = {"do": "ood", "flags": flags, "rows": rows}
+        yield Case(
+            part="train", name=f"ood, ten seeds, batch {batch}", seconds=30, rounds=2,
+            ask=lambda folder, asked=asked: {**asked, "folder": str(folder)},  # type: ignore[misc]
+        )  # fmt: skip
+        for path in ("resident", "stacked"):
+            flags = ["--seeds", "10", "--fast-path", path]
+            yield trained(f"mlp, ten seeds, {path}, batch {batch}", features(batch, epochs // 2), flags, 30)
+    yield trained("mlp, epochs of two steps", features(rows, 4 if arguments.tiny else 1000), [], 25)
+    for model, size in {"r3d_18": 16}.items() if arguments.tiny else {**TRAIN_VIDEO}.items():
+        frames = 2 if arguments.tiny else 16
+        clips = {"frames": frames, "size": size, "distinct": 4 if arguments.tiny else 64, "where": device}
+        hp = {"effective_batch": 8 if arguments.tiny else 96, "max_steps": 2 if arguments.tiny else 14, "epochs": 1000,
+              "frames": frames, "size": size}  # fmt: skip
+        training = {"device": device, "dtype": "float32" if arguments.tiny else "bfloat16",
+                    "memory_limit": limit(arguments)}  # fmt: skip
+        data = {"type": "CLIPS", "num_workers": 0, "params": clips}
+        source = {"model": {"type": model, "num_classes": 8}, "data": data, "hp": hp, "training": training}
+        yield trained(model, source, [], 60)
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Case]]] = {
-    "find": find_cases, "video": video_cases, "eval": eval_cases, "profile": profile_cases,
+    "find": find_cases, "video": video_cases, "eval": eval_cases, "profile": profile_cases, "train": train_cases,
 }  # fmt: skip
 
 
@@ -327,7 +370,8 @@ class Child:
 
 def table(rows: Sequence[Row]) -> str:
     """Markdown, old → new; a ratio is the rate at the new size over that at the old one, timed in turns."""
-    parts = {"find": find_table, "video": nested_table, "eval": eval_table, "profile": nested_table}
+    parts = {"find": find_table, "video": nested_table, "eval": eval_table, "profile": nested_table,
+             "train": train_table}  # fmt: skip
     lines: list[str] = []
     for part, make in parts.items():
         own = [row for row in rows if row["part"] == part]
@@ -390,6 +434,21 @@ def eval_table(rows: Sequence[Row]) -> list[str]:
             ratio = statistics.median(row["rate"] for row in after) / statistics.median(row["rate"] for row in before)
             first = arrow([before[0]["first"]], [after[0]["first"]], "seconds")
             cells = [case, arrow(before, after, "seconds"), f"{ratio:.3f}", first, after[-1]["notes"]]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def train_table(rows: Sequence[Row]) -> list[str]:
+    lines = [
+        "| case | size or path | samples/s | new over old | OOM | seconds of the command |",
+        "|---|---|---|---|---|---|",
+    ]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        before, after, _ = sides_of(rows, case)
+        if before and after:
+            ratio = statistics.median(row["rate"] for row in after) / statistics.median(row["rate"] for row in before)
+            cells = [case, arrow(before, after, "size"), arrow(before, after, "rate"), f"{ratio:.3f}"]
+            cells += [arrow(before, after, "ooms"), arrow(before, after, "seconds")]
             lines.append(f"| {' | '.join(cells)} |")
     return lines
 

@@ -46,8 +46,8 @@ def serve() -> None:
         torch.zeros(1, device="cuda")
     answers.write(json.dumps({"brim": brim.__file__}) + "\n")
     known: dict[str, Callable[..., Row]] = {
-        "find": find, "sweep": sweep, "eval": evaluate, "profile": profile, "rates": rates,
-        "profile_rates": profile_rates,
+        "find": find, "sweep": sweep, "train": train, "ood": ood, "eval": evaluate, "profile": profile,
+        "rates": rates, "profile_rates": profile_rates,
     }  # fmt: skip
     for line in sys.stdin:
         asked = json.loads(line)
@@ -136,6 +136,60 @@ def planning_seconds(steps: Path) -> float | None:
     if len(seconds) < 2:
         return None
     return float(sum(seconds) - len(seconds) * statistics.median(seconds[len(seconds) // 2 :]))
+
+
+def train(*, source: Row, flags: list[str], folder: str, rows: int) -> Row:
+    """One training, or several seeds of one; `ROWS` and `CLIPS` in the file stand for data that is made here."""
+    place = Path(folder).parent.parent
+    file = Path(folder).with_suffix(".yaml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    clips = place / "clips.py"
+    if not clips.exists():
+        from benchmarks.train_video import DATA
+
+        clips.write_text(DATA)
+    both = feature_files(place, rows)[2]
+    file.write_text(json.dumps(source).replace("ROWS", str(both)).replace("CLIPS", f"py:{clips}:clips"))
+    seconds = command("train", str(file), *flags, "--no-cache", "-o", folder, "--json")
+    summary = json.loads((Path(folder) / "run.json").read_text())["summary"]
+    answer = {"seconds": seconds, "rate": summary["samples_per_second"], "ooms": summary.get("oom_events")}
+    steps = Path(folder) / "steps.jsonl"
+    if "micro_batch_size" in summary and steps.exists():  # the rate of the second half, once the size is found
+        lines = [json.loads(line) for line in steps.read_text().splitlines()]
+        steady = [line["effective_batch"] / line["seconds"] for line in lines if "seconds" in line]
+        answer["rate"] = statistics.median(steady[len(steady) // 2 :])
+        answer["size"] = summary["micro_batch_size"]
+    if choice := summary.get("fast_path_choice"):
+        answer["size"] = f"{choice['path']} ×{choice['stack']}"
+    return answer
+
+
+def ood(*, flags: list[str], folder: str, rows: int) -> Row:
+    """Energy heads: pairs of all seeds per second of training, with warm-up and the capture of graphs."""
+    inner, outer, _ = feature_files(Path(folder).parent.parent, rows)
+    seconds = command("ood", "--id", str(inner), "--ood", str(outer), *flags, "-o", folder, "--json")
+    training = json.loads((Path(folder) / "run.json").read_text())["summary"]["trainings"][0]
+    choice = training["fast_path_choice"]
+    return {
+        "seconds": seconds,
+        "rate": training["pairs_per_second"],
+        "size": f"{training['fast_path']} ×{choice['stack']}",
+    }
+
+
+def feature_files(place: Path, rows: int) -> tuple[Path, Path, Path]:
+    """Random features of two sides, and both with their labels; the first to come makes the files."""
+    import torch
+    from safetensors.torch import save_file
+
+    files = (place / "in.safetensors", place / "out.safetensors", place / "rows.safetensors")
+    if not files[2].exists():
+        torch.manual_seed(0)
+        sides = [torch.randn(rows, 512) + shift for shift in (0.0, 0.3)]
+        for file, side in zip(files[:2], sides, strict=True):
+            save_file({"features": side}, file)
+        save_file({"features": torch.cat(sides), "labels": torch.arange(2).repeat_interleave(rows)}, files[2])
+    return files
 
 
 @functools.cache
