@@ -95,7 +95,7 @@ def test_nothing_is_begun_that_would_end_too_late(tmp_path: Path, capsys: pytest
     assert len(session.asked) == 3
 
 
-def test_a_process_that_leaves_memory_behind_is_begun_anew(tmp_path: Path) -> None:
+def test_a_process_that_leaks_memory_is_restarted(tmp_path: Path) -> None:
     session = FakeSession(tmp_path, {"before": {"size": 8, "left_bytes": 2**30}})
     session.run(case(rounds=1))
     assert set(session._children) == {"after", "judge"}
