@@ -82,8 +82,8 @@ class BadRecord:
 class SampleSet:
     """A data set that has been read.
 
-    `facts` is its identity for fingerprints: the content, not its path or date. `fields` tells which column was used
-    as what.
+    `facts` is its identity for fingerprints: the content, not its path or date. `fields` names the column
+    of each field.
     """
 
     name: str

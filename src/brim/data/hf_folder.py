@@ -1,7 +1,7 @@
 """Folders of the Hugging Face `datasets` library: the only file that imports it. The network is never used.
 
-A folder of `save_to_disk` is read in place. For any other folder that `load_dataset` understands, the library
-tells which files belong to which split; parquet, JSON and CSV files are then read by brim, other kinds by the library.
+A folder of `save_to_disk` is read in place. For any other folder that `load_dataset` understands, the library finds the
+files of each split; Parquet, JSON and CSV files are then read by brim, other kinds by the library.
 """
 
 from __future__ import annotations
