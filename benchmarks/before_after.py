@@ -41,7 +41,7 @@ CHILD = ROOT / "benchmarks" / "before_after_child.py"
 SIDES = ("before", "after")
 STARTUP_SECONDS = 40  # of three processes at once
 STARTUP_PATIENCE = 180
-MOST_LEFT_BYTES = 256 * 2**20  # on the card after a case; with more the process is begun anew
+MOST_LEFT_BYTES = 256 * 2**20  # on the card after a case; with more the process is restarted
 VIDEO = {"r2plus1d_18": 112, "mvit_v2_s": 224, "swin3d_s": 224}
 TRAIN_VIDEO = {"r3d_18": 112, "swin3d_t": 224, "mvit_v2_s": 224}
 VIDEO_STEPS = {"r2plus1d_18": 30, "mvit_v2_s": 10, "swin3d_s": 10}
@@ -258,7 +258,7 @@ class Session:
             child.end()
 
     def run(self, case: Case) -> None:
-        """Every round in turns, then the third process; nothing is begun that would end too late."""
+        """Every round in turns, then the third process; nothing is started that would end too late."""
         turns = [(side, number) for number in range(case.rounds) for side in SIDES[:: -1 if number % 2 else 1]]
         wanted = [turn for turn in turns if self._found(case, *turn) is None]
         judged = case.judge is None or self._found(case, "judge", 0) is not None
@@ -266,7 +266,7 @@ class Session:
         if judged and not wanted:
             return
         if not self._has(estimate + (0 if self._children else STARTUP_SECONDS)):
-            print(f"{case.part} {case.name}: not begun, it takes about {estimate:.0f} s", flush=True)
+            print(f"{case.part} {case.name}: not started, it takes about {estimate:.0f} s", flush=True)
             return
         for side, number in wanted:
             folder = (

@@ -267,7 +267,7 @@ def rates(*, jobs: list[Row]) -> Row:
 
 
 def steady_rate(workload: Any, size: int) -> Row:
-    """The median over some steps, after two that warm up; begun as a run begins: empty cache, no optimizer state."""
+    """The median over some steps, after two that warm up; started as a run starts: empty cache, no optimizer state."""
     import torch
 
     cuda = torch.cuda.is_available()

@@ -152,12 +152,12 @@ class Generation:
             started = time.perf_counter()
             summary = run_setup(request, setup, Path(folder), Notes())
             seconds = time.perf_counter() - started
-        told = f"batch {summary['batch_size_used']}, {summary['oom_events']} OOM"
-        told += f", padding {summary['padding_fraction']:.0%}"
+        figures = f"batch {summary['batch_size_used']}, {summary['oom_events']} OOM"
+        figures += f", padding {summary['padding_fraction']:.0%}"
         wait = summary["gpu_wait_fraction"]
-        told += f", GPU waited {wait:.1%}" if wait is not None else ""
-        told += f", {summary['peak_reserved_bytes'] / 2**30:.0f} GiB" if summary["peak_reserved_bytes"] else ""
-        self._row(way, len(prompts), seconds, notes="; ".join([told, *notes]))
+        figures += f", GPU waited {wait:.1%}" if wait is not None else ""
+        figures += f", {summary['peak_reserved_bytes'] / 2**30:.0f} GiB" if summary["peak_reserved_bytes"] else ""
+        self._row(way, len(prompts), seconds, notes="; ".join([figures, *notes]))
         return len(prompts) / seconds
 
     def _plain(self, way: str, batches: Sequence[list[list[int]]], share: int = 1, base: bool = False) -> None:
@@ -212,7 +212,7 @@ class Generation:
         self._row(way, 64 * len(batches), time.perf_counter() - started, notes="start-up (compilation) counted")
 
     def _try(self, way: str, run: Callable[[str], None]) -> None:
-        """A contender that fails is a row that says so."""
+        """A contender that fails is a row with its error."""
         self._settle()
         try:
             run(way)

@@ -259,7 +259,7 @@ def _store(row: Row) -> None:
     path.write_text(json.dumps(stored, indent=1))
 
 
-# --- what is said of the rows ----------------------------------------------------------------------------------------
+# --- summary of the rows ---------------------------------------------------------------------------------------------
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -283,10 +283,10 @@ def table(rows: Sequence[Row]) -> str:
 
 def summary(rows: Sequence[Row]) -> str:
     """The figures that the targets are about."""
-    told = [row for row in rows if "error" not in row]
-    lines = [f"{len(told)} cases, {len(rows) - len(told)} not measured"]
+    measured = [row for row in rows if "error" not in row]
+    lines = [f"{len(measured)} cases, {len(rows) - len(measured)} not measured"]
     for kind in ("allocated", "reserved"):
-        errors = [row[f"forecast_{kind}_bytes"] / row[f"peak_{kind}_bytes"] - 1 for row in told]
+        errors = [row[f"forecast_{kind}_bytes"] / row[f"peak_{kind}_bytes"] - 1 for row in measured]
         if errors:
             sizes = sorted(map(abs, errors))
             lines.append(
@@ -294,9 +294,9 @@ def summary(rows: Sequence[Row]) -> str:
                 f"{sizes[min(int(0.95 * len(sizes)), len(sizes) - 1)]:.2%}, lowest {min(errors):+.2%}, "
                 f"highest {max(errors):+.2%}"
             )
-    if told:
-        lines.append(f"seconds for a forecast: median {statistics.median(row['seconds'] for row in told):.2f}")
-    capped = [row["capped"] for row in told if "capped" in row]
+    if measured:
+        lines.append(f"seconds for a forecast: median {statistics.median(row['seconds'] for row in measured):.2f}")
+    capped = [row["capped"] for row in measured if "capped" in row]
     if capped:
         fine = sum(one.startswith("fits") for one in capped)
         lines.append(f"under a cap of the forecast plus the margin: {fine} of {len(capped)} run")

@@ -229,7 +229,7 @@ CASES: tuple[Case, ...] = (
     _torchvision("half-forward", "convnext_base", "forward", 64),
     _torchvision("half-forward", "mobilenet_v3_large", "forward", 256),
     _torchvision("half-forward", "regnet_x_8gf", "forward", 64),
-    # Measured before anybody had looked at their requests; the last but one has mended the rule for groups since.
+    # Measured before their requests had been examined; the last but one has corrected the rule for groups since.
     _torchvision("half-forward", "regnet_y_16gf", "forward", 64),
     _torchvision("half-forward", "regnet_x_1_6gf", "forward", 256),
     _torchvision("half-forward", "regnet_y_800mf", "forward", 256),
@@ -257,7 +257,7 @@ CASES: tuple[Case, ...] = (
     Case(name="llava train bfloat16 adamw", part="vision-language", batch_size=8, build=_vision_language("train")),
     Case(name="pairwise head train float32 2048", part="pairwise", batch_size=2048, build=_pairwise_head),
     Case(name="pairwise head train float32 8192", part="pairwise", batch_size=8192, build=_pairwise_head),
-    # Not looked at while the rules for workspaces were first made; five of them have mended the rules since.
+    # Not used while the rules for workspaces were first made; five of them have corrected the rules since.
     _torchvision("second", "resnet101", "train", 24),
     _torchvision("second", "wide_resnet50_2", "train", 16, dtype="float32", optimizer="sgd"),
     _torchvision("second", "resnext50_32x4d", "train", 32),
@@ -274,7 +274,7 @@ CASES: tuple[Case, ...] = (
     _torchvision("second", "s3d", "train", 4, knobs=_VIDEO_224, dtype="float32"),
     _torchvision("second", "mc3_18", "train", 12, knobs=_VIDEO_112),
     _torchvision("second", "swin3d_b", "forward", 8, knobs=_VIDEO_224),
-    # Never looked at while rules were made: what a forecast is worth on models it has not met.
+    # Never used to make rules: how good a forecast is on unseen models.
     _torchvision("unseen", "resnet34", "train", 64, optimizer="sgd"),
     _torchvision("unseen", "mnasnet1_0", "train", 64, optimizer="sgd"),
     _torchvision("unseen", "mobilenet_v2", "train", 32, dtype="float32"),

@@ -2,7 +2,7 @@
 
     python -m benchmarks.forecast_search benchmarks/data/curves-h200.json
 
-Needs no GPU: a probe is a look at the curve (bytes and step times in lines between its points; a size from the first
+Needs no GPU: a probe is a lookup on the curve (bytes and step times in lines between its points; a size from the first
 that did not fit on is out of memory). The forecast is the real one for that card, and the same off by a factor.
 A second table lays the sizes near the limit beside what the replay of the allocator under that limit says of them.
 """
@@ -79,7 +79,7 @@ def main() -> None:
             f"| {label} | {', '.join(map(str, made))} | {sum(made) / len(made):.1f} "
             f"| {sum(ooms for _, ooms, _ in rows)} | {min(rate for *_, rate in rows):.3f} |"
         )
-    print("\n| workload | sizes near the limit | told right | said to run, did not | said not to run, did |")
+    print("\n| workload | sizes near the limit | right | forecast to run, did not | forecast not to run, did |")
     print("|---|---|---|---|---|")
     print("\n".join(under_limit))
 

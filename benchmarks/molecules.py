@@ -1,10 +1,10 @@
-"""Does the energy head tell molecules with unseen scaffolds from others? A real scaffold split, beside the baselines.
+"""Does the energy head separate molecules with unseen scaffolds from others? A real scaffold split, with baselines.
 
     pip download --no-deps molsets -d molsets
     python -m benchmarks.molecules molsets/molsets-*.whl --count 3000 --bits 1024
 
 In-distribution is MOSES' test set, out-of-distribution its test set of scaffolds that occur nowhere else; both are
-drawn from the same collection, so little but the scaffolds tells them apart. Every method sees the same
+drawn from the same collection, so they differ in little but the scaffolds. Every method sees the same
 features; `dpo` and `logistic` are shown training molecules of both kinds, the other baselines those of one.
 """
 

@@ -8,7 +8,7 @@ Two loads: plain Python, which holds the interpreter lock that the sampler's thr
 on the CPU, which release it. A pair is one block of work without and one with the sampler, in alternating order, so
 that a drift of the machine falls on both; the ratio is the median over pairs, with its 95 % interval. Wall time is what
 a run feels, but other programs on the machine disturb it; processor time counts this process alone. An interval far
-below the default makes the cost stand out from the noise: divide its excess to come to the default's. The first table
+below the default makes the cost exceed the noise: divide it to get the default's. The first table
 is taken while the process sleeps, so its processor time is the sampler's alone.
 """
 

@@ -1,4 +1,4 @@
-"""Prompts of token ids as something that `brim` evaluates, without a tokenizer's own cost in the way."""
+"""Prompts of token ids as something that `brim` evaluates, without the cost of a tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VOCABULARY = 65536
 
 
 class NumberTokenizer:
-    """Text is token ids in decimal; ids are kept beside the text, so that reading costs next to nothing."""
+    """Text is token ids in decimal; ids are kept with the text, so that reading costs almost nothing."""
 
     pad_token_id = 0
     eos_token_id = None

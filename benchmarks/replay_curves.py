@@ -1,8 +1,8 @@
 """The curves that replays run on: bytes and seconds of a step over its size, and the limit they run under. No torch.
 
 Three sets: shapes and cards that the searches were made on (`tuned_*`), six video models as they were measured on an
-H200, and forty random curves that nobody has tuned on (`held_out_curves`): look at those last, and change nothing for
-the sake of one of them.
+H200, and forty random curves that were not used for tuning (`held_out_curves`): check those last, and change
+nothing for one of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What decides sizes in brim, behind one small function for each kind of replay: when internals move, only this does.
 
-A replay asks for a size, looks at its curve, and says what it saw. Nothing here knows a curve.
+A replay asks for a size, reads its curve, and records the result. Nothing here knows a curve.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Needs no GPU. Kinds: `largest` and `fastest` (brim find on synthetic curves), `s
 measured on an H200, with the forecast, with it off by a factor, and without), `card` (prompts through a model of the
 card), `live` (batches of an evaluation under a limit), `training` (micro-batches, with an allocator that caches and
 slow, noisy first seconds), `peaks` (forecasts of stored peaks, to the byte). Groups called `held out` are curves that
-nobody has tuned on. `of_best` is the true rate at the size chosen over the best one that fits, in `largest` the size
-over the true one, in `card` and `live` the time at the best size over the time taken, search included.
+were not used for tuning. `of_best` is the true rate at the chosen size over the best one that fits, in `largest` the
+size over the true one, in `card` and `live` the time at the best size over the time taken, search included.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m benchmarks.search_curves --count 20000
 
-Needs no GPU: a probe is a look at the curve. Every answer is checked against the truth.
+Needs no GPU: a probe is a lookup on the curve. Every answer is checked against the truth.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ GIVEN = {  # by hand, for no card in particular
     "r3d_18": 128, "mc3_18": 64, "r2plus1d_18": 128, "s3d": 32, "mvit_v1_b": 16, "mvit_v2_s": 16, "swin3d_b": 16,
     "swin3d_s": 16, "swin3d_t": 16,
 }  # fmt: skip
-QUICK = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d")  # they look at larger sizes, which takes more steps
+QUICK = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d")  # they try larger sizes, which takes more steps
 LADDER = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 RISES = 1.01  # a doubling that brings less: the rate has stopped rising
 LOOK_SECONDS = 0.6
@@ -198,7 +198,7 @@ def backward_rate(workload: Any, size: int) -> float:
 
 
 def found_in(run: Path) -> dict[str, Any]:
-    """What the folder of a run tells of its sizes: the rates tried, and what finding them has cost."""
+    """The sizes in a run's folder: the rates measured, and the cost of finding them."""
     return {"rates": probe_rates(run / "run.json"), "planning_seconds": planning_seconds(run / "steps.jsonl")}
 
 
@@ -266,7 +266,7 @@ def sweep(
 
 
 class Progress(SweepListener):
-    """Prints each attempt as it ends: a part that is cut short has told what it knew."""
+    """Prints each attempt as it ends: a part that is cut short has printed its results."""
 
     def ended(self, job: Job, outcome: AttemptOutcome, retried: Job | None) -> None:
         print(json.dumps({

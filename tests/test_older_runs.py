@@ -210,7 +210,7 @@ def test_steps_after_the_checkpoint_of_a_killed_run_are_cut_as_they_were(brim: B
 
 
 @same_dropout
-def test_seeds_that_are_done_are_kept_and_the_others_end_as_without_an_interrupt(brim: Brim) -> None:
+def test_an_interrupt_keeps_finished_seeds_and_changes_no_other(brim: Brim) -> None:
     done = contents("seeds-interrupted/seed-0")
     before = Path("seeds-interrupted/seed-1/steps.jsonl").read_bytes()
     result = brim(*SEEDS, "--fast-path", "off", "-o", "seeds-interrupted", "--resume")

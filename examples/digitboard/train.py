@@ -4,12 +4,12 @@
 
 Each step draws boards of one shape and a random `max_crops`, so that every value of it works afterwards. A board is
 encoded once and asked ten questions: they stand one after another behind the picture, each at the positions and behind
-the mask that it would have alone. Beside the answers, the picture's tokens are trained to tell which digit stands where
+the mask that it would have alone. Beside the answers, the picture's tokens are trained to predict which digit is where
 they are, and in which cell (a head that is thrown away): at the start on boards full of small digits and without
 questions. And half of the middle layer's heads are shown which tokens the question is about. Without these two,
 answers stay guesses for thousands of steps.
 
-Every number follows from the seed and the step, so a run that was broken off goes on as if it had not been.
+Every number follows from the seed and the step, so an interrupted run continues as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--evaluate", type=int, default=1000, help="questions of the figures at the end")
-    parser.add_argument("--checkpoints", type=Path, default=Path("runs/digitboard"), help="to go on from")
+    parser.add_argument("--checkpoints", type=Path, default=Path("runs/digitboard"), help="to continue from")
     parser.add_argument("--out", type=Path, default=weights_folder())
     return parser.parse_args()
 
@@ -177,13 +177,13 @@ class Trainer:
         """What a token should know of the digit in it; few hold one, and those without count a tenth."""
         weight = torch.ones(NO_DIGIT + 1)
         weight[NO_DIGIT] = 0.1
-        told = self.digit_head(features).split(TOKEN_CLASSES, dim=1)
-        digit = functional.cross_entropy(told[0], facts[:, 0], weight=weight)
-        places = [functional.cross_entropy(one, fact) for one, fact in zip(told[1:], facts[:, 1:].T, strict=True)]
+        logits = self.digit_head(features).split(TOKEN_CLASSES, dim=1)
+        digit = functional.cross_entropy(logits[0], facts[:, 0], weight=weight)
+        places = [functional.cross_entropy(one, fact) for one, fact in zip(logits[1:], facts[:, 1:].T, strict=True)]
         return digit + 0.1 * sum(places, torch.zeros(()))
 
     def look_loss(self, attentions: Sequence[torch.Tensor], batch: Batch) -> torch.Tensor:
-        """Before it answers, a question should have looked at its digits: half of the heads, in the middle layer."""
+        """Before it answers, a question should have attended to its digits: half of the heads, in the middle layer."""
         middle = attentions[len(attentions) // 2]  # [boards, heads, tokens, tokens]
         asking = (batch.answers != IGNORED) & (batch.answers != self.processor.tokenizer.eos_token_id)
         pictured = batch.inputs["input_ids"][0] == self.model.config.image_patch_id
@@ -225,11 +225,11 @@ class Trainer:
         for name in ("model", "digit_head", "optimizer"):
             getattr(self, name).load_state_dict(kept[name])
         self.mean, self.step = kept["mean"], kept["step"]
-        print(f"goes on at step {self.step}")
+        print(f"continues at step {self.step}")
 
 
 def fresh_model() -> Any:
-    """Untrained; words are as loud as what is seen, lest a question is forgotten when the picture is looked at."""
+    """Untrained; words and pixels have the same scale, so that a question is not lost in the picture."""
     config = build_config()
     model = transformers.Molmo2ForConditionalGeneration._from_config(config, attn_implementation="eager")
     with torch.no_grad():

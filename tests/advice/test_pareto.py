@@ -33,7 +33,7 @@ def test_a_point_that_costs_more_and_is_worse_is_not_on_the_front() -> None:
     assert [one.values["max_crops"] for one in pareto_front(PROFILE)] == [2, 4, 8, 12]
 
 
-def test_the_cheapest_within_a_fraction_of_the_best_is_taken_and_says_what_it_saves() -> None:
+def test_the_cheapest_point_within_the_fraction_is_chosen_with_its_savings() -> None:
     recommendation = cheapest_within(PROFILE, 0.01)
     assert recommendation is not None
     assert recommendation.candidate.values == {"max_crops": 8}
@@ -50,7 +50,7 @@ def test_nothing_within_means_the_best_itself() -> None:
     assert "nothing cheaper" in recommendation.reason
 
 
-def test_of_points_with_the_same_accuracy_the_one_with_smaller_values_stands_for_all() -> None:
+def test_equal_accuracy_keeps_the_point_with_smaller_values() -> None:
     noisy = [point(12, 0.5, 1.0), point(2, 0.5, 1.3), point(4, 0.5, 1.1), point(1, 0.2, 0.9)]
     assert [one.values["max_crops"] for one in pareto_front(noisy)] == [1, 2]
     chosen = cheapest_within(noisy, 0.01)
@@ -95,9 +95,7 @@ def test_no_point_of_the_front_is_beaten_and_every_other_is(candidates: list[Can
 
 
 @given(CANDIDATES, st.sampled_from([0.0, 0.01, 0.1]))
-def test_the_recommended_point_is_on_the_front_of_those_that_are_good_enough(
-    candidates: list[Candidate], fraction: float
-) -> None:
+def test_the_recommended_point_is_on_the_pareto_front(candidates: list[Candidate], fraction: float) -> None:
     recommendation = cheapest_within(candidates, fraction)
     if recommendation is None:
         assert candidates == []

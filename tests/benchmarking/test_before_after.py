@@ -86,16 +86,16 @@ def test_a_process_that_was_lost_is_asked_again_an_error_only_on_demand(tmp_path
     assert retried.asked == [("after", "find"), ("judge", "rates")]
 
 
-def test_nothing_is_begun_that_would_end_too_late(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_started_that_would_end_too_late(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     session = FakeSession(tmp_path, seconds=before_after.STARTUP_SECONDS + 20)
     session.run(case())
     assert session.asked == []
-    assert "not begun" in capsys.readouterr().out
+    assert "not started" in capsys.readouterr().out
     session.run(case(rounds=1))
     assert len(session.asked) == 3
 
 
-def test_a_process_that_leaves_memory_behind_is_begun_anew(tmp_path: Path) -> None:
+def test_a_process_that_leaks_memory_is_restarted(tmp_path: Path) -> None:
     session = FakeSession(tmp_path, {"before": {"size": 8, "left_bytes": 2**30}})
     session.run(case(rounds=1))
     assert set(session._children) == {"after", "judge"}

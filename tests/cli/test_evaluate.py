@@ -152,7 +152,7 @@ def test_a_language_model_prints_no_other_word_on_standard_output(brim: Brim, ca
         ("w1 " * 330, ("--max-tokens", "1"), "--data: the shortest prompt has 330 tokens .* 320 positions"),
     ],
 )
-def test_answers_for_which_no_prompt_leaves_room_are_refused_before_anything_runs(
+def test_answers_too_long_for_every_prompt_are_refused_before_the_run(
     brim: Brim, case: Case, prompt: str, tokens: tuple[str, ...], words: str
 ) -> None:
     model = saved_models.save_language_model(case.root / "lm")

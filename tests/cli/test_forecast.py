@@ -48,7 +48,7 @@ def test_json_without_a_size_lists_sizes_that_never_fall(brim: Brim) -> None:
     assert "batch_size" not in many
 
 
-def test_training_takes_more_than_a_forward_and_an_optimizer_with_state_more_than_one_without(brim: Brim) -> None:
+def test_training_and_optimizer_state_add_to_the_peak(brim: Brim) -> None:
     def bytes_of(*flags: str) -> int:
         return document(brim("forecast", *NET, "-b", "64", "--gpu", "t4", "--json", *flags))["peak_allocated_bytes"]
 
@@ -88,7 +88,7 @@ def test_several_cards_stand_side_by_side(brim: Brim) -> None:
     assert all(len(line) <= 80 for line in text.out.splitlines())
 
 
-def test_the_table_of_one_card_says_what_fits_and_why_within_eighty_columns(brim: Brim) -> None:
+def test_the_table_of_one_card_fits_eighty_columns(brim: Brim) -> None:
     result = brim("forecast", *NET, "--mode", "train", "--gpu", "rtx-3060-12gb")
     assert result.code == 0, result.err
     words = " ".join(result.out.split())
@@ -196,7 +196,7 @@ def test_a_wrong_request_ends_with_two_and_says_what_to_do(brim: Brim, arguments
     assert "Traceback" not in result.err
 
 
-def test_a_step_that_raises_is_a_wrong_request_with_its_own_words(brim: Brim, factories: str) -> None:
+def test_a_step_that_raises_is_a_wrong_request_with_its_message(brim: Brim, factories: str) -> None:
     result = brim("forecast", f"py:{factories}:faulty_step", "--gpu", "t4")
     assert result.code == 2
     assert "labels" in result.err

@@ -69,7 +69,7 @@ def test_a_model_that_is_not_there_ends_with_two(brim: Brim, tmp_path: Path, mod
     assert words in " ".join(result.err.split())
 
 
-def test_a_vision_language_folder_without_its_processor_says_what_is_missing(brim: Brim, tmp_path: Path) -> None:
+def test_a_vision_language_folder_without_processor_is_refused(brim: Brim, tmp_path: Path) -> None:
     folder = saved_models.save_vision_language_model(tmp_path / "vlm")
     for file in folder.glob("*processor*"):
         file.unlink()

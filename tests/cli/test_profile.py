@@ -87,9 +87,7 @@ def test_the_document_the_table_and_the_report(profile: Brim, tmp_path: Path) ->
     assert [entry["reach"] for entry in document["summary"]] == [2, 4]
 
 
-def test_of_equal_scores_the_smallest_value_is_recommended_and_zeros_are_pointed_out(
-    profile: Brim, tmp_path: Path
-) -> None:
+def test_equal_scores_recommend_the_smallest_value_and_zeros_are_noted(profile: Brim, tmp_path: Path) -> None:
     arguments = ("--knob", "reach=8,2,4", "-b", "8", "--json")
     equal = json.loads(profile(*arguments, "-o", str(tmp_path / "equal"), name="even").out)
     advice = equal["recommendation"]
@@ -148,7 +146,7 @@ def test_one_point_that_fails_is_reported_and_ends_with_one(profile: Brim, tmp_p
     assert "2 were done already" in again.err
 
 
-def test_ctrl_c_ends_with_130_and_resume_goes_on(brim: Brim, models: Path, questions: Path, tmp_path: Path) -> None:
+def test_ctrl_c_is_exit_130_and_resume_continues(brim: Brim, models: Path, questions: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [
         sys.executable, "-m", "brim", "profile", "-m", f"py:{models}:slow", "-d", str(questions), "--device", "cpu",
@@ -197,7 +195,7 @@ def words(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("tokens", "most"), [("600", "320"), ("319", "--max-tokens 318 or less")])
-def test_answers_longer_than_the_model_has_positions_for_are_refused_at_every_point(
+def test_answers_longer_than_the_position_limit_are_refused(
     brim: Brim, words: Path, tmp_path: Path, tokens: str, most: str
 ) -> None:
     model = saved_models.save_language_model(tmp_path / "lm")

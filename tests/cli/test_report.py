@@ -23,7 +23,7 @@ from tests.reported_runs import (
 Brim = Callable[..., Any]
 
 
-def test_one_run_gets_its_page_anew_and_the_command_says_where(brim: Brim, tmp_path: Path) -> None:
+def test_reporting_one_run_rewrites_its_page_and_prints_the_path(brim: Brim, tmp_path: Path) -> None:
     folder = write_find(tmp_path / "run")
     (folder / "report.html").write_text("old")
     result = brim("report", str(folder))
@@ -66,7 +66,7 @@ def test_two_profiles_are_compared(brim: Brim, tmp_path: Path) -> None:
     assert (result.code, result.out) == (0, f"report in {tmp_path / 'both.html'}\n")
 
 
-def test_profiles_on_different_data_open_with_a_warning_and_nothing_is_judged(brim: Brim, tmp_path: Path) -> None:
+def test_profiles_on_different_data_are_shown_with_a_warning(brim: Brim, tmp_path: Path) -> None:
     """The samples have the same numbers for ids, and are others."""
     for name, scores in (("a", [0.0] * 20), ("b", [1.0] * 20)):
         document = profile_document([profile_entry(2)])
@@ -88,9 +88,7 @@ def test_profiles_on_different_data_open_with_a_warning_and_nothing_is_judged(br
     assert "leaves zero out at" not in page
 
 
-def test_evaluations_on_different_data_are_not_paired_by_ids_that_happen_to_be_equal(
-    brim: Brim, tmp_path: Path
-) -> None:
+def test_evaluations_on_different_data_are_not_paired_by_id(brim: Brim, tmp_path: Path) -> None:
     runs = []
     for name, score in (("a", 0.0), ("b", 1.0)):
         lines = [sample_line(n, score, input=f"{name} {n}") for n in range(20)]

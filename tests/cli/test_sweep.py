@@ -151,7 +151,7 @@ def pictures():
 """
 
 
-def test_a_sweep_and_brim_forecast_give_the_same_bytes_for_the_same_settings(
+def test_a_sweep_and_brim_forecast_give_the_same_bytes(
     brim: Brim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("brim.sweeps.forecast_process.ForecastProcess", ForecastsHere)
@@ -243,7 +243,7 @@ class Played:
 
 
 @pytest.mark.usefixtures("forecasts")
-def test_seconds_and_counts_are_the_same_on_the_console_in_the_table_and_in_the_report(
+def test_console_table_and_report_show_the_same_figures(
     brim: Brim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("brim.sweeps.prepare.choose_launcher", lambda *_: Played())
@@ -287,7 +287,7 @@ def rows():
 """
 
 
-def test_a_batch_that_is_forecast_not_to_fit_starts_in_balanced_parts_that_do(
+def test_a_batch_forecast_not_to_fit_starts_in_balanced_parts(
     brim: Brim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """27 where 21 fit: 14 and 13 from the first step on, and no step runs out of memory."""
@@ -363,9 +363,7 @@ def test_a_real_sweep_leaves_its_results_and_resumes(brim: Brim, folder: Path) -
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
-def test_an_interrupted_experiment_is_reported_with_a_checkpoint_only_if_it_has(
-    tmp_path: Path, checkpoint: bool
-) -> None:
+def test_an_interrupted_experiment_reports_its_checkpoint_if_it_has_one(tmp_path: Path, checkpoint: bool) -> None:
     if checkpoint:
         (tmp_path / "checkpoint.json").write_text("{}")
     shown = io.StringIO()

@@ -280,9 +280,7 @@ def test_a_label_that_is_no_class_is_exit_2_with_its_sample(
     assert words in " ".join(result.err.split())
 
 
-def test_a_table_with_a_negative_label_is_exit_2_without_a_flag_that_train_lacks(
-    brim: Brim, config: str, tmp_path: Path
-) -> None:
+def test_a_negative_label_is_exit_2_and_proposes_only_flags_of_train(brim: Brim, config: str, tmp_path: Path) -> None:
     folder = saved_models.save_text_classifier(tmp_path / "bert", ("no", "yes"))
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(json.dumps({"text": "w1", "label": label}) + "\n" for label in (0, 1, -1)))
@@ -422,9 +420,7 @@ def test_several_seeds_end_with_their_spread_the_path_and_why(brim: Brim, config
     assert json.loads((tmp_path / "run" / "run.json").read_text())["summary"]["fast_path"] == "stacked"
 
 
-def test_seeds_may_be_named_and_rates_with_them_and_what_is_done_is_not_done_again(
-    brim: Brim, config: str, tmp_path: Path
-) -> None:
+def test_seeds_and_rates_can_be_listed_and_finished_ones_are_kept(brim: Brim, config: str, tmp_path: Path) -> None:
     folder = ["-o", str(tmp_path / "run")]
     rates = ["--seeds", "3,5", "--learning-rates", "1e-2,1e-3"]
     result = brim("train", config, *rates, *folder, "--json")
@@ -475,7 +471,7 @@ def test_wrong_seeds_are_exit_2_and_write_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_list_of_commands_says_what_train_does_and_dpo_has_its_own_help(brim: Brim) -> None:
+def test_the_help_describes_train_and_dpo(brim: Brim) -> None:
     listed = next(line for line in brim("--help").out.splitlines() if line.startswith("│ train "))
     assert "Train a model as a file says" in listed
     own = brim("train", "--help").out

@@ -106,7 +106,7 @@ def test_a_task_that_the_data_lacks_columns_for_is_refused(
         read(file, record, task=task)
 
 
-def test_a_misspelt_prompt_is_refused_with_the_nearest_name_and_what_to_write(file: Path) -> None:
+def test_a_misspelt_prompt_column_is_refused_with_the_nearest_name(file: Path) -> None:
     with pytest.raises(RequestError, match=r"columns of data.jsonl are qestion, image, answer; did you mean qestion\?"):
         read(file, {"qestion": "Why?", "image": "a.png", "answer": "So."})
     found = read(file, {"qestion": "Why?", "image": "a.png", "answer": "So."}, mapping={"prompt": "qestion"})

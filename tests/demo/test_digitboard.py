@@ -90,7 +90,7 @@ def expected_answer(board: Board, question: str) -> str:
     return str(digit.value)
 
 
-def test_held_out_scans_are_disjoint_from_training_scans_also_by_their_pixels() -> None:
+def test_validation_scans_are_disjoint_from_training_scans() -> None:
     from sklearn.datasets import load_digits
 
     train, held_out = scan_numbers("train"), scan_numbers("heldout")
@@ -105,7 +105,7 @@ def test_held_out_scans_are_disjoint_from_training_scans_also_by_their_pixels() 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_board_shows_its_digits_inside_their_cells_and_one_is_by_far_the_largest(layout: Any) -> None:
+def test_a_board_has_its_digits_in_cells_and_one_largest(layout: Any) -> None:
     board = draw_board(random.Random(2), split="train", layout=layout)
     pixels = board_pixels(board)
     assert pixels.shape == (layout.height, layout.width, 3)

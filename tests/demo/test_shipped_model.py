@@ -51,7 +51,7 @@ def answers(model: Any, processor: Any, questions: list[tuple[Image.Image, str, 
     return [text.strip() for text in processor.batch_decode(written, skip_special_tokens=True)]
 
 
-def test_the_shipped_folder_is_small_and_is_the_model_that_the_builders_make(model: Any, processor: Any) -> None:
+def test_the_shipped_folder_is_small_and_matches_its_builders(model: Any, processor: Any) -> None:
     assert sum(file.stat().st_size for file in weights_folder().iterdir()) <= 8_000_000
     fresh = transformers.Molmo2ForConditionalGeneration(build_config())
     assert type(model) is type(fresh)

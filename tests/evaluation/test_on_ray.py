@@ -404,7 +404,7 @@ def test_workers_that_die_one_after_the_other_end_the_run(remote: RemoteWorker) 
     assert len(listener.notes) == 2
 
 
-def test_a_workers_own_error_is_the_runs_and_a_lost_device_is_a_lost_worker(remote: RemoteWorker) -> None:
+def test_a_worker_error_ends_the_run_and_a_lost_device_the_worker(remote: RemoteWorker) -> None:
     listener, fake = Watcher(), FakeRay(remote._worker.setup.facts())
     pool = pool_of_one(fake, listener)
     with pytest.raises(RequestError, match="no such file"):

@@ -265,7 +265,7 @@ def test_two_ranks_profile_with_the_accuracy_of_one_process(
     assert pair[1][0]["profiled"]["value"] == [[2, SAMPLES, accuracy], [2, SAMPLES, 0.0]]
 
 
-def test_a_rank_whose_model_does_not_load_stops_all_with_its_own_words_and_code(
+def test_a_rank_that_cannot_load_its_model_stops_all_with_its_error(
     pair: tuple[Path, list[dict[str, Any]]],
 ) -> None:
     folder, found = pair
@@ -299,7 +299,7 @@ def test_a_rank_that_fails_half_way_stops_all_and_what_is_finished_is_kept(
     assert len(kept) == 8, "the two batches before the one that failed"
 
 
-def test_a_rank_that_dies_without_a_launcher_is_named_and_none_waits_for_it(
+def test_a_dead_rank_without_a_launcher_is_named(
     pair: tuple[Path, list[dict[str, Any]]],
 ) -> None:
     folder, found = pair
@@ -312,7 +312,7 @@ def test_a_rank_that_dies_without_a_launcher_is_named_and_none_waits_for_it(
     assert len((folder / "killed" / "samples.rank-1.jsonl").read_text(encoding="utf-8").splitlines()) == 8
 
 
-def test_torchrun_stops_the_others_and_they_say_which_rank_died_and_where_its_log_is(
+def test_torchrun_stops_other_ranks_and_names_the_dead_one(
     stopped: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
     folder, ended = stopped
@@ -359,9 +359,7 @@ def test_three_ranks_finish_what_is_left(
     assert summary["ranks"] == len(summary["batch_sizes"]["per_rank"]) == 3
 
 
-def test_torchrun_on_the_command_line_gives_the_answers_of_one_process_and_speaks_once(
-    settings: dict[str, Any], alone: Path, tmp_path: Path
-) -> None:
+def test_torchrun_gives_one_record_and_prints_once(settings: dict[str, Any], alone: Path, tmp_path: Path) -> None:
     ended = torchrun(*flags(settings), "-o", str(tmp_path / "run"), "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == record_of(tmp_path / "run")
@@ -402,7 +400,7 @@ def test_figures_reach_another_rank_unchanged() -> None:
         assert RankFigures.from_json(json.loads(json.dumps(before.to_json()))) == before
 
 
-def test_every_rank_has_its_size_in_the_plan_and_one_of_each_kind_of_card_keeps_its_own() -> None:
+def test_the_plan_holds_the_size_of_every_rank() -> None:
     ranks = [outcome([4], size=1), outcome([4, 4], size=2), outcome([4, 4], size=3), outcome([2, 2], card="b", size=4)]
     plan = merge_plans(ranks)
     assert plan is not None

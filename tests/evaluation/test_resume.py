@@ -120,7 +120,7 @@ def test_a_journal_cut_anywhere_in_its_last_two_lines_is_completed(tmp_path: Pat
         assert_same(resumed, plain)
 
 
-def test_a_finished_run_can_be_resumed_for_nothing(tmp_path: Path) -> None:
+def test_resuming_a_finished_run_does_no_work(tmp_path: Path) -> None:
     data, model = write_words(tmp_path / "data.jsonl"), shout(tmp_path)
     plain = run(model, data, tmp_path / "run", batch_size=6)
     before = (tmp_path / "run" / "samples.jsonl").read_bytes()
@@ -131,7 +131,7 @@ def test_a_finished_run_can_be_resumed_for_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "samples.jsonl").read_bytes() == before
 
 
-def test_failed_samples_are_tried_again_where_that_is_asked_for_and_no_others(tmp_path: Path) -> None:
+def test_retry_failed_retries_only_failed_samples(tmp_path: Path) -> None:
     data = write_words(tmp_path / "data.jsonl")
     (tmp_path / "moody.py").write_text(MOODY, encoding="utf-8")
     model = f"py:{tmp_path}/moody.py:answer"

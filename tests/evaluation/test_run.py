@@ -111,7 +111,7 @@ def slow_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brim.running.executor.time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
 
-def test_a_second_run_starts_where_the_first_one_settled_unless_its_plan_is_damaged(
+def test_a_second_run_starts_at_the_settled_size_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache_folder: Path
 ) -> None:
     slow_start(monkeypatch)

@@ -42,7 +42,7 @@ def test_the_last_round_is_small() -> None:
     assert [len(shard) for shard in shards] == [100] * 4 + [50] * 4 + [25] * 8
 
 
-def test_no_round_is_made_for_shards_that_would_be_too_small_to_fill_batches() -> None:
+def test_shards_too_small_to_fill_batches_are_not_made() -> None:
     for smallest, expected in ((25, [100, 50, 25, 25]), (26, [100, 50, 50]), (51, [100, 100]), (101, [200])):
         shards = shards_in_rounds(range(400), [10] * 400, 2, smallest=smallest)
         assert [len(shard) for shard in shards] == [size for size in expected for _ in range(2)]

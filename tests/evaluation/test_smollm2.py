@@ -86,9 +86,7 @@ def own_generate(model: str) -> list[str]:
     return answers
 
 
-def test_the_same_predictions_at_batch_size_1_8_and_auto_and_by_transformers_itself(
-    model: str, data: Path, tmp_path: Path
-) -> None:
+def test_predictions_equal_transformers_at_every_batch_size(model: str, data: Path, tmp_path: Path) -> None:
     alone = predictions(model, data, tmp_path / "1", 1)
     assert predictions(model, data, tmp_path / "8", 8) == alone
     assert predictions(model, data, tmp_path / "auto", None) == alone

@@ -160,7 +160,7 @@ class TestWhereTheRunStarts:
         assert start.sizer.size == 300
 
     @pytest.mark.parametrize("forecast", [True, False])
-    def test_the_second_batch_is_not_above_what_a_forecast_or_the_first_one_says_fits(
+    def test_the_second_batch_is_bounded_by_forecast_and_first_batch(
         self, asking: Callable[..., EvalRequest], forecast: bool
     ) -> None:
         each = 300 * MIB  # three of a gibibyte
@@ -171,9 +171,7 @@ class TestWhereTheRunStarts:
         ran(sizer, 2 * costliest, 0.1, 2 * each, costliest)
         assert sizer.size // costliest == 3
 
-    def test_bytes_of_a_similar_run_are_better_than_a_forecast_unless_its_samples_were_much_cheaper(
-        self, asking: Callable[..., EvalRequest]
-    ) -> None:
+    def test_a_similar_run_is_preferred_to_a_forecast(self, asking: Callable[..., EvalRequest]) -> None:
         costliest = 40 + TOKENS
         for cost, asked in ((costliest, 0), (2 * costliest, 0), (costliest // 2, 1)):
             fake = Fake(each=100 * MIB)

@@ -69,7 +69,7 @@ def text_ranks(folder: Path) -> list[list[int]]:
 
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("numbered", [False, True])
-def test_texts_are_classified_as_alone_whether_classes_are_named_or_numbered(
+def test_batched_text_classification_equals_single_texts(
     text_classifier: Path, tmp_path: Path, size: int, numbered: bool
 ) -> None:
     ranks = text_ranks(text_classifier)

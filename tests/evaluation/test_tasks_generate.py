@@ -299,7 +299,9 @@ class Counting:
         return {**made, "offsets": torch.arange(len(text))}
 
 
-def test_a_processor_that_differs_makes_whole_batches(reader: LoadedModel, picture_questions: Path) -> None:
+def test_a_processor_that_differs_in_batches_prepares_whole_batches(
+    reader: LoadedModel, picture_questions: Path
+) -> None:
     processor = Counting(reader.processor)
     inputs = inputs_of(dataclasses.replace(reader, processor=processor), picture_questions)
     prepared = [inputs.prepare(item) for item in range(6)]

@@ -175,9 +175,7 @@ def test_freeing_everything_leaves_whole_segments_that_can_be_given_back(request
 
 
 @given(request_lists(), either)
-def test_a_limit_is_never_passed_and_one_that_is_wide_enough_changes_nothing(
-    requests: Requests, expandable: bool
-) -> None:
+def test_a_limit_is_never_exceeded_and_a_wide_one_changes_nothing(requests: Requests, expandable: bool) -> None:
     blocks, sizes = zip(*requests, strict=True)
     free = replay(blocks, sizes, AllocatorSettings(expandable_segments=expandable))
     enough = 2 * free.peak_reserved_bytes + 20 * MIB
@@ -213,7 +211,7 @@ def test_new_segments_lie_below_older_ones() -> None:
     assert addresses == [-128 * MIB, -64 * MIB]  # stretches of whole 32 MiB
 
 
-def test_what_is_left_of_a_stretch_of_addresses_serves_smaller_segments() -> None:
+def test_the_rest_of_an_address_range_serves_smaller_segments() -> None:
     allocator = make_allocator()
     for name, size in enumerate((20, 10, 14), start=1):  # 20 of 32 MiB, then 10 of the 12 left over; 14 do not fit
         allocator.allocate(name, size * MIB)

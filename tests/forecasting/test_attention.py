@@ -83,7 +83,7 @@ def test_the_backward_of_flash_sums_gradients_of_queries_in_float32() -> None:
     assert backward_scratch(asked, "math") == ()
 
 
-def test_the_efficient_backward_in_float32_is_given_the_sums_of_gradient_times_output() -> None:
+def test_efficient_backward_in_float32_needs_gradient_output_sums() -> None:
     # As recorded on an H200 for ViT-B/16 on 32 images: the product and its sums, then those and the kernel's own.
     asked = call(query=(32, 12, 197, 64), key=(32, 12, 197, 64), value=(32, 12, 197, 64), dtype="float32")
     assert backward_scratch(asked, "efficient") == ((19_365_888, 302_592), (302_592, 25_190_400))

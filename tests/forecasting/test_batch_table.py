@@ -54,7 +54,7 @@ def test_a_model_whose_weights_exceed_every_card_is_not_built(made: list[TracedB
     assert {entry.batch_size for entry in table.entries} == {0}
 
 
-def test_the_hand_made_ranges_stand_beside_the_computed_ones(made: list[TracedByHand]) -> None:
+def test_hand_made_and_computed_ranges_are_shown_together(made: list[TracedByHand]) -> None:
     table = batch_size_table(make_into(made), models=(SMALL,), cards_gb=(4, 16, 48))
     assert [entry.by_hand_for_the_card for entry in table.entries[:3]] == ["1-2", "8-16", "8-16"]
     assert {entry.by_hand_for_the_model for entry in table.entries} == {"8-16"}

@@ -140,7 +140,7 @@ def test_what_cannot_be_replayed_runs_where_its_reserved_bytes_fit() -> None:
     assert not sized.runs_within(8, reserved - 1)
 
 
-def test_the_largest_size_is_bounded_by_what_is_allowed_and_0_when_nothing_fits() -> None:
+def test_the_largest_size_is_bounded_and_0_when_nothing_fits() -> None:
     sized = _shared_model()
     assert sized.largest_within(10**15, smallest=1, largest=77) == 77
     assert sized.largest_within(10**15, smallest=5, largest=5) == 5
@@ -200,7 +200,7 @@ def test_a_private_pool_keeps_its_segments_apart() -> None:
     assert (reserved(0), reserved(1)) == (40 * MIB, 70 * MIB)
 
 
-def test_timelines_of_two_sizes_are_alike_but_for_their_bytes() -> None:
+def test_timelines_of_two_sizes_differ_only_in_bytes() -> None:
     assert timeline(2).like(timeline(9))
     assert not timeline(2).like(timeline(2, layers=5))
     assert not timeline(2).like(dataclasses.replace(timeline(2), requests=timeline(2).requests[::-1]))

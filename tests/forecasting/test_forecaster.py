@@ -25,7 +25,7 @@ def forecaster(workload: TracedByHand | None = None, card: str = CARD, **setting
     return Forecaster(TracedWorkload(workload, workload.trace), find_gpu(card), torch_version=(2, 11), **settings)
 
 
-def test_device_bytes_are_reserved_and_the_context_and_the_breakdown_sums_to_them() -> None:
+def test_device_bytes_equal_the_sum_of_the_breakdown() -> None:
     one = forecaster().at(16)
     assert one.device_bytes == one.peak_reserved_bytes + find_gpu(CARD).context_bytes
     assert sum(one.breakdown.values()) == one.device_bytes

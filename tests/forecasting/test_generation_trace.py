@@ -50,7 +50,7 @@ def most_cache(trace: Trace) -> int:
     return most
 
 
-def test_keys_and_values_have_room_for_prompt_and_answer_in_whole_steps() -> None:
+def test_the_cache_holds_prompt_and_answer_rounded_up() -> None:
     trace = trace_workload(generation(llama()), ROWS)
     assert trace.approximate is None
     assert most_cache(trace) == cache_bytes(PROMPT + 32)
@@ -109,7 +109,7 @@ def test_an_encoder_reads_the_prompt_of_a_seq2seq_model() -> None:
     assert trace.live_at_peak()["cache"] > 0
 
 
-def test_a_model_that_generate_serves_is_traced_by_forwards_and_that_is_reported() -> None:
+def test_a_model_run_by_generate_is_traced_by_forwards_with_a_note() -> None:
     config = transformers.MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=16)
     trace = trace_workload(generation(transformers.MistralForCausalLM(config).eval()), ROWS)
     assert trace.approximate is not None

@@ -21,7 +21,7 @@ def test_the_catalogue_has_data_centre_and_consumer_cards() -> None:
 
 
 @pytest.mark.parametrize("card", catalogue(), ids=lambda card: card.key)
-def test_a_card_has_less_than_its_box_says_and_a_source_for_every_figure(card) -> None:
+def test_a_card_has_less_than_its_nominal_memory_and_a_source(card) -> None:
     advertised = int(card.key.rpartition("-")[2].removesuffix("gb")) * GIB
     assert 0.9 * advertised < card.memory_bytes < 1.02 * advertised
     assert 100 * 2**20 < card.context_bytes < GIB

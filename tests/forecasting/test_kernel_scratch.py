@@ -136,7 +136,7 @@ def test_a_sum_of_a_forward_that_a_checkpoint_runs_again_takes_new_memory() -> N
     assert sums(checkpointed) == sums(plain) + 2  # once more in the backward of each of two steps
 
 
-def test_the_backward_of_a_norm_copies_its_gradient_when_its_results_are_there() -> None:
+def test_the_backward_of_a_norm_copies_its_gradient() -> None:
     trace = traced(lambda x: functional.layer_norm(x, (WIDTH,)).transpose(1, 2).exp())
     events = trace.events[: trace.step_starts[1]]
     found = [(e.kind, e.op) for e in events if e.op.startswith("aten.native_layer_norm_backward")]

@@ -62,7 +62,7 @@ def test_since_torch_2_15_a_workspace_is_given_back_after_its_product() -> None:
     assert freed == len(taken)
 
 
-def test_the_first_workspace_comes_with_the_first_product_and_the_second_with_the_backward() -> None:
+def test_workspaces_are_allocated_at_first_product_and_backward() -> None:
     timeline = make_timeline(training_trace(2, layers=2), HOPPER)
     places = [place for place, part in enumerate(timeline.parts) if part == "workspaces"]
     before_first = timeline.parts[: places[0]]

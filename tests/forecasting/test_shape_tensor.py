@@ -118,7 +118,7 @@ def test_the_shapes_are_those_of_a_model_built_for_real() -> None:
     assert [tuple(p.shape) for p in skeleton.parameters()] == [tuple(p.shape) for p in real.parameters()]
 
 
-def test_initialisation_is_back_afterwards_also_after_an_error() -> None:
+def test_initialisation_is_restored_also_after_an_error() -> None:
     with pytest.raises(RuntimeError, match="in the block"), without_initialisation():
         raise RuntimeError("in the block")
     weight = torch.full((64, 64), 7.0)

@@ -29,7 +29,7 @@ class Names(torch_private.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_dispatch_mode_sees_the_operations_of_forward_and_backward_and_which_is_which() -> None:
+def test_a_dispatch_mode_separates_forward_and_backward_operations() -> None:
     leaf = torch.ones(3, requires_grad=True)
     with Names() as names:
         (leaf * 2).sum().backward()
@@ -123,7 +123,7 @@ def test_operations_can_be_called_below_autocast() -> None:
             assert torch.mm(left, right).dtype is torch.float32
 
 
-def test_fake_tensors_know_the_shape_of_a_result_on_a_device_that_is_not_here() -> None:
+def test_fake_tensors_have_shapes_on_a_missing_device() -> None:
     like = [torch.empty(2, 3, device="meta"), torch.empty(3, 5, device="meta")]
     mode, fakes, unsupported = torch_private.fake_tensors(like, [torch.device("cuda", 0)] * 2)
     with mode:

@@ -80,7 +80,7 @@ def test_in_float32_a_trace_peaks_where_a_real_step_on_the_cpu_does(name: str) -
     assert traced.peak_allocated() == real.peak_allocated()
 
 
-def test_the_second_step_starts_with_weights_gradients_state_and_batch_and_nothing_else() -> None:
+def test_the_second_step_starts_with_persistent_tensors_only() -> None:
     model = perceptron()
     trace = trace_workload(training(model, rows), 16)
     parameters = sum(4 * parameter.numel() for parameter in model.parameters())
@@ -89,7 +89,7 @@ def test_the_second_step_starts_with_weights_gradients_state_and_batch_and_nothi
     assert {event.category for event in trace.events} >= {"weights", "gradients", "optimizer", "inputs", "activations"}
 
 
-def test_every_block_is_taken_before_it_is_given_back_and_categories_sum_to_the_peak() -> None:
+def test_blocks_are_allocated_before_freed_and_categories_sum_to_the_peak() -> None:
     trace = trace_workload(convolutional(), 4)
     held: set[int] = set()
     for event in trace.events:
@@ -127,7 +127,7 @@ def test_gradient_checkpointing_keeps_fewer_activations() -> None:
     assert checkpointed.peak_allocated() < 0.75 * plain.peak_allocated()
 
 
-def test_half_precision_training_keeps_bfloat16_activations_and_casts_the_weights_once() -> None:
+def test_half_precision_training_casts_each_weight_once() -> None:
     model = nn.Sequential(nn.Linear(64, 2048, bias=False), nn.ReLU(), nn.Linear(2048, 64, bias=False))
     trace = trace_workload(training(model, rows, autocast_dtype=torch.bfloat16), 4096)
     after_relu = [event.bytes for event in trace.events if event.op == "aten.relu" and event.kind == "alloc"]
@@ -349,7 +349,7 @@ def test_a_compiled_step_is_traced_as_it_is_written() -> None:
     assert trace_workload(training(model, rows, lambda _, x: compiled(x).square().mean()), 8).events == plain.events
 
 
-def test_a_generator_of_the_device_is_left_out_where_an_overload_must_have_the_argument() -> None:
+def test_random_operations_with_a_required_generator_are_traced() -> None:
     generator = torch.Generator().manual_seed(0)  # stands for one of the card, which no host kernel would take
     with Tracer(Ledger(), device_type="mps"):
         for random in (torch.ops.aten.randint.low_generator, torch.ops.aten.randint.low):

@@ -82,7 +82,7 @@ def test_values_that_are_known_are_not_guessed() -> None:
     assert answered(masks) == ((10, (10, 2), (10,), [3, 8, 10]), ())
 
 
-def test_a_known_tensor_that_meets_an_activation_in_place_keeps_its_last_known_value() -> None:
+def test_an_in_place_update_by_an_activation_keeps_the_known_value() -> None:
     def mixed(x: torch.Tensor) -> int:
         finished = torch.zeros(ROWS, dtype=torch.bool)
         finished.logical_or_(x[:, 0] > 3)
@@ -96,7 +96,7 @@ def test_large_arrays_are_not_made_up() -> None:
         answered(lambda x: x.numpy())
 
 
-def test_values_stand_beside_shape_tensors_on_a_device_that_is_not_here() -> None:
+def test_known_values_accompany_shape_tensors_on_a_missing_device() -> None:
     tracer = Tracer(Ledger(), device_type="vulkan")  # any device that torch knows and this machine has not
     with tracer:
         lengths = torch.arange(4, device="vulkan") + 1

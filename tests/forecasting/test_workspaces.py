@@ -120,7 +120,7 @@ def test_channels_last_needs_no_copies_but_of_a_weight_in_the_other_format() -> 
     assert convolution_workspaces(dataclasses.replace(asked, copies_weight=False)) == (0,)
 
 
-def test_depthwise_gradients_with_channels_last_are_summed_in_parts_or_transformed() -> None:
+def test_workspace_of_depthwise_channels_last_weight_gradients() -> None:
     asked = call((32, 192, 28, 28), (192, 1, 7, 7), groups=192, channels_last=True, direction="wgrad")
     assert workspace(asked) == 9_633_792
     in_full = call(
@@ -129,7 +129,7 @@ def test_depthwise_gradients_with_channels_last_are_summed_in_parts_or_transform
     assert workspace(in_full) == pytest.approx(96_947_263, rel=0.01)
 
 
-def test_what_is_not_known_is_taken_so_that_more_is_reserved() -> None:
+def test_unknown_workspaces_assume_more_reserved_memory() -> None:
     # float32 over video: with or without a copy of the output, as was recorded for one layer and another.
     asked = call((8, 64, 16, 56, 56), (144, 64, 1, 3, 3), dtype="float32")
     assert workspace(asked, trains=True) == pytest.approx(103_092_240, abs=512)

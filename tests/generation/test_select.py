@@ -69,7 +69,7 @@ def test_prompts_with_images_are_padded_on_the_left() -> None:
     assert decoder.padding == "left"
 
 
-def test_prompts_are_padded_on_the_left_where_the_model_counts_positions_itself() -> None:
+def test_prompts_are_left_padded_for_models_that_compute_positions() -> None:
     model, prompts = ignoring_positions(llama()), make_prompts()
     decoder = decoder_for(model)
     assert isinstance(decoder, DecodeLoop)
@@ -102,7 +102,7 @@ def test_mistral_without_a_window_gets_the_loop() -> None:
     assert answers_of(decoder, prompts) == own_answers(model, prompts, TOKENS)
 
 
-def test_a_window_that_is_placed_by_the_length_of_the_cache_needs_the_fallback() -> None:
+def test_a_sliding_window_by_cache_length_needs_the_fallback() -> None:
     model, prompts = gpt_neo(window_size=100), make_prompts((3, 70))
     decoder = decoder_for(model, longest=70)
     assert isinstance(decoder, GenerateFallback)
@@ -157,7 +157,7 @@ def test_out_of_memory_in_the_trial_is_raised() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_suitable_loop_agrees_with_its_model_and_keeps_no_state_of_the_trial(family: str) -> None:
+def test_a_suitable_loop_matches_its_model_and_keeps_no_trial_state(family: str) -> None:
     loop = decoder_for(FAMILIES[family]())
     assert isinstance(loop, DecodeLoop)
     assert disagreement(loop) == ""

@@ -120,7 +120,7 @@ def test_the_first_batch_takes_about_what_was_forecast(request_: EvalRequest, tm
 
 
 @pytest.mark.parametrize("task", ["choice", "classify"])
-def test_a_forward_is_traced_where_the_model_is_and_runs_afterwards_as_before(
+def test_tracing_a_forward_leaves_the_model_unchanged(
     task: str, language_model: Path, text_classifier: Path, tmp_path: Path
 ) -> None:
     rows: list[dict[str, object]]

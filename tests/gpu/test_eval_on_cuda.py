@@ -168,7 +168,7 @@ def test_an_evaluation_survives_a_limit_that_its_first_sizes_break(tmp_path: Pat
 
 
 @pytest.mark.parametrize("command", ["eval", "find"])
-def test_a_card_that_another_process_fills_ends_with_three_and_no_traceback(tmp_path: Path, command: str) -> None:
+def test_a_card_filled_by_another_process_is_exit_3(tmp_path: Path, command: str) -> None:
     """The weights need 1 GiB, and a neighbour leaves half of that."""
     neighbour = subprocess.Popen(
         [sys.executable, "-c", _FILL_CARD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -159,7 +159,7 @@ def test_float16_scales_the_loss_of_each_run() -> None:
         assert one.losses[-1] == pytest.approx(two.losses[-1], rel=0.05)
 
 
-def test_dropout_inside_a_graph_draws_anew_at_every_replay() -> None:
+def test_dropout_in_a_graph_differs_at_every_replay() -> None:
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         return nn.Sequential(nn.Dropout(0.5), nn.Linear(WIDTH, 1), nn.Flatten(0)).double()
@@ -225,7 +225,7 @@ def test_supervised_seeds_equal_the_loop_s_on_the_card(path: str, optimizer: str
         assert together.metrics["top1"]["values"][seed] == pytest.approx(alone.metrics["top1"]["mean"])
 
 
-def test_supervised_seeds_stop_early_inside_a_captured_graph_as_the_loop_does(tmp_path: Path) -> None:
+def test_captured_graphs_stop_early_like_the_loop(tmp_path: Path) -> None:
     nested = supervised(tmp_path, hp__learning_rate=0.3, training__early_stopping=2, scheduler__name="none")
     nested["hp"]["epochs"] = 30
     together = brim.fit(nested, seeds=4, fast_path="stacked", output=tmp_path / "together", use_cache=False)
@@ -238,7 +238,7 @@ def test_supervised_seeds_stop_early_inside_a_captured_graph_as_the_loop_does(tm
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_supervised_seeds_are_chosen_by_measurement_and_learn_in_every_precision(dtype: str, tmp_path: Path) -> None:
+def test_supervised_seeds_learn_in_every_precision(dtype: str, tmp_path: Path) -> None:
     nested = supervised(tmp_path, training__dtype=dtype, scheduler__name="none")
     nested["hp"]["epochs"] = 20
     together = brim.fit(nested, seeds=8, output=tmp_path / "together", use_cache=False)

@@ -128,7 +128,7 @@ def test_a_batch_too_large_for_one_sample_says_what_it_needs() -> None:
         find_plan(workload, SearchSettings(memory_limit_bytes=100 * 2**20, use_cache=False))
 
 
-def test_a_fatal_error_in_a_child_is_a_verdict_and_the_search_goes_on(tmp_path) -> None:
+def test_a_fatal_error_in_a_child_is_a_verdict_and_the_search_continues(tmp_path) -> None:
     factory = tmp_path / "asserting.py"
     factory.write_text(
         "import torch\n"
@@ -147,7 +147,7 @@ def test_a_fatal_error_in_a_child_is_a_verdict_and_the_search_goes_on(tmp_path) 
     assert "fatal" in {probe.verdict for probe in plan.probes}
 
 
-def test_a_size_limit_is_told_apart_from_memory() -> None:
+def test_a_size_limit_is_distinguished_from_memory() -> None:
     def step(x: torch.Tensor) -> None:
         if len(x) > 100:
             raise RuntimeError("CUDA error: invalid configuration argument")

@@ -65,7 +65,7 @@ def test_a_forecast_meets_the_measured_peaks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_capped_at_the_forecast_and_the_margin_does_not_run_out_of_memory(name: str) -> None:
+def test_a_run_limited_to_forecast_plus_margin_has_no_oom(name: str) -> None:
     workload, size = build(name, "cuda")
     forecast = forecast_of(build(name, "cpu")[0], size)
     memory = CudaMemory(torch.device("cuda", 0))

@@ -152,7 +152,7 @@ def document_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str
     return document
 
 
-def test_an_evaluation_loses_no_sample_and_its_size_is_back(
+def test_an_evaluation_loses_no_sample_and_regains_its_size(
     tmp_path: Path, user_code: str, neighbour: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not a single sample fits while the neighbour is there."""
@@ -175,7 +175,7 @@ def test_an_evaluation_loses_no_sample_and_its_size_is_back(
     assert sum(line["batch_size"] == BATCH for line in lines) >= 0.9 * len(lines)
 
 
-def test_a_training_run_loses_no_window_and_its_size_is_back(
+def test_a_training_run_loses_no_window_and_regains_its_size(
     tmp_path: Path, user_code: str, neighbour: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Some samples fit while the neighbour is there; a window takes a gigabyte or two for every hundred of them."""

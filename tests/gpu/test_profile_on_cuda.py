@@ -45,9 +45,7 @@ def test_a_profile_on_the_card_is_as_accurate_as_on_the_cpu(base: EvalRequest, t
         assert sum(stages) < 2 * alone["total"]["p95"]
 
 
-def test_a_limit_lowers_the_size_of_dear_values_and_no_error_reaches_the_user(
-    base: EvalRequest, tmp_path: Path
-) -> None:
+def test_a_limit_lowers_the_size_of_costly_values_without_an_error(base: EvalRequest, tmp_path: Path) -> None:
     tight = dataclasses.replace(base, batch_size=128, memory_limit="160MiB")
     result = profile(
         ProfileRequest(base=tight, axes={"max_crops": ("1", "12")}, latency_samples=0), output=tmp_path / "run"

@@ -118,7 +118,7 @@ def test_the_limit_is_lifted_after_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_run_that_was_stopped_goes_on_with_the_same_losses(tmp_path: Path, dtype: str) -> None:
+def test_a_stopped_run_resumes_with_the_same_losses(tmp_path: Path, dtype: str) -> None:
     settings = nested(tmp_path, hp__epochs=4, hp__batch_size=32, training__dtype=dtype, model__params={"dropout": 0.3})
     run(settings, tmp_path / "whole")
     run({**settings, "hp.epochs": 2}, tmp_path / "parts")

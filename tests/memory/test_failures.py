@@ -503,6 +503,6 @@ FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capaci
         ("CUDA out of memory. Tried to allocate 2.00 GiB.", False),
     ],
 )
-def test_a_limit_of_this_process_alone_is_distinguished_from_a_device_that_is_full(message: str, own: bool) -> None:
+def test_a_process_limit_is_distinguished_from_a_full_device(message: str, own: bool) -> None:
     failure = classify(torch.OutOfMemoryError(message))
     assert (failure.kind, failure.own_limit) == (FailureKind.OUT_OF_MEMORY, own)

@@ -108,7 +108,7 @@ def large(item: int) -> dict[str, Any]:
     return {"pixels": torch.full((500 * (1 + item % 3),), float(item)), "name": f"item {item}"}
 
 
-def test_a_loader_hands_out_what_its_processes_wrote_there(pinnable: None) -> None:
+def test_a_loader_returns_what_its_processes_wrote_to_the_pool(pinnable: None) -> None:
     order = list(range(40))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # there is nothing to pin memory for on this machine

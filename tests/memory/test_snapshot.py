@@ -157,7 +157,7 @@ def test_a_run_after_take_steps_restore_has_the_same_losses() -> None:
     assert torch.equal(losses(probe=False), losses(probe=True))
 
 
-def test_grad_scaler_goes_back_to_before_its_lazy_start_and_to_later_states() -> None:
+def test_grad_scaler_is_restored_before_and_after_its_lazy_start() -> None:
     net = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
@@ -186,7 +186,7 @@ def test_grad_scaler_goes_back_to_before_its_lazy_start_and_to_later_states() ->
     assert scaler.get_scale() == 2048.0
 
 
-def test_scheduler_is_restored_without_touching_an_optimizer_that_was_not_listed() -> None:
+def test_restoring_a_scheduler_leaves_an_unlisted_optimizer_unchanged() -> None:
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
@@ -322,7 +322,7 @@ def test_every_random_generator_continues_as_if_nothing_had_been_drawn() -> None
     assert not torch.cuda.is_initialized()
 
 
-def test_plain_attributes_arrays_and_nested_parts_of_a_stateful_object_are_restored() -> None:
+def test_attributes_of_a_stateful_object_are_restored() -> None:
     class Average:
         def __init__(self, net: nn.Module) -> None:
             self.net = net

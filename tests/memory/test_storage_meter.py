@@ -48,7 +48,7 @@ def test_a_slice_that_outlives_its_tensor_holds_the_whole_storage() -> None:
     assert meter.current_bytes == 0
 
 
-def test_tensors_made_before_count_when_tracked_or_first_used_and_only_once() -> None:
+def test_earlier_tensors_count_once_when_tracked_or_used() -> None:
     resident, touched = block(16), block(8)
     meter = StorageMeter()
     meter.track([resident, resident[:5]])

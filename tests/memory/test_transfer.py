@@ -36,7 +36,7 @@ def test_uneven_parts_are_filled_up_with_zeros() -> None:
     assert whole[2, 1:].eq(0).all()
 
 
-def test_what_is_moved_gets_the_wanted_kind_of_number() -> None:
+def test_moved_tensors_get_the_wanted_dtype() -> None:
     assert moved(torch.ones(2), CPU, torch.bfloat16).dtype == torch.bfloat16
     assert moved(torch.ones(2, dtype=torch.int64), CPU).dtype == torch.int64
 

@@ -53,7 +53,7 @@ def test_fpr95_keeps_at_least_95_of_100() -> None:
     assert fpr_at_recall(inner, [94.0, 94.5], recall=0.96) == 1.0
 
 
-def test_fpr95_of_twenty_keeps_nineteen_though_095_is_not_a_binary_fraction() -> None:
+def test_fpr95_of_twenty_keeps_nineteen() -> None:
     inner = [float(number) for number in range(20)]
     assert fpr_at_recall(inner, [18.0, 19.0]) == 0.5
 

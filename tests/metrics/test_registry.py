@@ -47,6 +47,14 @@ def test_every_alias_leads_to_a_metric_and_hides_none() -> None:
     assert not set(ALIASES) & set(metric_names())
 
 
+def test_metrics_page_has_every_metric_with_its_aliases() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
+    for name in metric_names():
+        row = next((row for row in rows if f"`{name}`" in row), "")
+        assert [each for each in (name, *get_metric(name).aliases) if f"`{each}`" not in row] == []
+
+
 @pytest.mark.parametrize(
     ("asked", "name"),
     [

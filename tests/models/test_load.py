@@ -66,9 +66,7 @@ def test_the_requested_dtype_is_that_of_the_weights(folders: dict[str, Path]) ->
     assert {weight.dtype for weight in model.module.parameters()} == {torch.bfloat16}
 
 
-def test_a_folder_with_a_configuration_alone_has_random_weights_the_same_each_time(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_folder_with_only_a_config_has_reproducible_random_weights(folders: dict[str, Path], tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folders["language"] / name).read_bytes())
     first = load(tmp_path)
@@ -212,7 +210,7 @@ def test_a_file_of_weights_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == ""
 
 
-def test_published_weights_that_cannot_be_loaded_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unloadable_published_weights_are_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*arguments: Any, **options: Any) -> None:
         raise OSError("the network is unreachable")
 

@@ -113,7 +113,7 @@ def test_every_alias_names_a_model_that_exists(alias: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["llamma", "LLaMA", "qwen-2"])
-def test_a_name_close_to_a_family_of_transformers_is_answered_with_how_to_write_it(text: str) -> None:
+def test_a_transformers_family_name_is_refused_with_the_right_form(text: str) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(
         RequestError, match=r"For a (llama|qwen2) model of transformers give its folder, or hf:ORG/NAME"

@@ -67,7 +67,7 @@ def test_text_that_names_no_device_is_refused(text: str) -> None:
         resolve_device(text)
 
 
-def test_half_precision_is_autocast_in_training_and_the_weights_dtype_elsewhere() -> None:
+def test_half_precision_is_autocast_in_training_only() -> None:
     assert resolve_precision("float16", "forward") == Precision(weights=torch.float16)
     assert resolve_precision("bfloat16", "generate") == Precision(weights=torch.bfloat16)
     half = resolve_precision("float16", "train")

@@ -134,9 +134,7 @@ def test_a_factory_that_raises_is_named_with_file_and_line(nets: str) -> None:
         ("dictionry", "dictionry does not exist; .*did you mean dictionary"),
     ],
 )
-def test_a_name_that_is_not_a_factory_is_refused_with_the_functions_present(
-    nets: str, factory: str, message: str
-) -> None:
+def test_an_unknown_factory_is_refused_with_the_functions_present(nets: str, factory: str, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         build(f"{nets}:{factory}")
 
@@ -194,7 +192,7 @@ def test_the_built_in_small_models_run_and_train(factory: str, knobs: dict[str, 
 
 
 @pytest.mark.parametrize("factory", ["convnet", "transformer"])
-def test_the_built_in_small_models_can_be_checkpointed_and_trained_in_half_precision(factory: str) -> None:
+def test_small_models_support_checkpointing_and_half_precision(factory: str) -> None:
     model = f"py:brim.models.small:{factory}"
     workload = build(model, mode="train", dtype="bfloat16", gradient_checkpointing=True, optimizer="sgd")
     workload.step(workload.make_batch(2))

@@ -97,7 +97,7 @@ def test_a_knob_value_the_architecture_cannot_take_is_refused(name: str, knobs: 
 
 @pytest.mark.parametrize("mode", ["forward", "train"])
 @pytest.mark.parametrize("name", ["lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large"])
-def test_a_segmentation_model_gives_every_pixel_a_class_and_learns_from_masks(name: str, mode: str) -> None:
+def test_a_segmentation_model_learns_from_masks(name: str, mode: str) -> None:
     workload, _ = build(name, mode, size=64)
     batch = workload.make_batch(2)
     assert workload.batch_length(batch) == 2
@@ -134,7 +134,7 @@ def test_a_target_has_the_entries_that_the_model_needs() -> None:
     assert set(pointed["labels"].tolist()) == {1}
 
 
-def test_the_size_of_an_ssd_is_fixed_and_its_single_values_need_two_samples() -> None:
+def test_an_ssd_has_a_fixed_size_and_needs_two_samples() -> None:
     with pytest.raises(RequestError, match="the smallest is 320"):
         build("ssdlite320_mobilenet_v3_large", size=64)
     workload, _ = build("ssdlite320_mobilenet_v3_large", "train")
@@ -142,7 +142,7 @@ def test_the_size_of_an_ssd_is_fixed_and_its_single_values_need_two_samples() ->
     assert workload.step(workload.make_batch(2)).isfinite()
 
 
-def test_half_precision_weights_of_a_detection_model_are_refused_in_a_forward() -> None:
+def test_a_detection_model_refuses_half_precision_weights() -> None:
     with pytest.raises(RequestError, match=r"--dtype bfloat16: .*leave --dtype out"):
         build("fcos_resnet50_fpn", size=64, dtype="bfloat16")
 
@@ -153,7 +153,7 @@ def test_models_without_batches_of_their_own_are_refused(name: str) -> None:
         build(f"torchvision:{name}")
 
 
-def test_a_training_batch_too_small_for_batch_normalisation_is_noted_and_skipped() -> None:
+def test_a_batch_too_small_for_batch_norm_is_noted_and_skipped() -> None:
     workload, notes = build("resnet18", "train", size=32)
     assert workload.smallest_size() == 2
     assert "at least 2 samples" in notes[0]
@@ -172,7 +172,7 @@ def test_building_uses_the_random_generator_like_the_plain_constructor() -> None
     assert torch.equal(workload.modules()[0].state_dict()["conv1.weight"], plain.conv1.weight)
 
 
-def test_half_precision_is_the_weights_dtype_in_a_forward_and_autocast_in_training() -> None:
+def test_half_precision_is_weight_dtype_in_forward_and_autocast_in_training() -> None:
     forward, _ = build("squeezenet1_1", size=32, dtype="bfloat16")
     assert forward.make_batch(1).dtype == torch.bfloat16
     assert forward.step(forward.make_batch(1)).dtype == torch.bfloat16

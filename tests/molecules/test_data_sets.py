@@ -21,7 +21,7 @@ def encode(name: str, smiles: object) -> EncodedMolecules:
 
 
 @given(st.integers(3, 200), st.integers(0, 9))
-def test_rows_are_divided_once_each_and_always_alike(count: int, seed: int) -> None:
+def test_rows_are_split_once_and_deterministically(count: int, seed: int) -> None:
     parts = divided(count, (0.7, 0.1, 0.2), seed=seed, name="x")
     assert sorted(row for part in parts for row in part) == list(range(count))
     assert all(parts)
@@ -33,7 +33,7 @@ def test_too_few_rows_are_refused() -> None:
         divided(2, (0.7, 0.1, 0.2), seed=0, name="in.csv")
 
 
-def test_out_of_distribution_molecules_to_train_on_are_never_those_of_the_test(tmp_path: Path) -> None:
+def test_training_and_test_share_no_out_of_distribution_molecule(tmp_path: Path) -> None:
     source = open_splits(drugood(tmp_path / "a.json"), seed=0, limit=None)
     assert {part: len(source.parts[part]) for part in PARTS} == {
         "train_in": 40, "train_out": 36, "val_in": 10, "val_out": 9, "test_in": 10, "test_out": 15,

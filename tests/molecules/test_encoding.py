@@ -55,7 +55,7 @@ def test_every_molecule_is_encoded_once_and_in_order() -> None:
     assert encoded.figures.batch_sizes is not None
 
 
-def test_molecules_that_rdkit_or_the_encoder_rejects_are_left_out_with_a_reason() -> None:
+def test_rejected_molecules_are_excluded_with_a_reason() -> None:
     encoded = encode_molecules(["CC", "not smiles", "CBr", "CCC"], Counting())
     assert encoded.kept == (0, 3)
     assert "cannot be read as SMILES" in encoded.failures[1]

@@ -61,7 +61,7 @@ def test_a_head_depends_on_its_seed_alone() -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_every_loss_learns_to_tell_the_sides_apart(name: Any) -> None:
+def test_every_loss_learns_to_separate_the_classes(name: Any) -> None:
     heads = train(name, runs=RUNS[:2], data=features(shift=2.0))
     assert all(result.metrics is not None and result.metrics["auroc"] > 0.9 for result in heads.results)
 

@@ -31,7 +31,7 @@ def test_rows_are_method_by_data_set_with_mean_deviation_and_values() -> None:
     assert rows[1]["auroc"]["deviation"] is None
 
 
-def test_a_seeds_value_over_several_sets_is_its_mean_and_failed_seeds_are_left_out() -> None:
+def test_a_seed_is_averaged_over_sets_and_failed_seeds_are_excluded() -> None:
     metrics, seeds = metrics_by_seed([one for one in CELLS if one.method == "dpo"])
     assert seeds == [0, 1]
     assert metrics["auroc"]["values"] == pytest.approx([0.7, 0.8])

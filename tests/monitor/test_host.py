@@ -102,7 +102,7 @@ def test_a_group_outside_the_namespace_is_not_followed(tmp_path: Path) -> None:
     assert room(tmp_path, "0::/../neighbour\n") == 200 * MIB
 
 
-def test_a_group_over_its_limit_has_no_room(tmp_path: Path) -> None:
+def test_a_control_group_over_its_limit_has_no_free_memory(tmp_path: Path) -> None:
     write_v2(tmp_path / "cgroup", limit=100 * MIB, current=150 * MIB)
     assert room(tmp_path) == 0
 
@@ -123,7 +123,7 @@ def test_a_limit_without_statistics_counts_all_use(tmp_path: Path) -> None:
     assert room(tmp_path) == 40 * MIB
 
 
-def test_a_meter_follows_the_room_under_a_limit_from_reading_to_reading(tmp_path: Path) -> None:
+def test_a_meter_tracks_the_free_memory_within_a_limit(tmp_path: Path) -> None:
     group = tmp_path / "cgroup"
     write_v2(group, limit=1000 * MIB, current=600 * MIB)
     meter = MemoryMeter(group, tmp_path / "absent")

@@ -230,7 +230,7 @@ def _imported(nodes: Sequence[ast.AST]) -> set[str]:
     return names | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
 
 
-def test_every_process_on_a_card_is_listed_once_with_its_bytes_where_they_are_known(fake: FakeNvml) -> None:
+def test_every_process_on_a_card_is_listed_once(fake: FakeNvml) -> None:
     own, other = os.getpid(), os.getpid() + 1
     assert fake.processes is not None
     fake.processes.append(types.SimpleNamespace(pid=other + 1, usedGpuMemory=NOT_AVAILABLE))

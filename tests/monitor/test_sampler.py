@@ -105,7 +105,7 @@ def test_the_host_part_works_where_the_card_cannot_be_reached(
         ("event reasons", ["throttle_reasons"]),
     ],
 )
-def test_a_field_that_is_not_supported_leaves_its_cell_empty_and_is_asked_for_once(
+def test_an_unsupported_field_is_empty_and_queried_once(
     fake: FakeNvml, path: Path, call: str, columns: list[str]
 ) -> None:
     fake.errors[call] = fake.NVMLError_NotSupported
@@ -203,7 +203,7 @@ def test_peaks_are_the_highest_seen_of_this_process_and_of_others(fake: FakeNvml
     assert sampler.summary().others_memory_peak_bytes == 25 * GIB  # while this process held 5 of 30
 
 
-def test_the_peak_is_the_cards_where_the_driver_does_not_tell_processes_apart(fake: FakeNvml) -> None:
+def test_the_peak_is_the_cards_if_the_driver_has_no_process_bytes(fake: FakeNvml) -> None:
     fake.processes = []
     summary = sample_once(None, index=0).summary()
     assert (summary.gpu_memory_used_peak_bytes, summary.others_memory_peak_bytes) == (30 * GIB, None)

@@ -75,7 +75,7 @@ def test_the_whole_range_of_a_small_knob_is_every_value(knob: Knob, expected: tu
     assert whole_range(knob) == expected
 
 
-def test_the_whole_range_of_a_wide_knob_is_a_few_values_ever_farther_apart() -> None:
+def test_a_wide_knob_is_sampled_at_a_few_growing_values() -> None:
     spread = whole_range(Knob(name="max_pixels", default=12_845_056, minimum=3136))
     assert len(spread) == 8
     assert (spread[0], spread[-1]) == (3136, 12_845_056)

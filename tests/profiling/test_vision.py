@@ -67,7 +67,7 @@ def test_more_crops_are_more_tokens_and_better_answers(profiled: ProfileResult) 
     assert not any(entry["saturated"] for entry in entries)
 
 
-def test_costly_values_get_smaller_batches_and_no_out_of_memory_error_is_needed_to_find_that(
+def test_costly_values_get_smaller_batches_without_an_oom(
     profiled: ProfileResult,
 ) -> None:
     sizes = [entry["batch_size_used"] for entry in profiled.entries]

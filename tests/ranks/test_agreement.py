@@ -241,21 +241,21 @@ def test_one_failing_rank_makes_all_raise_the_same_error(pair: list[dict[str, An
     assert (first["cause"], second["cause"]) == ("NoneType", "ValueError")
 
 
-def test_the_first_failing_rank_speaks_and_gives_the_exit_code(pair: list[dict[str, Any]]) -> None:
+def test_the_first_failing_rank_gives_message_and_exit_code(pair: list[dict[str, Any]]) -> None:
     first, second = (found["votes"]["both_fail"] for found in pair)
     assert first["error"] == second["error"] == "rank 0: fix it (1 other rank failed too)"
     assert first["exit_code"] == second["exit_code"] == RequestError.exit_code
     assert (first["cause"], second["cause"]) == ("RequestError", "OSError")
 
 
-def test_a_value_that_json_cannot_hold_fails_on_all_ranks_and_the_group_lives_on(pair: list[dict[str, Any]]) -> None:
+def test_a_value_that_is_not_json_fails_on_all_ranks_and_keeps_the_group(pair: list[dict[str, Any]]) -> None:
     first, second = (found["votes"] for found in pair)
     assert first["not_json"]["error"] == second["not_json"]["error"]
     assert "rank 1: TypeError" in first["not_json"]["error"]
     assert first["afterwards"] == second["afterwards"] == [0, 1]
 
 
-def test_a_default_group_is_taken_down_only_by_who_made_it(pair: list[dict[str, Any]]) -> None:
+def test_a_default_group_is_destroyed_only_by_its_creator(pair: list[dict[str, Any]]) -> None:
     for found in pair:
         assert found["votes"]["left_initialised"] is False
         assert found["inside_users_group"] == {"values": [0, 1], "left_initialised": True}

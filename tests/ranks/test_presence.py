@@ -128,7 +128,7 @@ def test_a_store_that_died_with_rank_0_makes_everyone_speak(store: Store, other:
     store.broken = False
 
 
-def test_a_rank_at_work_learns_of_trouble_at_its_next_look(
+def test_a_busy_rank_learns_of_a_failure_at_its_next_check(
     store: Store, other: Presence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agreement = Agreement(patient=True)

@@ -18,7 +18,7 @@ def test_bucket_bytes_count_each_trainable_parameter_once() -> None:
     assert communication_bytes([]) == 0
 
 
-def test_an_instance_forward_of_a_batch_norm_is_put_back_even_after_an_error() -> None:
+def test_a_batch_norm_forward_is_restored_even_after_an_error() -> None:
     net = nn.SyncBatchNorm(3)
     net.forward = lambda x: x  # someone else's patch
     patched = net.forward

@@ -30,7 +30,7 @@ def domain_of(chart: Chart) -> list[float]:
     return found
 
 
-def test_an_axis_of_scores_ends_at_zero_and_one_and_one_of_other_figures_does_not() -> None:
+def test_only_an_axis_of_scores_is_fixed_to_zero_and_one() -> None:
     assert domain_of(lines_chart("a")) == [0.0, 1.0]
     low, high = domain_of(lines_chart("a", y=Axis("loss", "near")))
     assert low < 0 < 1 < high
@@ -58,7 +58,7 @@ def test_a_chart_of_which_nothing_is_known_is_none() -> None:
     assert category_chart("Score", [], x=Axis(), what="metric") is None
 
 
-def test_failures_without_a_figure_stand_at_the_bottom_and_others_at_theirs() -> None:
+def test_failures_without_a_figure_are_drawn_at_the_bottom() -> None:
     failed: list[Row] = [
         {"x": 1.0, "label": "1", "reason": "no sample fits"},
         {"x": 2.0, "y": 0.5, "label": "2", "reason": "out of memory"},

@@ -49,7 +49,7 @@ def test_a_difference_whose_interval_holds_zero_is_not_called_one(tmp_path: Path
     assert notes == ["no difference beyond chance", "higher"]
 
 
-def test_runs_on_other_samples_are_compared_as_wholes_and_that_is_said(tmp_path: Path) -> None:
+def test_runs_on_other_samples_are_compared_unpaired_with_a_note(tmp_path: Path) -> None:
     first = write_evaluation(tmp_path / "first", [1.0, 0.0])
     strangers = [sample_line(number, 1.0) for number in (7, 8)]
     second = write_evaluation(tmp_path / "second", [1.0, 1.0], lines=strangers)

@@ -55,7 +55,7 @@ def test_a_profile_opens_with_what_to_take_and_what_it_costs(tmp_path: Path) -> 
     assert section(made, "How to repeat it").command == "brim profile -m models/molmo2-1b -d vqa/val --knob max_crops"
 
 
-def test_what_a_profile_s_charts_show_is_said_in_words(tmp_path: Path) -> None:
+def test_charts_of_a_profile_are_described_in_words(tmp_path: Path) -> None:
     made = page(write_profile(tmp_path, profile_document()))
     said = {chart.title: chart.caption for one in made.sections for chart in one.charts}
     assert "from 0.517" in said["Accuracy (vqa)"]
@@ -65,7 +65,7 @@ def test_what_a_profile_s_charts_show_is_said_in_words(tmp_path: Path) -> None:
     assert "Hollow points are saturated: at max_crops 13" in " ".join(section(made, "Accuracy").paragraphs)
 
 
-def test_a_value_that_failed_is_told_before_anything_else_and_in_every_table(tmp_path: Path) -> None:
+def test_a_failed_value_is_reported_first_and_in_every_table(tmp_path: Path) -> None:
     entries = [profile_entry(2), failed_entry(max_crops=3), {**profile_entry(4), "num_failed": 7}]
     made = page(write_profile(tmp_path, profile_document(entries)))
     assert made.warnings[0] == "max_crops=3: no sample fits, even alone"
@@ -75,7 +75,7 @@ def test_a_value_that_failed_is_told_before_anything_else_and_in_every_table(tmp
     assert len(crosses) == 2
 
 
-def test_a_profile_in_which_nothing_worked_recommends_nothing_and_has_a_page(tmp_path: Path) -> None:
+def test_a_profile_of_failed_points_recommends_nothing(tmp_path: Path) -> None:
     made = page(write_profile(tmp_path, profile_document([failed_entry(max_crops=2)])))
     assert made.headline == "No value can be recommended"
     assert section(made, "Memory").paragraphs == ("No memory was measured on this device.",)
@@ -83,7 +83,7 @@ def test_a_profile_in_which_nothing_worked_recommends_nothing_and_has_a_page(tmp
     assert section(made, "Batch-size search").paragraphs[0].startswith("No size was searched for")
 
 
-def test_without_a_gpu_the_host_is_shown_and_that_is_said(tmp_path: Path) -> None:
+def test_without_a_gpu_the_host_is_shown_with_a_note(tmp_path: Path) -> None:
     made = page(write_profile(tmp_path, profile_document([profile_entry(2), profile_entry(3)]), gpu=False))
     machine = section(made, "The machine over time")
     assert machine.paragraphs[0] == "No GPU was seen, so these are the host's figures."
@@ -97,7 +97,7 @@ def test_a_run_without_a_trace_says_so(tmp_path: Path) -> None:
     assert "no monitor.csv" in section(page(tmp_path), "The machine over time").paragraphs[0]
 
 
-def test_values_lead_to_reports_of_their_own_that_are_written_with_the_profile_s(tmp_path: Path) -> None:
+def test_every_value_of_a_profile_links_to_its_own_report(tmp_path: Path) -> None:
     entries = [profile_entry(2), profile_entry(3)]
     write_profile(tmp_path, profile_document(entries))
     write_evaluation(tmp_path / entries[0]["folder"])
@@ -109,7 +109,7 @@ def test_values_lead_to_reports_of_their_own_that_are_written_with_the_profile_s
     assert "values/max_crops%3D3" not in report
 
 
-def test_an_evaluation_opens_with_its_metric_and_tells_of_failures(tmp_path: Path) -> None:
+def test_an_evaluation_page_shows_its_metric_and_failures(tmp_path: Path) -> None:
     lines = [sample_line(0, 1.0), sample_line(1, 0.0, error={"reason": "out_of_memory", "message": "needs 9 GiB"})]
     write_evaluation(tmp_path, (1.0, 0.0), lines=lines)
     document = json.loads((tmp_path / "run.json").read_text())

@@ -52,7 +52,7 @@ def texts(pages: Pages) -> dict[str, str]:
     return {name: page.read_text(encoding="utf-8") for name, page in pages.items()}
 
 
-def test_pages_are_well_formed_and_their_policy_names_their_own_scripts_and_no_other(texts: dict[str, str]) -> None:
+def test_pages_are_well_formed_and_allow_only_their_own_scripts(texts: dict[str, str]) -> None:
     for name, page in texts.items():
         outline = Outline(page)
         assert outline.open == [], name
@@ -86,7 +86,7 @@ def test_every_chart_has_a_text_a_title_and_a_table_in_its_section(texts: dict[s
             assert not charts or "<table>" in section, name
 
 
-def test_specifications_are_numbered_as_the_page_places_them_and_are_strict_json(texts: dict[str, str]) -> None:
+def test_chart_specifications_are_numbered_and_strict_json(texts: dict[str, str]) -> None:
     for name, page in texts.items():
         specs = Outline(page).scripts[0]
         places = [int(place) for place in re.findall(r'id="chart-(\d+)"', page)]
@@ -101,7 +101,7 @@ def test_no_figure_is_shown_raw(texts: dict[str, str]) -> None:
         assert re.findall(r"\d\.\d{7,}", body) == [], name
 
 
-def test_what_a_run_says_is_text_and_nothing_else(pages: Pages) -> None:
+def test_text_of_a_run_is_escaped(pages: Pages) -> None:
     page = pages["hostile_profile"].read_text(encoding="utf-8")
     assert HOSTILE not in page
     body = page[page.index("<body>") : page.index("<script>(() => {")]

@@ -67,9 +67,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_draws_all_its_charts_whole_and_asks_nothing_of_anyone(
-    browser: Chromium, pages: Pages, name: str
-) -> None:
+def test_a_page_draws_all_charts_without_network_requests(browser: Chromium, pages: Pages, name: str) -> None:
     for width, theme in ((1280, "light"), (360, "dark")):
         browser.open(pages[name], width=width, theme=theme)
         charts = browser.ask(MARKS)
@@ -101,7 +99,7 @@ def test_a_full_profile_has_all_its_figures(browser: Chromium, pages: Pages) -> 
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-def test_the_recommended_point_is_marked_named_and_whole(browser: Chromium, pages: Pages, width: int) -> None:
+def test_the_recommended_point_is_marked_and_named(browser: Chromium, pages: Pages, width: int) -> None:
     browser.open(pages["full"], width=width)
     names = [one for one in browser.ask(TEXTS) if one["text"] == "recommended: 11"]
     assert len(names) == 2  # the name, and its halo behind it

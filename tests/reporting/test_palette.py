@@ -48,7 +48,7 @@ def test_words_and_marks_stand_out_from_the_page(theme: str) -> None:
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_the_ramp_goes_one_way_in_lightness_so_that_its_order_is_seen_without_hue(theme: str) -> None:
+def test_the_ramp_is_monotonic_in_lightness(theme: str) -> None:
     steps = [luminance(THEMES[theme][f"ramp-{n}"]) for n in range(1, RAMP_STEPS + 1)]
     assert steps == sorted(steps)
 
@@ -57,7 +57,7 @@ def test_both_themes_have_the_same_colours() -> None:
     assert set(THEMES["light"]) == set(THEMES["dark"])
 
 
-def test_lines_differ_by_symbol_not_by_colour_alone_and_only_in_colours_that_exist() -> None:
+def test_lines_differ_by_symbol_and_use_known_colours() -> None:
     few, many = series_for([f"run {n}" for n in range(6)]), series_for([f"run {n}" for n in range(30)])
     assert len({line.shape for line in few}) == len({line.dash for line in few}) == 6
     assert len({line.colour for line in many}) == RAMP_STEPS

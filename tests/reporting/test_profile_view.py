@@ -62,7 +62,7 @@ def test_an_interval_needs_both_its_figures_and_ends_where_scores_do() -> None:
     assert rows[0]["shown"] == "0.500"
 
 
-def test_a_latency_without_parts_is_a_whole_and_one_without_anything_no_row() -> None:
+def test_a_latency_without_parts_is_shown_as_a_total() -> None:
     whole = {
         **profile_entry(2),
         "latency_ms": {"batch_1": {"batch_size": 1, "total": {"p50": 9.0}}, "batch_used": None},
@@ -73,7 +73,7 @@ def test_a_latency_without_parts_is_a_whole_and_one_without_anything_no_row() ->
     assert latency_rows(points, "batch_used") == []
 
 
-def test_a_probe_that_did_not_fit_stands_at_what_it_needed_or_at_the_limit() -> None:
+def test_a_probe_that_did_not_fit_is_drawn_at_its_need_or_the_limit() -> None:
     probes = [
         {"batch_size": 8, "verdict": "fits", "peak_reserved_bytes": 5, "samples_per_second": 2.0},
         {"batch_size": 16, "verdict": "oom", "needed_bytes": 12},
@@ -106,7 +106,7 @@ def test_numbers_that_were_written_as_text_are_numbers() -> None:
     assert [point.short for point in points] == ["64", "2048"]
 
 
-def test_long_numbers_are_written_with_their_thousands_apart_but_named_as_they_are() -> None:
+def test_long_numbers_get_thousands_separators_but_names_do_not() -> None:
     _, points = make_points(["max_pixels"], [{"max_pixels": 1_572_864}])
     assert (points[0].label, points[0].short) == ("max_pixels=1572864", "1,572,864")
 

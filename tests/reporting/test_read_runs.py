@@ -94,7 +94,7 @@ def test_a_damaged_profile_is_a_wrong_request(tmp_path: Path, change: dict[str, 
         open_run(tmp_path)
 
 
-def test_an_unfinished_run_is_told_to_go_on(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_shown_with_its_resume_command(tmp_path: Path) -> None:
     (tmp_path / "samples.jsonl").write_text("")
     with pytest.raises(RequestError, match="--resume -o"):
         open_run(tmp_path)

@@ -16,7 +16,7 @@ def lines(scores: list[float], **more: Any) -> list[dict[str, Any]]:
     return [sample_line(number, score, **more) for number, score in enumerate(scores)]
 
 
-def test_the_difference_is_second_less_first_with_the_interval_of_paired_differences() -> None:
+def test_the_difference_has_the_interval_of_paired_differences() -> None:
     first, second = [1.0, 0.0, 0.6, 1.0, 0.0], [1.0, 1.0, 0.6, 0.0, 0.3]
     paired = pair_samples(lines(first), lines(second), ["vqa", "bleu"])
     changes = [after - before for before, after in zip(first, second, strict=True)]

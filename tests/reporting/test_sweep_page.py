@@ -82,14 +82,14 @@ def test_the_score_is_drawn_against_time_and_memory(page: Page) -> None:
     assert [chart.title for chart in found.charts] == ["top1 against duration (s)", "top1 against peak reserved (GiB)"]
 
 
-def test_sizes_given_forecast_and_used_stand_beside_each_other(page: Page) -> None:
+def test_given_forecast_and_used_sizes_are_shown_together(page: Page) -> None:
     table = section(page, "Batch sizes").table
     assert table is not None
     row = next(row for row in table.rows if row["batch_size_reason"] == "128 did not fit")
     assert (row["asked"], row["planned"], row["batch_size_used"]) == (128, 128, 72)
 
 
-def test_what_pairing_saved_and_what_failed_is_said(page: Page) -> None:
+def test_savings_of_pairing_and_failures_are_reported(page: Page) -> None:
     assert "6 experiments instead of the 18" in section(page, "How experiments were paired").paragraphs[1]
     failures = section(page, "Failures").table
     assert failures is not None
@@ -103,7 +103,7 @@ def test_the_page_is_written_with_everything_escaped(folder: Path) -> None:
     assert "&lt;b&gt;no&lt;/b&gt;" in text
 
 
-def test_a_sweep_without_results_and_one_without_its_document_have_a_page_too(folder: Path) -> None:
+def test_a_sweep_without_results_or_document_has_a_page(folder: Path) -> None:
     document = json.loads((folder / "sweep.json").read_text())
     for entry in document["experiments"]:
         entry["result"] = {"state": "waiting"}

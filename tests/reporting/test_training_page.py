@@ -81,7 +81,7 @@ def steps(count: int, **more: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_million_steps_would_be_a_few_hundred_spans_and_lose_no_sample_and_no_loss() -> None:
+def test_a_million_steps_become_a_few_hundred_spans_without_loss() -> None:
     lines = [{**line, "loss": float(line["step"]), "seconds": 0.5} for line in steps(10_000)]
     digest = digest_steps(lines)
     assert MOST_SPANS <= len(digest.spans) <= 2 * MOST_SPANS
@@ -93,7 +93,7 @@ def test_a_million_steps_would_be_a_few_hundred_spans_and_lose_no_sample_and_no_
     assert starts[1:] == [span.samples for span in digest.spans[:-1]]
 
 
-def test_an_epoch_s_short_last_window_is_no_change_of_sizes_and_weighs_by_its_samples() -> None:
+def test_a_short_last_window_keeps_the_size_and_weighs_by_samples() -> None:
     lines = [*steps(3), {"step": 4, "samples": 26, "loss": 9.0, "effective_batch": 2, "micro_batches": [2]}]
     lines += [{**line, "step": line["step"] + 4, "samples": line["samples"] + 26} for line in steps(3)]
     digest = digest_steps(lines)
@@ -105,7 +105,7 @@ def test_an_epoch_s_short_last_window_is_no_change_of_sizes_and_weighs_by_its_sa
     assert whole == pytest.approx((48 * 1.0 + 2 * 9.0) / 50)
 
 
-def test_oom_events_are_found_where_the_count_rises_also_after_a_resume_that_counts_anew() -> None:
+def test_oom_events_are_found_where_the_count_rises() -> None:
     lines = steps(6)
     for line, count in zip(lines, (0, 2, 2, 3, 0, 1), strict=True):
         line["oom_events"] = count
@@ -132,7 +132,7 @@ def test_a_line_of_nonsense_among_the_steps_is_left_out(junk: Any) -> None:
     assert all(mean == 1.0 for _, mean in smoothed(digest.spans))
 
 
-def test_a_running_mean_neither_lags_at_the_start_nor_hangs_on_the_last_step() -> None:
+def test_a_running_mean_is_unbiased_at_both_ends() -> None:
     lines = [{**line, "loss": 0.0 if line["step"] > 1 else 100.0} for line in steps(200)]
     lines[-1]["loss"] = 10.0
     means = [mean for _, mean in smoothed(digest_steps(lines).spans)]
@@ -155,7 +155,7 @@ def test_a_batch_of_the_noise_scale_brings_half_and_twice_of_it_two_thirds() -> 
     ("monitor", "name"),
     [("auto", "top1"), (None, "top1"), ("loss", "val_loss"), ("top5", "top5"), ("val_top5", "top5")],
 )
-def test_the_figure_of_the_headline_is_the_one_that_the_run_goes_by(monitor: str | None, name: str) -> None:
+def test_the_headline_shows_the_figure_that_decides_the_run(monitor: str | None, name: str) -> None:
     rows = [{"name": one} for one in ("train_loss", "val_loss", "top1", "top5")]
     chosen = main_metric(rows, monitor)
     assert chosen is not None
@@ -167,7 +167,7 @@ def test_the_figure_of_the_headline_is_the_one_that_the_run_goes_by(monitor: str
 # --- the page of a training
 
 
-def test_a_training_opens_with_its_figure_and_tells_how_it_was_cut(trained: Page) -> None:
+def test_a_training_page_shows_its_figure_and_micro_batches(trained: Page) -> None:
     made = trained
     assert made.title == "Training of r3d_18"
     assert made.subtitle == "on UCF101, classify; 108,000 samples in 1 h 42 min"
@@ -181,7 +181,7 @@ def test_a_training_opens_with_its_figure_and_tells_how_it_was_cut(trained: Page
     assert section(made, "How to repeat it").command == "brim train ucf101.yaml --effective-batch auto"
 
 
-def test_every_figure_of_a_training_is_there_and_said_in_words(trained: Page) -> None:
+def test_every_figure_of_a_training_is_shown_and_described(trained: Page) -> None:
     made = trained
     said = {chart.title: chart.caption for one in made.sections for chart in one.charts}
     assert list(said) == [
@@ -195,7 +195,7 @@ def test_every_figure_of_a_training_is_there_and_said_in_words(trained: Page) ->
     assert "Memory ran out at 22,608 and 22,864 samples." in said["Effective batch and micro-batch (samples)"]
 
 
-def test_a_learning_rate_that_never_changes_is_a_sentence_and_a_table_but_no_chart(tmp_path: Path) -> None:
+def test_a_constant_learning_rate_has_no_chart(tmp_path: Path) -> None:
     lines = [{**line, "learning_rate": 1e-3} for line in step_lines()[:40]]
     rate = section(page(write_training(tmp_path, steps=lines, epochs=epoch_lines(lines))), "Learning rate")
     assert rate.charts == ()
@@ -213,7 +213,7 @@ def test_the_sizes_of_a_training_are_tabled_stretch_by_stretch(trained: Page) ->
     assert "nothing was skipped and nothing counted twice" in " ".join(made.paragraphs)
 
 
-def test_what_is_not_known_of_the_noise_is_said_and_what_is_known_becomes_a_rule(tmp_path: Path, trained: Page) -> None:
+def test_the_noise_scale_is_described_and_unknown_parts_are_noted(tmp_path: Path, trained: Page) -> None:
     lines = step_lines()[:40]
     rows = epoch_lines(lines)
     known = section(trained, "Gradient noise scale")
@@ -241,7 +241,7 @@ def test_seeds_are_shown_each_where_there_are_several(tmp_path: Path, trained: P
     assert "Seeds" not in [one.title for one in trained.sections]
 
 
-def test_runs_of_several_seeds_have_a_curve_each_and_one_that_failed_is_told(tmp_path: Path) -> None:
+def test_every_seed_has_a_curve_and_a_failed_seed_is_reported(tmp_path: Path) -> None:
     made = page(write_seeds(tmp_path))
     assert made.headline == "top1: 0.720 ± 0.0200 over 3 seeds"
     assert made.warnings[0].startswith("1 run failed, and the figures are without: seed-2-lr-0.0003: the loss became")
@@ -268,7 +268,7 @@ def test_nonsense_among_the_runs_still_makes_a_page(tmp_path: Path, junk: Any) -
     assert len(page(write_training(tmp_path, steps=lines, summary=summary)).sections) >= 6
 
 
-def test_trouble_is_told_before_anything_else(tmp_path: Path) -> None:
+def test_problems_are_reported_first(tmp_path: Path) -> None:
     lines = step_lines()
     rows = epoch_lines(lines)
     write_training(tmp_path, summary=training_summary(lines, rows, skipped_steps=3, stopped_early=True, oom_events=5))
@@ -290,7 +290,7 @@ def test_a_size_that_was_not_measured_is_not_drawn_but_tabled(tmp_path: Path) ->
     assert [row[0] for row in cells(search)] == ["2", "4"]
 
 
-def test_a_training_begun_from_python_says_how_to_begin_it_again(tmp_path: Path) -> None:
+def test_a_training_started_from_python_shows_how_to_repeat_it(tmp_path: Path) -> None:
     write_training(tmp_path)
     document = json.loads((tmp_path / "run.json").read_text())
     del document["request"]["argv"]
@@ -313,7 +313,7 @@ def test_a_training_with_nonsense_in_its_summary_still_has_a_page(tmp_path: Path
     assert len(page(tmp_path / "b").sections) >= 5
 
 
-def test_a_table_of_epochs_that_a_kill_or_an_editor_damaged_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_damaged_table_of_epochs_is_read_up_to_the_damage(tmp_path: Path) -> None:
     write_training(tmp_path)
     kept = (tmp_path / "epochs.csv").read_text().splitlines()
     (tmp_path / "epochs.csv").write_text("\n".join([*kept[:3], "x,y,z", "2,,nan,inf", "\0\0"]))
@@ -323,7 +323,7 @@ def test_a_table_of_epochs_that_a_kill_or_an_editor_damaged_is_read_as_far_as_it
 # --- the page of a preference training
 
 
-def test_a_preference_training_opens_with_its_auroc_and_admits_a_better_baseline(preferred: Page) -> None:
+def test_a_preference_training_shows_its_auroc_and_a_better_baseline(preferred: Page) -> None:
     made = preferred
     assert made.headline == "dpo: AUROC 0.810 ± 0.008 over 10 seeds, mean of 2 data sets"
     assert made.remarks == (
@@ -342,7 +342,7 @@ def test_methods_whose_auroc_is_shown_as_equal_are_not_ranked(tmp_path: Path) ->
     assert made.remarks == ("On easy: dpo, mahalanobis and mc_dropout have the same AUROC, 1.000, and none is higher.",)
 
 
-def test_the_table_is_method_by_data_set_with_deviation_and_every_seed_below(preferred: Page) -> None:
+def test_the_table_has_methods_data_sets_deviations_and_seeds(preferred: Page) -> None:
     made = preferred
     assert cells(section(made, "Methods"))[:2] == [
         ["dpo", "lbap-assay", "morgan", "0.810 ± 0.008", "0.760 ± 0.008", "0.490 ± 0.008", "10", "0"],
@@ -365,7 +365,7 @@ def test_the_loss_of_every_head_is_drawn_and_its_mean(preferred: Page) -> None:
     assert cells(made)[0] == ["dpo", "lbap-assay", "morgan", "0", "0.710", "0.420", "0.420"]
 
 
-def test_cells_that_failed_and_molecules_left_out_are_told(tmp_path: Path) -> None:
+def test_failed_cells_and_excluded_molecules_are_reported(tmp_path: Path) -> None:
     made_cells = preference_cells(("a",), seeds=2)
     made_cells[1] |= {"metrics": None, "error": "the loss is nan at step 3"}
     left_out = {"a": {f"in.csv:{line}": "no molecule" for line in range(30)}}
@@ -428,7 +428,7 @@ def test_preference_trainings_are_compared_method_by_method(tmp_path: Path) -> N
     assert "Loss of old and new settings" not in [one.title for one in made.sections]
 
 
-def test_trainings_that_cannot_be_held_against_each_other_are_compared_with_a_warning(tmp_path: Path) -> None:
+def test_incomparable_trainings_are_shown_with_a_warning(tmp_path: Path) -> None:
     training = write_training(tmp_path / "a")
     _, made = compare(training, write_preference(tmp_path / "b"))
     assert made.warnings[1].startswith("some are preference trainings")
@@ -444,7 +444,7 @@ def test_trainings_that_cannot_be_held_against_each_other_are_compared_with_a_wa
         compare(training, write_evaluation(tmp_path / "d"))
 
 
-def test_trainings_on_different_data_say_so_first_and_their_figures_are_not_subtracted(tmp_path: Path) -> None:
+def test_trainings_on_different_data_are_warned_about_and_not_subtracted(tmp_path: Path) -> None:
     first, second = (write_training(tmp_path / name) for name in ("a", "b"))
     record = json.loads((second / "run.json").read_text())
     record["request"]["settings"]["data"]["root"] = "Kinetics"

@@ -51,7 +51,7 @@ def test_durations(seconds: float, written: str) -> None:
     assert units.duration_text(seconds) == written
 
 
-def test_times_are_told_in_utc() -> None:
+def test_times_are_shown_in_utc() -> None:
     assert units.date_text("2026-11-05T15:18:41.3+01:00") == "5 November 2026, 14:18 UTC"
     assert units.date_text("2026-11-05T15:18:41") == "5 November 2026, 15:18"
     assert units.date_text("yesterday") == "yesterday"
@@ -67,7 +67,7 @@ def test_a_course_names_its_ends_and_what_lies_beyond_them() -> None:
     assert units.course(places(0.5, 0.1, 0.7)) == "from 0.500 at 2 to 0.700 at 4; lowest 0.100 at 3"
 
 
-def test_a_course_of_little_is_said_plainly() -> None:
+def test_a_short_course_is_described_in_words() -> None:
     assert units.course([]) == "not known"
     assert units.course(places(0.5)) == "0.500 at 2"
     assert units.course(places(0.50001, 0.5)) == "0.500 throughout"

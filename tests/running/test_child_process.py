@@ -98,7 +98,7 @@ def test_it_answers_one_request_after_the_other_and_ends_when_asked(start: Start
     assert gone(child.pid)
 
 
-def test_what_is_printed_is_no_answer_and_standard_input_is_empty_for_user_code(start: Start, tmp_path: Path) -> None:
+def test_printed_text_is_not_an_answer_and_stdin_is_empty_for_user_code(start: Start, tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("an earlier process\n")
     child = start(log=log)
@@ -111,7 +111,7 @@ def test_what_is_printed_is_no_answer_and_standard_input_is_empty_for_user_code(
 @pytest.mark.parametrize(
     ("kind", "error"), [("request", RequestError), ("memory", DoesNotFitError), ("lost", LostError)]
 )
-def test_an_error_that_is_sent_is_raised_as_its_kind_and_the_child_lives_on(
+def test_a_sent_error_is_raised_as_its_kind_and_keeps_the_child(
     start: Start, kind: str, error: type[BrimError]
 ) -> None:
     child = start()
@@ -146,9 +146,7 @@ def test_a_function_that_does_not_exist_is_an_error_and_not_a_silence(start: Sta
         (signal.SIGTERM, "killed", "killed by signal 15"),
     ],
 )
-def test_a_kill_or_a_crash_says_what_it_was_and_what_was_last_written(
-    start: Start, number: int, kind: str, reason: str
-) -> None:
+def test_a_kill_or_crash_is_reported_with_the_last_output(start: Start, number: int, kind: str, reason: str) -> None:
     with pytest.raises(
         ChildLostError, match=rf"^the child was lost: .*{reason}.*; it last wrote: about to end$"
     ) as caught:
@@ -182,7 +180,7 @@ def test_a_death_is_noticed_although_a_child_of_it_holds_its_output_open(start: 
     assert time.monotonic() - began < 30
 
 
-def test_events_are_heard_without_waiting_until_the_output_is_closed(start: Start) -> None:
+def test_events_are_read_without_waiting_for_the_end_of_output(start: Start) -> None:
     child = start()
     child.send({"do": "events", "count": 10_000})
     child.send({"do": "exit", "code": 0})

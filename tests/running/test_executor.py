@@ -57,7 +57,7 @@ def test_batches_that_failed_are_kept_with_their_reason() -> None:
     assert executor.figures.lost_seconds > 0
 
 
-def test_a_run_that_never_settles_down_does_not_fill_memory_with_its_trials() -> None:
+def test_an_unsettled_run_keeps_a_bounded_number_of_trials() -> None:
     failing = Executor(
         BatchWork(
             launch=lambda items: (_ for _ in ()).throw(MemoryError) if len(items) > 1 else items, costs=[1] * 3000
@@ -70,7 +70,7 @@ def test_a_run_that_never_settles_down_does_not_fill_memory_with_its_trials() ->
     assert len(failing.trials) == MAX_KEPT_TRIALS
 
 
-def test_finding_the_size_costs_what_the_first_batches_took_beyond_the_later_rate() -> None:
+def test_search_time_is_the_first_batches_excess_over_the_later_rate() -> None:
     figures = ExecutionFigures(busy_seconds=20.0, padded_cost=1000, search_seconds=10.0, search_padded_cost=200)
     # 800 in 10 s afterwards: the first 200 would have taken 2.5 s
     assert figures.planning_seconds == pytest.approx(7.5)
@@ -96,7 +96,7 @@ class Timed(Pending):
         return 0.25
 
 
-def test_where_the_device_says_how_long_it_took_waiting_for_items_does_not_count() -> None:
+def test_device_time_excludes_waiting_for_items() -> None:
     executor = Executor(BatchWork(launch=Timed, costs=[1] * 40), sizer=LiveSizer(first=10, ceiling=10, grows=False))
     list(executor.run(range(40)))
     assert executor.figures.busy_seconds == 4 * 0.25
@@ -125,7 +125,7 @@ def run_rejecting(function: Callable[..., Any], *, first: int, count: int = 200)
     return executor, notes
 
 
-def test_an_unknown_error_whose_items_all_run_in_smaller_batches_was_their_number() -> None:
+def test_an_error_that_smaller_batches_avoid_is_blamed_on_the_size() -> None:
     executor, notes = run_rejecting(rejecting(20), first=32)
     assert executor.figures.items == 200
     assert executor.figures.failed == 0
@@ -153,7 +153,7 @@ def test_a_batch_whose_halves_fail_as_well_does_not_lower_the_cap_twice() -> Non
     assert next(trial.batch_size for trial in executor.trials if trial.verdict == "size_limit") == 16
 
 
-def test_the_first_batch_takes_long_whatever_its_size_and_is_not_the_cost_of_finding_one() -> None:
+def test_the_first_batch_is_not_counted_as_search_time() -> None:
     figures = ExecutionFigures(
         busy_seconds=28.0, padded_cost=1010, warm_up_seconds=8.0, warm_up_padded_cost=10, search_seconds=10.0,
         search_padded_cost=200,
@@ -164,7 +164,7 @@ def test_the_first_batch_takes_long_whatever_its_size_and_is_not_the_cost_of_fin
     assert executor.figures.search_padded_cost == 8
 
 
-def test_a_batch_of_which_nothing_ran_says_nothing_about_its_size() -> None:
+def test_a_batch_in_which_nothing_ran_is_no_evidence() -> None:
     """Two unreadable pictures come first: they took no time, and no later batch is ever as fast."""
 
     class Slow(Pending):

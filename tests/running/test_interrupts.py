@@ -42,7 +42,7 @@ def test_a_run_ends_at_the_next_batch_after_an_interrupt_that_was_dropped() -> N
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_without_an_interrupt_nothing_is_raised_and_the_handler_is_put_back() -> None:
+def test_without_an_interrupt_the_handler_is_restored() -> None:
     with InterruptWatch() as watch:
         watch.check()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

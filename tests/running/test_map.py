@@ -53,7 +53,7 @@ def test_out_of_memory_splits_and_no_finished_batch_is_computed_again() -> None:
     assert result.batch_sizes.largest <= 7
 
 
-def test_an_item_that_does_not_fit_alone_is_recorded_and_the_rest_continues() -> None:
+def test_an_item_that_does_not_fit_alone_fails_alone() -> None:
     def function(batch: list[int]) -> list[int]:
         if 42 in batch:
             raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB")
@@ -66,7 +66,7 @@ def test_an_item_that_does_not_fit_alone_is_recorded_and_the_rest_continues() ->
     assert result[42] is result.failures[42]
 
 
-def test_the_guilty_item_is_found_and_an_ordinary_error_is_not_taken_for_memory() -> None:
+def test_the_failing_item_is_found_and_its_error_is_not_taken_for_oom() -> None:
     def function(batch: list[int]) -> list[int]:
         if 13 in batch or 77 in batch:
             raise ValueError("cannot read this one")
@@ -145,7 +145,7 @@ def test_results_without_an_order_of_their_own_are_refused(answer: Any, kind: st
         brim.map(answer, [3, 1, 2, 5], batch_size=2)
 
 
-def test_results_in_a_tuple_an_array_or_a_tensor_are_taken_by_their_first_dimension() -> None:
+def test_results_are_split_along_their_first_dimension() -> None:
     numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
     rows = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
     assert list(brim.map(tuple, rows)) == rows
@@ -279,7 +279,7 @@ def test_results_that_json_cannot_hold_are_refused(tmp_path: Path, result: Any) 
      "batch_size": 1}, {"item": "3", "result": 1, "failure": None, "batch_size": 1}, {"answer": 42},
      {"item": 3, "result": 1, "failure": {"why": "so"}, "batch_size": 1}],
 )  # fmt: skip
-def test_an_entry_that_is_no_item_s_is_left_out_and_named(tmp_path: Path, foreign: dict[str, Any]) -> None:
+def test_a_journal_entry_without_an_item_is_skipped_and_named(tmp_path: Path, foreign: dict[str, Any]) -> None:
     journal = tmp_path / "journal.jsonl"
     brim.map(doubled, range(10), journal=journal)
     with journal.open("a") as file:

@@ -71,7 +71,7 @@ class FakeRay:
         return [here, {**here, "Alive": False}, {**here, "Resources": {"CPU": 8.0}}]
 
 
-def test_the_first_answer_is_given_a_streams_value_by_value_and_none_in_time_is_none() -> None:
+def test_the_first_answer_is_returned_or_none_after_the_timeout() -> None:
     cluster = RayCluster(FakeRay(first=1, second=2))
     assert cluster.next_result(["later", "first", "second"], seconds=1) == CallResult(call="first", value=1)
     stream = iter(["first", "second"])
@@ -105,7 +105,7 @@ def test_a_long_message_of_rays_is_cut() -> None:
 
 
 @pytest.mark.parametrize(("call", "expected"), [("first", 80), ("later", None), ("gone", None)])
-def test_nodes_that_have_a_card_are_asked_and_one_that_does_not_answer_is_lost(
+def test_a_node_that_does_not_answer_is_reported_as_lost(
     monkeypatch: pytest.MonkeyPatch, call: str, expected: int | None
 ) -> None:
     cluster = RayCluster(FakeRay(first=80, gone=NodeDiedError()))

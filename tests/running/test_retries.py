@@ -75,9 +75,7 @@ def test_random_failures_cost_an_item_only_if_they_meet_it_three_times(pauses: l
 
 
 @pytest.mark.parametrize("error", ["CUDA out of memory", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"])
-def test_an_item_that_never_fits_is_recorded_after_its_last_turn_with_how_often_it_was_tried(
-    pauses: list[float], error: str
-) -> None:
+def test_an_item_that_never_fits_is_recorded_with_its_tries(pauses: list[float], error: str) -> None:
     ran: list[int] = []
     alone: list[int] = []  # how many had run when it was tried
 
@@ -164,7 +162,7 @@ def test_a_run_that_seems_hopeless_continues_once_the_memory_is_given_back() -> 
     assert not any("not even the cheapest" in line for line in notes)
 
 
-def test_the_last_resort_comes_after_all_tries_and_frees_everything_set_aside(pauses: list[float]) -> None:
+def test_the_last_resort_runs_after_all_tries(pauses: list[float]) -> None:
     neighbour = Neighbour()
     resorts: list[int] = []
 
@@ -212,7 +210,7 @@ def test_a_recorded_failure_is_read_back_with_its_attempts(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("others", [True, False])
-def test_batches_are_as_large_as_before_once_others_have_given_the_memory_back(
+def test_batches_regain_their_size_once_other_processes_free_memory(
     monkeypatch: pytest.MonkeyPatch, others: bool
 ) -> None:
     """On a device that says what other processes leave of it; a failure of our own keeps its caution."""

@@ -53,7 +53,7 @@ def test_a_child_that_is_killed_is_out_of_memory_and_the_search_continues() -> N
     assert prober._child is None
 
 
-def test_a_child_answers_like_a_probe_in_this_process_whatever_the_step_prints_and_an_abort_is_fatal() -> None:
+def test_a_child_probes_like_this_process_and_an_abort_is_fatal() -> None:
     with no_child_left(isolated("aborts", size=32)) as prober:
         assert (prober.context.device, prober.context.limit_bytes, prober.context.exact) == ("cpu", 64 * KIB, True)
         fits = prober.probe(32)
@@ -72,7 +72,7 @@ def test_a_child_that_hangs_is_ended_and_counts_as_a_timeout() -> None:
         assert "10 s" in hung.detail
 
 
-def test_an_error_of_the_workload_is_a_wrong_request_that_names_its_part_and_the_child_lives_on() -> None:
+def test_a_workload_error_is_a_wrong_request_and_keeps_the_child() -> None:
     with no_child_left(isolated("raises", size=3)) as prober:
         with pytest.raises(WorkloadError, match="the step raised IndexError"):
             prober.probe(4)

@@ -85,7 +85,7 @@ def test_the_same_size_reads_the_same_bytes_again() -> None:
         assert {size: probing.probe(size).peak_allocated_bytes for size in (40, 1)} == peaks
 
 
-def test_the_peak_is_that_of_a_steady_step_which_finds_the_gradients_of_the_one_before() -> None:
+def test_the_peak_is_that_of_a_steady_step() -> None:
     model = nn.Linear(256, 256)  # 257 KiB
 
     def accumulate(batch: torch.Tensor) -> None:
@@ -108,7 +108,7 @@ def test_out_of_memory_is_a_verdict_with_the_bytes_it_needed() -> None:
     assert probe.step_seconds is None
 
 
-def test_nothing_of_a_failed_step_stays_alive() -> None:
+def test_a_failed_step_keeps_no_tensor_alive() -> None:
     alive: list[weakref.ref[torch.Tensor]] = []
 
     def step(batch: torch.Tensor) -> torch.Tensor:
@@ -140,7 +140,7 @@ def test_memory_after_an_oom_is_what_it_was_before() -> None:
     assert after.peak_allocated_bytes == before.peak_allocated_bytes
 
 
-def test_an_error_of_the_step_itself_is_raised_unchanged_and_the_state_put_back() -> None:
+def test_a_step_error_is_raised_unchanged_and_the_state_restored() -> None:
     model = nn.Linear(4, 4)
     before = copy.deepcopy(model.state_dict())
     generator = torch.get_rng_state()
@@ -279,7 +279,7 @@ def test_gradients_that_exist_and_those_that_do_not_are_put_back() -> None:
 
 
 @pytest.mark.parametrize("steps_before", [0, 1])
-def test_every_probe_starts_with_the_optimizer_state_that_a_run_starts_with(steps_before: int) -> None:
+def test_every_probe_starts_with_fresh_optimizer_state(steps_before: int) -> None:
     model = nn.Linear(256, 8)
     optimizer = torch.optim.AdamW(model.parameters())
     step = training(model, optimizer)
@@ -387,7 +387,7 @@ def test_a_limit_above_the_machine_is_a_wrong_request() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
-def test_a_scripted_module_that_runs_out_is_out_of_memory_though_torchscript_hides_it() -> None:
+def test_out_of_memory_in_torchscript_is_recognised() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(1000, 1000), torch.nn.ReLU())
     scripted = torch.jit.script(module)
     plan = brim.find_batch_size(

@@ -110,7 +110,7 @@ def test_a_python_mapping_is_a_grid_or_a_whole_file() -> None:
         expand_grid({"hp.size": [{1}]})
 
 
-def test_the_files_own_limit_is_noted_where_it_cuts_and_gives_way_to_a_flag(write: Write) -> None:
+def test_a_limit_in_the_file_is_noted_and_overridden_by_a_flag(write: Write) -> None:
     path = write("max_experiments: 2\ngrid_search:\n  grid: {model.type: [a, b, c]}\n")
     expansion = expand_grid(path)
     assert len(expansion) == 2

@@ -115,7 +115,7 @@ def test_named_groups_leave_the_rule_to_the_other_keys() -> None:
     assert expansion.pairing.keys == (("hp.frames", "hp.size"), ("model.type", "hp.batch_size"))
 
 
-def test_a_named_group_of_different_lengths_is_refused_and_a_single_value_goes_with_all() -> None:
+def test_a_paired_group_needs_equal_lengths_or_a_single_value() -> None:
     axes = {"model.type": ("a", "b"), "hp.frames": (8, 16, 32), "hp.size": (112,)}
     with pytest.raises(RequestError, match=r"different length \(model.type has 2, hp.frames has 3\)"):
         expand(spec(axes, zipped=(("model.type", "hp.frames"),)))
@@ -315,7 +315,7 @@ def test_another_shared_setting_makes_other_experiments(axes: dict[str, tuple[in
     assert not one & other
 
 
-def test_ids_are_readable_safe_and_tell_values_apart() -> None:
+def test_ids_are_readable_safe_and_distinct() -> None:
     assert experiment_id({"model.type": "r3d_18", "hp.batch_size": 128, "hp.learning_rate": 1e-3}).startswith(
         "r3d_18-b128-lr0.001-"
     )

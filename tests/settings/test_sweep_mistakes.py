@@ -21,7 +21,7 @@ def assert_told(found: Sequence[Problem], line: int | None, key: str, words: str
     assert any(all(word in message for word in words.split(" … ")) for message in messages), (words, found)
 
 
-def test_every_problem_of_a_file_is_told_at_once_with_its_line() -> None:
+def test_every_problem_of_a_file_is_reported_with_its_line() -> None:
     found = validate_grid(FILES / "wrong.yaml", check_model=check_model)
     expected = [
         (2, "hp.epochs", "0"),
@@ -241,7 +241,7 @@ def test_every_problem_of_a_file_is_told_at_once_with_its_line() -> None:
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_line_and_key(
+def test_a_mistake_is_reported_with_line_and_key(
     write: Write, text: str, line: int | None, key: str, words: str
 ) -> None:
     problems = validate_grid(write(text))
@@ -285,7 +285,7 @@ def test_a_warning_is_an_error_when_strict_and_a_note_never_is(write: Write) -> 
         ("model.type=nope", "nope"),
     ],
 )
-def test_a_wrong_override_is_told_as_what_it_is(override: str, words: str) -> None:
+def test_a_wrong_override_is_reported_as_an_override(override: str, words: str) -> None:
     with pytest.raises(RequestError) as caught:
         expand_grid(FILES / "seed.yaml", overrides=[override], check_model=check_model)
     assert all(word in str(caught.value) for word in words.split(" … "))

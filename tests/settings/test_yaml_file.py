@@ -157,7 +157,7 @@ def test_tabs_inside_of_values_and_comments_are_fine(tmp_path: Path) -> None:
         ("a: 'open\n", None, "not YAML"),
     ],
 )
-def test_what_is_no_file_of_settings_says_why_and_where(
+def test_an_invalid_settings_file_is_refused_with_line_and_reason(
     tmp_path: Path, text: str, line: int | None, message: str
 ) -> None:
     with pytest.raises(RequestError, match=message):

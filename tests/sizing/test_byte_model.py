@@ -88,7 +88,7 @@ def test_a_second_measurement_of_a_size_keeps_the_larger_figure() -> None:
     assert model.points == [(4, 110)]
 
 
-def test_a_slope_that_changes_is_followed_once_a_point_lies_beyond_the_change() -> None:
+def test_a_changed_slope_is_followed_after_one_point_beyond_it() -> None:
     def bytes_at(size: int) -> int:
         return 10 * min(size, 50) + 2 * max(size - 50, 0)
 
@@ -154,7 +154,7 @@ def test_a_forecast_that_is_a_little_off_is_corrected() -> None:
     assert model.largest_within(700) == 40
 
 
-def test_a_rise_that_may_be_noise_says_nothing_of_the_slope() -> None:
+def test_a_rise_within_noise_does_not_change_the_slope() -> None:
     # An allocator that is short of memory reserves hardly more at the larger size (mvit_v2_s at 15 and 16, in MiB).
     points = {1: 2_002, 15: 23_394, 16: 23_398}
     assert model_of(points, noise=0.01).largest_within(24_576) == 16

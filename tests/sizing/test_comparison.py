@@ -23,19 +23,19 @@ def test_a_drifting_rate_is_compared_with_those_before_and_after() -> None:
     assert comparison.usual == 108
 
 
-def test_a_steady_rate_is_kept_at_the_first_good_trial_and_is_the_next_one_to_beat() -> None:
+def test_a_faster_size_is_kept_after_one_good_trial() -> None:
     comparison = Steady()
     assert told(comparison, 100, 104, 106, 108) == ["larger", "keep", "larger", "keep"]
     assert comparison.before == 108
 
 
-def test_a_steady_rate_is_refused_once_this_size_is_seen_to_be_no_faster_than_before() -> None:
+def test_a_larger_size_is_refused_if_it_is_no_faster() -> None:
     comparison = Steady()
     assert told(comparison, 100, 101, 102, 101, seconds=2.0) == ["larger", "larger", "this", "refuse"]
     assert comparison.usual == 101
 
 
-def test_a_size_that_became_faster_is_compared_anew_a_few_times() -> None:
+def test_a_size_that_became_faster_is_compared_again() -> None:
     comparison = Steady()
     assert told(comparison, 100, 90, 90, 110, seconds=2.0) == ["larger", "larger", "this", "larger"]
     assert comparison.before == 110
@@ -49,7 +49,7 @@ def test_in_the_first_seconds_a_larger_size_has_more_trials(seconds: float) -> N
     assert steps.index("this") == (EARLY_COMPARED_BATCHES if seconds < 0.1 else 2)
 
 
-def test_a_comparison_begun_with_a_rate_asks_for_no_trial_of_this_size() -> None:
+def test_a_comparison_with_a_known_rate_needs_no_trial_of_this_size() -> None:
     comparison = Steady()
     comparison.begin(100.0)
     assert told(comparison, 110) == ["keep"]

@@ -156,7 +156,7 @@ def test_quadratic_bytes_never_run_out_of_memory() -> None:
     assert search.chosen().rate >= 0.97 * best_rate(device, 3_000)
 
 
-def test_a_curve_that_steepens_costs_ooms_but_no_size_that_failed_is_passed() -> None:
+def test_a_steepening_curve_never_retries_beyond_a_failed_size() -> None:
     device = FakeDevice(
         Curve(lambda n: 1_000 * min(n, 500) + 9_000 * max(n - 500, 0), 5_000_000, 0),
         step_seconds=lambda n: 1 + 0.0001 * n,

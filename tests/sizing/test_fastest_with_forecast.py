@@ -221,7 +221,7 @@ def pressed(card: Card, forecast: ForecastCurve, *, really_to: float) -> tuple[l
 RISING = Card(0, 10**9, 20, 0.5, 0.01)  # the rate rises to the last size
 
 
-def test_a_forecast_leads_beyond_reserved_bytes_to_what_runs_under_the_limit_and_no_further() -> None:
+def test_a_forecast_extends_the_climb_to_what_runs_within_the_limit() -> None:
     asked, search = pressed(RISING, RISING.whole_forecast(1.0, runs_to=1.2), really_to=1.2)
     assert 20 < max(asked) <= 24
     assert search.largest == max(asked) == asked[-1]  # nothing was tried beyond it, and nothing failed
@@ -237,6 +237,6 @@ def test_a_forecast_that_promises_too_much_costs_one_failure() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.1])
-def test_a_forecast_that_is_off_in_what_is_in_use_does_not_lead_beyond_reserved_bytes(factor: float) -> None:
+def test_a_wrong_forecast_does_not_extend_the_climb(factor: float) -> None:
     asked, _ = pressed(RISING, RISING.whole_forecast(factor, runs_to=1.5), really_to=1.0)
     assert max(asked) <= 20

@@ -33,7 +33,7 @@ def test_it_grows_while_that_pays_and_settles_at_the_knee() -> None:
     assert max(caps) == 512
 
 
-def test_doublings_that_bring_little_each_are_compared_together_where_that_is_asked_for() -> None:
+def test_small_gains_of_several_doublings_can_be_compared_together() -> None:
     """A rate that rises by 2.5 % with each doubling, up to a ceiling of 256."""
     for looks_far, cap in ((False, 8), (True, 256)):
         sizer = LiveSizer(first=8, ceiling=256, compares_far=looks_far)
@@ -43,7 +43,7 @@ def test_doublings_that_bring_little_each_are_compared_together_where_that_is_as
         assert sizer.size == cap
 
 
-def test_a_far_trial_leaves_room_in_memory_and_is_taken_back_where_it_brings_nothing() -> None:
+def test_a_far_trial_keeps_a_reserve_and_is_undone_without_a_gain() -> None:
     sizer = LiveSizer(first=8, compares_far=True, limit_bytes=1000)
     caps = []
     for _ in range(40):
@@ -79,7 +79,7 @@ def test_batches_overlap_once_the_climb_has_ended() -> None:
     assert sizer.overlaps
 
 
-def test_a_rate_that_drifts_by_itself_is_not_taken_for_the_merit_of_a_larger_size() -> None:
+def test_a_drifting_rate_is_not_attributed_to_a_larger_size() -> None:
     sizer = LiveSizer(first=64)
     speed = 1.0
     for _ in range(200):
@@ -104,7 +104,7 @@ def test_much_cheaper_items_are_a_reason_to_search_again() -> None:
     assert run(90) >= 4 * long
 
 
-def test_a_known_cap_is_where_it_starts_and_may_still_grow_when_items_get_cheaper() -> None:
+def test_a_known_cap_is_the_start_and_may_grow_for_cheaper_items() -> None:
     sizer = LiveSizer(first=64, known=True)
     assert sizer.settled
     assert sizer.overlaps
@@ -220,7 +220,7 @@ def test_without_bytes_it_rises_twofold_and_ends_at_the_size_given() -> None:
     assert sizer.settled
 
 
-def test_a_rise_that_failed_goes_back_up_below_what_failed() -> None:
+def test_after_a_failed_rise_growth_stays_below_the_failure() -> None:
     sizer = LiveSizer(first=16, ceiling=64, grows=False)
     ran(sizer, 16, 1.0)
     assert sizer.size == 32
@@ -272,7 +272,7 @@ def test_a_size_that_ran_short_of_memory_is_not_come_back_to() -> None:
     assert sizer.settled
 
 
-def test_after_one_batch_growth_stays_within_a_line_from_what_is_resident() -> None:
+def test_after_one_batch_growth_is_bounded_by_a_line() -> None:
     """As a value of a knob starts: at a size found before, with one batch of its own to judge by."""
     sizer = LiveSizer(first=22_638, likely=True, limit_bytes=12_288)
     sizer.evidence.bytes.base_bytes = 2_100
@@ -302,7 +302,7 @@ def test_where_rates_are_steady_every_size_is_passed_once() -> None:
     assert sizer.settled
 
 
-def test_a_steady_rate_that_ends_its_climb_below_the_last_one_stays_there() -> None:
+def test_a_climb_that_ends_below_the_last_size_is_kept() -> None:
     sizer = LiveSizer(first=8, steady=True)
     for _ in range(6):
         ran(sizer, sizer.size, 1.0 if sizer.size <= 16 else sizer.size / 16)
@@ -324,7 +324,7 @@ def test_a_rate_seen_while_the_host_was_busy_refuses_nothing() -> None:
     assert (sizer.size, sizer.settled) == (32, True)
 
 
-def test_in_the_first_seconds_a_larger_size_is_tried_more_often_before_it_is_refused() -> None:
+def test_early_in_a_run_a_larger_size_gets_more_trials() -> None:
     """Pauses of the host fall on any batch: two in a row are no reason to stay small for the whole run."""
     quick = LiveSizer(first=4, ceiling=16, likely=True, steady=True)
     for seconds in (0.05, 0.25, 0.25, 0.08):
@@ -400,7 +400,7 @@ def taken_by_others(sizer: LiveSizer, left_bytes: int) -> None:
         ran_out(sizer, sizer.size)
 
 
-def test_a_size_that_others_have_taken_is_back_as_soon_as_they_have_given_the_memory_back() -> None:
+def test_the_size_returns_once_other_processes_free_memory() -> None:
     sizer = LiveSizer(first=512, ceiling=512, grows=False, limit_bytes=LIMIT)
     taken_by_others(sizer, 10)
     assert (sizer.size, sizer.disturbed) == (1, True)

@@ -152,9 +152,7 @@ def test_a_stale_plan_is_verified_with_exactly_one_probe(
     assert len(list(plans.glob("*.json"))) == 1
 
 
-def test_a_stale_plan_can_be_reused_many_times_and_its_reason_does_not_grow(
-    steps: Steps, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reason_of_a_reused_stale_plan_does_not_grow(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     steps.find()
     for version in range(4):
         monkeypatch.setattr(probe_module, "environment_facts", lambda device, v=version: {"torch": v})
@@ -164,7 +162,7 @@ def test_a_stale_plan_can_be_reused_many_times_and_its_reason_does_not_grow(
     assert plan.reason.count("cached") == 1
 
 
-def test_a_stale_plan_that_fails_is_searched_anew(steps: Steps, other_environment: Callable[[], None]) -> None:
+def test_a_stale_plan_that_fails_is_searched_again(steps: Steps, other_environment: Callable[[], None]) -> None:
     steps.find()
     other_environment()
     steps.fails_from = 20

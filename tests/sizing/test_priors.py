@@ -55,7 +55,7 @@ def test_no_more_items_than_failed_at_a_smaller_cost() -> None:
     then=st.floats(1.0, 3.0),
     resident=st.integers(0, 500),
 )
-def test_the_guess_stays_within_the_limit_wherever_growth_continues_as_it_was(
+def test_the_extrapolated_size_stays_within_the_limit(
     growth: float, costs: list[int], then: float, resident: int
 ) -> None:
     def each(cost: float) -> float:
@@ -81,7 +81,7 @@ def first(prior: Prior, limit: int, *, resident: int = 100) -> int:
     return prior.first_items(AvailableMemory(limit_bytes=limit * MIB, resident_bytes=resident * MIB, item_cost=100))
 
 
-def test_a_forecast_says_how_many_fit_in_three_quarters_of_what_is_free() -> None:
+def test_a_forecast_gives_the_size_for_three_quarters_of_free_memory() -> None:
     assert LINE.fitting_items(AvailableMemory(limit_bytes=900 * MIB, resident_bytes=100 * MIB, item_cost=100)) == 60
     assert LINE.fitting_items(AvailableMemory(limit_bytes=100 * MIB, resident_bytes=100 * MIB, item_cost=100)) == 1
 
@@ -91,7 +91,7 @@ def test_what_has_failed_counts_for_more_than_a_forecast() -> None:
     assert prior.fitting_items(AvailableMemory(limit_bytes=900 * MIB, resident_bytes=100 * MIB, item_cost=100)) == 29
 
 
-def test_a_climb_begins_with_a_sixteenth_of_what_is_free_or_the_usual_few_if_they_fit() -> None:
+def test_a_climb_starts_at_a_sixteenth_of_free_memory() -> None:
     assert first(LINE, 100 + 1600) == 10
     assert first(LINE, 100 + 160) == 2  # a sixteenth is one
     assert first(LINE, 100 + 20) == 1  # only one fits
@@ -127,7 +127,7 @@ def test_no_first_batch_is_above_what_the_forecast_says_fits(
         assert size == 1 or constant + each * size <= limit
 
 
-def test_bytes_are_carried_over_to_items_of_about_the_same_cost_and_no_further() -> None:
+def test_bytes_are_reused_only_for_items_of_similar_cost() -> None:
     prior = Prior(trials=(trial(8, 100, MIB), trial(8, 200, MIB)))
     assert [prior.knows_bytes_near(cost) for cost in (10, 200, 300, 301)] == [True, True, True, False]
     assert not Prior(trials=(trial(8, 100, MIB, verdict="oom"),)).knows_bytes_near(100)

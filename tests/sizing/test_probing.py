@@ -139,7 +139,7 @@ def test_a_ceiling_that_times_out_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize("objective", ["largest", "fastest"])
-def test_nothing_fits_reports_the_bytes_the_limit_and_the_remedies_in_order(objective: str) -> None:
+def test_nothing_fits_reports_bytes_limit_and_remedies(objective: str) -> None:
     device = FakeDevice(Curve(lambda n: 3 * MIB + n * MIB, 2 * MIB, 0))
     with pytest.raises(DoesNotFitError) as caught:
         search(device, objective=objective, context={"savings": ("half precision", "less of this")})
@@ -191,7 +191,7 @@ def test_an_error_at_the_smallest_size_bounds_the_search_from_below(objective: s
     assert [note for note in found.notes if f"searched from {smallest}" in note and "cannot take 1" in note]
 
 
-def test_the_part_of_a_fixed_size_is_bounded_from_below_and_a_fixed_size_itself_is_not_changed() -> None:
+def test_a_split_part_is_above_sizes_that_raise_and_a_fixed_size_is_kept() -> None:
     assert search(Raising(lambda size: size < 2), batch_size=2_000, fixed=True).chosen.batch_size == 1_000
     device = Raising(lambda size: size < 2)
     with pytest.raises(ValueError, match="cannot take 1"):
@@ -234,7 +234,7 @@ def test_remedies_come_in_one_order_and_only_those_that_are_possible() -> None:
     assert memory_remedies(memory_savings(smaller="less"), more="a larger card") == ["less", "a larger card"]
 
 
-def test_an_allocator_that_strays_is_settled_to_two_percent() -> None:
+def test_a_noisy_allocator_ends_the_search_at_two_percent() -> None:
     device = thousand()
     found = search(device, objective="largest", context={"exact": False})
     assert 980 <= found.chosen.batch_size <= 1_000

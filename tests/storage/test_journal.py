@@ -75,7 +75,7 @@ def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path) -> None:
     [(b"not json", "not JSON"), (b'{"item": "\xff"}', "not UTF-8"), (b"[1]", "not a JSON object"), (b"", "not JSON"),
      (b"[" * 100_000, "not JSON"), (b'{"text": 1}', "no item")],
 )  # fmt: skip
-def test_a_damaged_line_is_left_out_and_the_file_kept_beside(tmp_path: Path, damage: bytes, reason: str) -> None:
+def test_a_damaged_line_is_skipped_and_the_file_backed_up(tmp_path: Path, damage: bytes, reason: str) -> None:
     path = tmp_path / "j.jsonl"
     write(path, 2)
     before = path.read_bytes() + damage + b"\n" + b'{"item": 3}\n{"item": 4'

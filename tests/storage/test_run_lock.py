@@ -74,7 +74,7 @@ def test_another_process_is_refused_with_who_has_the_folder(holder: subprocess.P
         os.kill(child, signal.SIGKILL)
 
 
-def test_the_record_has_the_command_and_goes_with_the_lock(tmp_path: Path) -> None:
+def test_the_lock_record_has_the_command_and_is_removed_with_the_lock(tmp_path: Path) -> None:
     keep_command_line(["brim", "eval", "-o", "run"])
     try:
         with locked_folder(tmp_path, command="eval") as folder:
@@ -107,7 +107,7 @@ def test_the_thread_that_has_a_folder_may_enter_it_again_and_no_other(tmp_path: 
     assert len(refused) == 1
 
 
-def test_a_folder_made_for_nothing_is_removed_and_one_that_was_there_is_not(tmp_path: Path) -> None:
+def test_an_unused_new_folder_is_removed(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     for name in ("mine/new/er", "mine"):
         with locked_folder(tmp_path / name, command="eval"):
@@ -148,7 +148,7 @@ def test_outputs_in_one_folder_have_locks_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP])
-def test_a_file_system_without_locks_goes_by_the_record_and_warns(
+def test_a_file_system_without_locks_uses_the_record_and_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def no_locks(file: int, operation: int) -> None:
@@ -180,7 +180,7 @@ def test_a_lock_file_with_no_record_is_no_one_s(tmp_path: Path, content: bytes) 
         pass
 
 
-def test_a_lock_file_that_leads_nowhere_is_a_wrong_request(tmp_path: Path) -> None:
+def test_a_dangling_lock_file_link_is_a_wrong_request(tmp_path: Path) -> None:
     (tmp_path / ".lock").symlink_to(tmp_path / "nowhere" / "lock")
     with pytest.raises(RequestError, match="cannot be written"), locked_folder(tmp_path, command="eval"):
         pass

@@ -58,7 +58,7 @@ def test_an_interrupted_experiment_leaves_no_outcome(tmp_path: Path) -> None:
     assert read_outcome(tmp_path / "x", id="x") is None
 
 
-def test_what_is_complete_is_not_done_again_and_anothers_outcome_is_none_of_ours(tmp_path: Path) -> None:
+def test_complete_work_is_kept_and_another_runs_outcome_is_ignored(tmp_path: Path) -> None:
     write_outcome(tmp_path / "x", AttemptOutcome(id="x", attempt=1, state="completed", figures={"steps": 7}))
     assert run_job(a_job(tmp_path / "x"), send_nowhere, raising(AssertionError("it ran"))) == 0
     kept = read_outcome(tmp_path / "x", id="x")

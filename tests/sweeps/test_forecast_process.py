@@ -48,7 +48,7 @@ def test_a_real_one_knows_models_and_what_a_step_of_them_takes(tmp_path: Path) -
     assert "missing" in broken["reason"]
 
 
-def test_a_forecast_that_hangs_or_dies_has_a_reason_and_the_next_one_starts_again() -> None:
+def test_a_failed_forecast_has_a_reason_and_the_next_one_restarts() -> None:
     script = "import sys, os, time\nline = sys.stdin.readline()\n{}\n"
     hangs, dies = ([sys.executable, "-c", script.format(end)] for end in ("time.sleep(60)", "os._exit(7)"))
     with ForecastProcess(command=hangs, timeout_seconds=0.5) as forecaster:

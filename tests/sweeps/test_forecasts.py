@@ -77,7 +77,7 @@ def test_only_what_takes_memory_makes_another_workload(change: dict[str, Any], s
     assert (workload_key(base) == workload_key({**base, **change})) == same
 
 
-def test_a_pair_that_does_not_fit_is_reported_once_with_its_line_its_bytes_and_the_size_that_would(
+def test_a_combination_that_does_not_fit_is_reported_once(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "grid.yaml"
@@ -114,7 +114,7 @@ def test_the_document_of_a_preview_has_a_forecast_in_every_experiment() -> None:
     assert first["settings"]["model"] == {"type": "r3d_18"}
 
 
-def test_forecasts_are_kept_for_what_depends_on_settings_card_and_versions_alone(tmp_path: Path) -> None:
+def test_forecasts_are_cached_by_settings_card_and_versions(tmp_path: Path) -> None:
     ask = Asked()
     settings = {"model": {"type": "r3d_18"}}
     first = CachedForecasts(ask, card={"gpu": "h100"}, folder=tmp_path)(settings, [8, "auto"])
@@ -136,7 +136,7 @@ def test_forecasts_are_kept_for_what_depends_on_settings_card_and_versions_alone
         ({"model": {"type": "odd"}}, {"gpu": "h100"}),
     ],
 )
-def test_own_code_the_hosts_memory_and_failures_are_forecast_anew(
+def test_forecasts_of_user_code_host_memory_and_failures_are_not_cached(
     settings: dict[str, Any], card: dict[str, Any], tmp_path: Path
 ) -> None:
     ask = Asked()

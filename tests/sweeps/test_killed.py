@@ -69,7 +69,7 @@ def finished(folder: Path) -> dict[str, int]:
     return {path.parent.name: len(path.read_text().splitlines()) for path in folder.glob("experiments/*/finished.txt")}
 
 
-def test_a_sweep_killed_at_random_moments_completes_every_experiment_exactly_once(start: Start, tmp_path: Path) -> None:
+def test_a_killed_sweep_completes_every_experiment_exactly_once(start: Start, tmp_path: Path) -> None:
     moments = random.Random(7)
     folder = tmp_path / "out"
     kills = 0

@@ -36,7 +36,7 @@ def why(result: SweepResult, model: str) -> tuple[str, str]:
     return outcome.failure, outcome.error
 
 
-def test_each_failure_is_its_own_experiments_and_says_why(result: SweepResult) -> None:
+def test_each_failure_is_reported_for_its_experiment(result: SweepResult) -> None:
     assert [one.state for one in result.results] == ["completed", "failed", "failed", "failed", "completed"]
     assert why(result, "crash") == ("killed", "segmentation fault (signal 11)")
     assert why(result, "hang") == ("timeout", "it was not done within 6 s (timeout=) and was ended")

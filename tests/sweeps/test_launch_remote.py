@@ -112,7 +112,7 @@ def test_without_shared_storage_nothing_is_left_on_the_workers_machine(
     assert list(folder.iterdir()) == []
 
 
-def test_without_shared_storage_files_are_sent_back_and_the_outcome_is_left_last(tmp_path: Path) -> None:
+def test_without_shared_storage_files_are_sent_back_before_the_outcome(tmp_path: Path) -> None:
     outcome = AttemptOutcome(id="x", attempt=1, state="completed")
     receive(Delivery(outcome=outcome, files={"run.json": b"{}", "epochs.csv": b"epoch\n"}), tmp_path / "x")
     assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["epochs.csv", "outcome.json", "run.json"]

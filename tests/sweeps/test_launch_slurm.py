@@ -51,7 +51,7 @@ def test_without_submitit_the_message_says_what_to_install(tmp_path: Path, monke
         SlurmLauncher(settings={}).run([a_job(tmp_path)], Watcher())  # type: ignore[arg-type]
 
 
-def test_options_of_sbatch_are_told_apart_from_those_of_submitit() -> None:
+def test_options_of_sbatch_and_submitit_are_distinguished() -> None:
     launcher = SlurmLauncher(settings={"partition": "gpu", "mem_gb": 32}, timeout_seconds=600)
     assert launcher._parameters() == {
         "timeout_min": 20,

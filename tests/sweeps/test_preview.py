@@ -27,7 +27,7 @@ def test_the_preview_says_what_is_paired_and_why() -> None:
     ]
 
 
-def test_a_preview_stays_within_the_terminal_and_tells_warnings() -> None:
+def test_a_preview_fits_the_terminal_and_shows_warnings() -> None:
     grid = {
         "model.type": [f"timm:{'long' * 20}", "b"],
         "hp.batch_size": [1, 2, 3],

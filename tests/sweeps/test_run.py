@@ -28,7 +28,7 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_every_experiment_runs_once_in_the_files_order_with_its_own_batch_size(tmp_path: Path) -> None:
+def test_every_experiment_runs_once_in_order_with_its_batch_size(tmp_path: Path) -> None:
     result, launcher = run_fake(sweep_of(PAIRED), tmp_path / "out", by_model)
     assert [(job.settings["model"]["type"], job.batch_size) for job in launcher.jobs] == [
         ("r3d_18", 128),
@@ -77,7 +77,7 @@ def test_a_failure_is_one_experiments_own(tmp_path: Path) -> None:
     assert table(tmp_path / "out" / "results.csv")[1]["error"] == "ValueError: no", "one line in the table"
 
 
-def test_a_size_that_is_forecast_not_to_fit_is_lowered_from_the_first_attempt_on(tmp_path: Path) -> None:
+def test_a_size_forecast_not_to_fit_is_lowered_at_once(tmp_path: Path) -> None:
     sweep = sweep_of({"model.type": ["r3d_18"], "hp.batch_size": [128]})
     name = sweep.expand().experiments[0].id
     forecasts = {name: SizeForecast(batch_size=128, fits=False, batch_size_max=72)}
@@ -89,7 +89,7 @@ def test_a_size_that_is_forecast_not_to_fit_is_lowered_from_the_first_attempt_on
     assert launcher.jobs[0].run_settings["hp"]["batch_size"] == 128, "without retries: exactly as asked"
 
 
-def test_running_out_of_memory_is_retried_at_the_planned_smaller_size_and_recorded(tmp_path: Path) -> None:
+def test_an_oom_is_retried_at_the_planned_smaller_size(tmp_path: Path) -> None:
     sweep = sweep_of({"model.type": ["r3d_18"], "hp.batch_size": [128]})
     name = sweep.expand().experiments[0].id
     forecast = SizeForecast(batch_size=128, device_bytes=100, limit_bytes=160, fits=True, batch_size_max=72)
@@ -148,7 +148,7 @@ def test_an_edited_file_never_mixes_runs(tmp_path: Path) -> None:
     assert any("1 experiment of this folder no longer in the file" in note for note in watcher.notes)
 
 
-def test_what_a_child_finished_after_the_sweep_was_killed_is_taken_over(tmp_path: Path) -> None:
+def test_results_of_a_child_that_outlived_the_sweep_are_kept(tmp_path: Path) -> None:
     def interrupt(job: Job) -> AttemptOutcome:
         write_outcome(Path(job.folder), by_model(job))
         raise KeyboardInterrupt
@@ -184,7 +184,7 @@ def job(size: int | str = 64, **more: object) -> Job:
     return Job(id="x", settings={"model": {"type": "m"}, "hp": {"batch_size": size}}, folder="f", **more)  # type: ignore[arg-type]
 
 
-def test_half_is_tried_where_nothing_is_forecast_and_then_a_quarter_and_no_more() -> None:
+def test_without_a_forecast_half_and_then_a_quarter_are_tried() -> None:
     first = job()
     second = next_attempt(first, failed(first, "out_of_memory"), planned=None, effective_batch=64)
     assert second is not None

@@ -83,7 +83,7 @@ def test_what_is_larger_than_any_card_is_tried_alone() -> None:
     assert packing.reserved_bytes("cuda:0") == 24 * GIB
 
 
-def test_a_shared_experiment_gets_its_reservation_as_a_limit_and_one_alone_gets_none() -> None:
+def test_only_experiments_that_share_a_card_get_a_memory_limit() -> None:
     packing = Packing([card(gib=24)])
     device = packing.devices[0]
     assert packing.start(Need(id="a", bytes=5 * GIB), device) == 5 * GIB
@@ -148,7 +148,7 @@ def test_a_second_experiment_that_halves_the_first_brings_nothing() -> None:
     assert heard(watch, {"a": 51.0, "b": 7.0}, 100.0 + SETTLE_SECONDS + 1)[-1] == 1
 
 
-def test_a_second_experiment_beside_which_the_first_keeps_most_of_its_rate_is_worth_it() -> None:
+def test_a_second_experiment_is_kept_if_the_first_keeps_most_of_its_rate() -> None:
     watch = ThroughputWatch()
     watch.changed("cuda:0", 1, 0.0)
     heard(watch, {"a": 100.0}, SETTLE_SECONDS + 1)
@@ -156,7 +156,7 @@ def test_a_second_experiment_beside_which_the_first_keeps_most_of_its_rate_is_wo
     assert set(heard(watch, {"a": 80.0, "b": 7.0}, 110.0)) == {None}
 
 
-def test_the_end_of_an_experiment_tells_as_much_as_its_start() -> None:
+def test_the_end_of_an_experiment_reports_as_much_as_its_start() -> None:
     watch = ThroughputWatch()
     watch.changed("cuda:0", 3, 0.0)
     heard(watch, {"a": 33.0, "b": 20.0, "c": 5.0}, 10.0)
@@ -186,7 +186,7 @@ def test_without_a_card_there_is_the_machine_and_one_experiment_at_once() -> Non
     assert local_devices([], jobs_per_gpu=3, environment={})[0].slots == 3
 
 
-def test_several_cards_are_each_shown_to_one_child_alone_and_one_card_to_nobody() -> None:
+def test_each_child_sees_one_of_several_cards() -> None:
     assert [one.visible for one in local_devices(cards(2), environment={})] == ["0", "1", None]
     assert [one.visible for one in local_devices(cards(1), environment={})] == [None, None]
 

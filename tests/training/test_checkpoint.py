@@ -114,7 +114,7 @@ def test_a_write_that_is_cut_short_leaves_the_checkpoint_before_it(
     assert [path.name for path in tmp_path.glob(".*partial")] == []
 
 
-def test_a_second_checkpoint_of_a_step_never_touches_the_first_before_it_is_whole(tmp_path: Path) -> None:
+def test_a_checkpoint_is_replaced_only_when_the_new_one_is_complete(tmp_path: Path) -> None:
     net, optimizer = trained()
     first = save(tmp_path, net, optimizer, step=4, mark="one")
     second = save(tmp_path, net, optimizer, step=4, mark="two")
@@ -129,7 +129,7 @@ def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path: Path) -> None:
     assert {file.suffix for file in path.iterdir()} == {".json", ".safetensors"}
 
 
-def test_a_damaged_checkpoint_is_told_as_one(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     net, optimizer = trained()
     path = save(tmp_path, net, optimizer)
     file = path / "model.safetensors"

@@ -173,7 +173,7 @@ def net():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
-def test_losses_with_augmentation_and_dropout_depend_on_neither_workers_nor_resuming(tmp_path: Path) -> None:
+def test_losses_do_not_depend_on_workers_or_resuming(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
 
     def nested(workers: int) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def test_one_cycle_is_called_every_step_and_changes_momentum() -> None:
     assert rate.apply(100) < 0.01
 
 
-def test_plateau_scheduler_goes_by_the_loss_of_epochs() -> None:
+def test_plateau_scheduler_uses_the_loss_of_epochs() -> None:
     rate = rate_of(name="plateau", params={"patience": 1, "factor": 0.5})
     for _ in range(4):
         rate.epoch_done(1.0)

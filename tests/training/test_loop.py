@@ -82,7 +82,7 @@ def test_an_even_cut_leaves_no_lone_sample(left: int, expected: int) -> None:
     assert micro_batch_length(left, 64) == expected
 
 
-def test_costs_count_padded_to_the_dearest() -> None:
+def test_cost_is_padded_to_the_costliest_item() -> None:
     assert micro_batch_length(10, 100, costliest=30, even=False) == 3
     assert micro_batch_length(10, 100, costliest=300, even=False) == 1  # past the cap, but it cannot be made smaller
 
@@ -100,7 +100,7 @@ def judged(rules: EpochRules, epochs: Sequence[dict[str, float]]) -> tuple[list[
     return better, progress
 
 
-def test_the_best_epoch_is_that_of_the_highest_figure_and_patience_counts_epochs_without_a_gain() -> None:
+def test_best_epoch_and_patience_follow_the_validation_figure() -> None:
     better, progress = judged(RULES, [{"top1": 0.5}, {"top1": 0.7}, {"top1": 0.6}])
     assert (better, progress.best_epoch, progress.waited) == ([True, True, False], 1, 1)
     assert not progress.stopped_early
@@ -122,7 +122,7 @@ def test_a_change_below_min_delta_is_no_gain() -> None:
     assert better == [True, False, True]
 
 
-def test_a_figure_that_is_not_a_number_is_never_the_best_and_does_not_stay_it() -> None:
+def test_a_nan_figure_is_never_the_best() -> None:
     better, progress = judged(RULES, [{"top1": math.nan}, {"top1": 0.5}, {"top1": math.nan}])
     assert better == [False, True, False]
     assert (progress.best_epoch, progress.best_value) == (1, 0.5)
@@ -134,7 +134,7 @@ def test_an_epoch_without_the_monitored_figure_is_not_judged() -> None:
     assert progress.waited == 1
 
 
-def test_without_validation_the_training_loss_is_compared_or_the_last_epoch_counts() -> None:
+def test_without_validation_the_training_loss_is_compared() -> None:
     rules = EpochRules(epochs=9, validated=False)
     progress = Progress()
     better = []

@@ -185,7 +185,7 @@ class Neighbour:
         self.holds = self.holds and sum(self.waits) < self.gives_back_after
 
 
-def test_the_size_is_back_in_the_next_window_where_others_held_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_returns_in_the_next_window_if_others_held_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     neighbour = Neighbour(monkeypatch)
     faulty = Faulty(neighbour.fault)
     runner = micro_batches(network(), faulty, sizes={"ceiling": 32, "limit_bytes": neighbour.limit})
@@ -203,7 +203,7 @@ def test_the_size_is_back_in_the_next_window_where_others_held_the_memory(monkey
     assert "given memory back" in told[-1]
 
 
-def test_a_size_of_our_own_that_failed_does_not_return_because_others_leave_enough(
+def test_a_size_that_failed_on_its_own_does_not_return(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     neighbour = Neighbour(monkeypatch)
@@ -224,7 +224,7 @@ def test_where_others_leave_nothing_at_all_the_window_waits_for_them(monkeypatch
     assert runner.sizes.next_size() == 4
 
 
-def test_nobody_is_waited_for_longer_than_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_wait_is_longer_than_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     neighbour = Neighbour(monkeypatch, fits=0)
     neighbour.holds, neighbour.gives_back_after = True, 1000.0
     runner = micro_batches(network(), Faulty(neighbour.fault), sizes={"ceiling": 4, "limit_bytes": neighbour.limit})
@@ -233,7 +233,7 @@ def test_nobody_is_waited_for_longer_than_a_minute(monkeypatch: pytest.MonkeyPat
     assert sum(neighbour.waits) == 64
 
 
-def test_retries_of_the_allocator_while_others_hold_the_memory_do_not_make_the_size_smaller() -> None:
+def test_allocator_retries_caused_by_other_processes_keep_the_size() -> None:
     from brim.memory.devices import MemoryReading
 
     sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, known=40, largest=40, limit_bytes=1000))
@@ -362,7 +362,7 @@ def test_a_hiccup_of_the_machine_does_not_settle_the_size() -> None:
     assert sizes.next_size() >= 512
 
 
-def test_what_is_left_of_a_window_neither_warms_up_nor_counts_as_a_look() -> None:
+def test_the_rest_of_a_window_is_neither_warm_up_nor_trial() -> None:
     """20 of 32 right after the climb took as long as 32: counted, they would have ended the search at half the rate."""
     sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, largest=128))
     sizes.live.size = 32
@@ -419,7 +419,7 @@ def test_a_micro_batch_that_ran_short_of_memory_does_not_count_as_fitting() -> N
     assert [probe.verdict for probe in sizes.probes] == ["fits", "thrashes"]
 
 
-def test_a_first_micro_batch_that_makes_the_allocator_give_back_its_cache_is_not_held_against_its_size() -> None:
+def test_an_allocator_retry_in_the_first_micro_batch_is_ignored() -> None:
     from brim.memory.devices import MemoryReading
 
     sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, largest=1024, limit_bytes=1_000_000))
@@ -435,9 +435,7 @@ def test_a_first_micro_batch_that_makes_the_allocator_give_back_its_cache_is_not
 @pytest.mark.parametrize(
     ("retries", "cap"), [((1, 1, 0, 1, 1), 40), ((1, 1, 1, 0, 0), 36), ((1,) * 6, 30), ((1,) * 60, 26)]
 )
-def test_a_settled_size_whose_steps_go_on_giving_back_the_cache_becomes_a_little_smaller(
-    retries: tuple[int, ...], cap: int
-) -> None:
+def test_repeated_allocator_retries_lower_a_settled_size(retries: tuple[int, ...], cap: int) -> None:
     sizes = MicroBatchSizer(MicroBatchRequest(ceiling=None, known=40, largest=40))
     for step in retries:
         sizes.begin_window()
@@ -448,7 +446,7 @@ def test_a_settled_size_whose_steps_go_on_giving_back_the_cache_becomes_a_little
     assert sizes.next_size() == cap
 
 
-def test_a_fixed_size_stays_however_often_the_cache_is_given_back() -> None:
+def test_allocator_retries_do_not_change_a_fixed_size() -> None:
     sizes = MicroBatchSizer(MicroBatchRequest(ceiling=40, fixed=True))
     for _ in range(6):
         sizes.begin_window()

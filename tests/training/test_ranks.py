@@ -309,7 +309,7 @@ def test_two_ranks_learn_what_one_process_learns_alone(ranks: Ranks, tmp_path: P
     assert max(abs(a - b) for a, b in zip(losses(tmp_path / "alone"), losses(folder / "plain"), strict=True)) < 1e-10
 
 
-def test_a_rank_without_a_sample_takes_part_all_the_same(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_rank_without_samples_still_takes_part(ranks: Ranks, tmp_path: Path) -> None:
     folder, (first, _) = ranks
     assert "error" not in first["single_samples"]
     run(json.loads((folder / "single.json").read_text(encoding="utf-8")), tmp_path / "alone")
@@ -372,7 +372,7 @@ def test_a_sharded_run_resumes_with_the_same_losses(ranks: Ranks) -> None:
     assert first["sharded_auto"]["value"] >= 2
 
 
-def test_an_error_on_one_rank_is_told_on_all(ranks: Ranks) -> None:
+def test_an_error_on_one_rank_is_raised_on_all(ranks: Ranks) -> None:
     _, found = ranks
     for rank in found:
         assert "rank 1: ValueError: an odd sample" in rank["sample_fails"]["error"]
@@ -387,7 +387,7 @@ def test_what_only_rank_0_does_fails_on_all(ranks: Ranks) -> None:
         assert rank["disk_is_full"]["seconds"] < 30
 
 
-def test_a_loss_that_is_no_number_names_the_samples_of_the_rank_that_had_them(ranks: Ranks) -> None:
+def test_a_nan_loss_names_the_samples_of_its_rank(ranks: Ranks) -> None:
     folder, found = ranks
     told = json.loads((folder / "nan" / "bad_batch.json").read_text(encoding="utf-8"))
     assert len(told["ids"]) == 8  # rank 1's half of the window of 16

@@ -97,7 +97,7 @@ def epochs_without_times(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("where", ["step", "validation"])
-def test_a_resumed_run_validates_in_the_batches_of_one_that_was_not_stopped(
+def test_a_resumed_run_validates_in_the_same_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Every batch seems to take one second, so that the sizes found do not depend on the clock."""
@@ -164,9 +164,7 @@ def killed_at(nested: dict[str, Any], folder: Path, step: int, **options: Any) -
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_run_that_was_killed_again_and_again_has_the_losses_of_one_that_was_not(
-    features: Path, tmp_path: Path
-) -> None:
+def test_a_repeatedly_killed_run_has_the_losses_of_an_unbroken_one(features: Path, tmp_path: Path) -> None:
     nested = settings_of(features, **DROPOUT, training__checkpoint_every=4)
     run(nested, tmp_path / "whole")
     folder = tmp_path / "parts"
@@ -181,9 +179,7 @@ def test_a_run_that_was_killed_again_and_again_has_the_losses_of_one_that_was_no
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_sizes_that_were_found_are_used_again_for_the_steps_after_the_checkpoint(
-    features: Path, tmp_path: Path
-) -> None:
+def test_sizes_are_reused_after_a_checkpoint(features: Path, tmp_path: Path) -> None:
     """-b auto: what fits best depends on the clock, so the steps that a killed run had made are cut as they were."""
     nested = settings_of(features, model__params={"hidden": [16], "dropout": 0.4}, training__checkpoint_every=2)
     folder = tmp_path / "killed"

@@ -38,7 +38,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_features(tmp_path_factory.mktemp("data") / "features.npz", count=240)
 
 
-def test_a_run_learns_and_leaves_a_whole_record(features: Path, tmp_path: Path) -> None:
+def test_a_run_learns_and_writes_a_complete_record(features: Path, tmp_path: Path) -> None:
     watcher = Watcher()
     result = run(settings_of(features, hp__epochs=12), tmp_path / "run", listener=watcher)
     record = record_of(tmp_path / "run")
@@ -132,7 +132,7 @@ def test_nothing_fits_is_exit_3_with_remedies(features: Path, tmp_path: Path) ->
         run(settings_of(features, training__memory_limit="3000"), tmp_path / "run")
 
 
-def test_optimizer_state_that_does_not_fit_is_told_as_that(features: Path, tmp_path: Path) -> None:
+def test_optimizer_state_that_does_not_fit_is_named(features: Path, tmp_path: Path) -> None:
     """A micro-batch of one fits, Adam's state beside it does not: weights are as before the step."""
     with pytest.raises(DoesNotFitError, match="gradients and optimizer state do not fit"):
         run(settings_of(features, hp__batch_size=1, training__memory_limit="5000"), tmp_path / "run")
@@ -247,7 +247,7 @@ def test_an_effective_batch_beyond_the_data_is_the_data(features: Path, tmp_path
     assert any("8192 is more than the 216 training samples" in note for note in watcher.notes)
 
 
-def test_without_any_batch_the_effective_one_is_said(features: Path, tmp_path: Path) -> None:
+def test_without_batches_the_effective_batch_is_noted(features: Path, tmp_path: Path) -> None:
     nested = settings_of(features)
     del nested["hp"]["effective_batch"]
     watcher = Watcher()

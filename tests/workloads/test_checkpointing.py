@@ -55,7 +55,7 @@ def layers(inplace: bool = True) -> nn.Sequential:
     return nn.Sequential(*parts)
 
 
-def test_a_plain_sequence_is_checkpointed_in_segments_that_never_begin_in_place() -> None:
+def test_checkpoint_segments_never_begin_with_an_in_place_module() -> None:
     plain, checkpointed = layers(), layers()
     batch = torch.randn(5, 8)
     assert "in segments" in enable_gradient_checkpointing(checkpointed)
@@ -105,7 +105,7 @@ def test_a_copy_of_a_checkpointed_model_uses_its_own_weights() -> None:
     assert twin.eval()(torch.randn(1, 3, 32, 32)).abs().sum() > 0
 
 
-def test_a_block_that_changes_its_input_in_place_is_refused_rather_than_wrong() -> None:
+def test_checkpointing_refuses_a_block_that_changes_its_input() -> None:
     class InPlace(nn.Module):
         def __init__(self) -> None:
             super().__init__()

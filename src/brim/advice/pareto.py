@@ -1,6 +1,6 @@
 """Which point of a profile to take: the Pareto front of accuracy against cost, and the cheapest point that will do.
 
-Of points with the same accuracy the one with the smaller knob values stands for all: what they cost is a time measured
+Of points with the same accuracy the one with the smaller knob values represents all: what they cost is a time measured
 once, and two measurements of the same work differ.
 
 Pure: it is given points, and gives some of them back. `recommend` does it all for the entries of a profile.

@@ -15,7 +15,7 @@ from brim.settings.sizes import format_bytes
 __all__ = ["forecast_page"]
 
 GIB = 2**30
-# Ten parts are too many to tell apart: what stays whatever the batch, what grows with it, what is not torch's own.
+# Ten parts are too many to distinguish: what stays whatever the batch, what grows with it, what is not torch's own.
 GROUPS = {
     "model": ("weights", "gradients", "optimizer_state"),
     "batch": ("inputs", "activations", "kv_cache", "temporary"),

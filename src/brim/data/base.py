@@ -82,8 +82,8 @@ class BadRecord:
 class SampleSet:
     """A data set that has been read.
 
-    `facts` is its identity for fingerprints: the content, not its path or date. `fields` tells which column was used
-    as what.
+    `facts` is its identity for fingerprints: the content, not its path or date. `fields` names the column
+    of each field.
     """
 
     name: str
@@ -126,12 +126,16 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class TableFormat:
-    """A format of tables: `read(path, split)` reads a file with one of the suffixes."""
+    """A format of tables: `read(path, split)` reads a file with one of the suffixes, or a folder."""
 
-    name: str
+    name: str  # in records, and in a training file's data.type
+    title: str  # in help, errors and documents
     read: Callable[[Path, str | None], Table]
     suffixes: tuple[str, ...] = ()
+    document_suffixes: tuple[str, ...] = ()  # in a folder, read only if nothing else there is data
     compressible: bool = True  # also with .gz
+    reads_folders: bool = False  # several files of a folder are one table
+    owns: Callable[[Path], bool] = lambda path: False  # noqa: ARG005  # True: read as this format and no other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,10 +143,11 @@ class SampleFormat:
     """A format that needs no columns: `read(path, split, images folder)` reads what `found_in(path)` recognises."""
 
     name: str
+    title: str
     found_in: Callable[[Path], bool]
     read: Callable[[Path, str | None, Path | None], SampleSet]
     tasks: tuple[TaskName, ...]  # that its samples can be used for
-    holds_all: bool = False  # a folder in which it is found is read as nothing else
+    owns: Callable[[Path], bool] = lambda path: False  # noqa: ARG005  # as in `TableFormat`
 
 
 def columns_of(rows: Iterable[Row]) -> tuple[str, ...]:

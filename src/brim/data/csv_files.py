@@ -89,4 +89,4 @@ def _long_cells() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-CSV = TableFormat(name="csv", suffixes=(".csv", ".tsv"), read=without_splits(read_csv))
+CSV = TableFormat(name="csv", title="CSV", suffixes=(".csv", ".tsv"), read=without_splits(read_csv))

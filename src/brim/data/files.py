@@ -20,6 +20,7 @@ __all__ = [
     "decoded",
     "files_below",
     "files_digest",
+    "files_in",
     "has_class_folders",
     "holds_any",
     "inner_suffix",
@@ -104,6 +105,11 @@ def subfolders(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError as error:
         raise RequestError(f"cannot read the folder {folder}: {error.strerror or error}") from error
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files directly in a folder, sorted; without hidden ones."""
+    return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
 
 
 def holds_any(folder: Path, suffixes: Sequence[str]) -> bool:

@@ -1,7 +1,7 @@
 """Folders of the Hugging Face `datasets` library: the only file that imports it. The network is never used.
 
-A folder of `save_to_disk` is read in place. For any other folder that `load_dataset` understands, the library
-tells which files belong to which split; parquet, JSON and CSV files are then read by brim, other kinds by the library.
+A folder of `save_to_disk` is read in place. For any other folder that `load_dataset` understands, the library finds the
+files of each split; Parquet, JSON and CSV files are then read by brim, other kinds by the library.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from brim.data.arrow_cells import bytes_in, holds_files, image_cells, shapes_of
 from brim.data.base import DataError, Row, Table, TableFormat, joined, plain_value
 from brim.data.csv_files import read_csv
 from brim.data.files import files_digest, records_digest
 from brim.data.json_records import read_json_records
-from brim.data.parquet import bytes_in, holds_files, image_cells, read_parquet, shapes_of
+from brim.data.parquet import read_parquet
 from brim.data.selection import choose_split, refuse_split
 from brim.errors import RequestError, first_line
 
@@ -183,4 +184,4 @@ def _datasets() -> Any:
     return datasets
 
 
-HF_FOLDER = TableFormat(name="hf", read=read_hf_folder)
+HF_FOLDER = TableFormat(name="hf", title="a data set folder", read=read_hf_folder, owns=is_saved_folder)

@@ -99,4 +99,6 @@ def _holds_masked_images(folder: Path) -> bool:
     return (folder / "images").is_dir() and (folder / "masks").is_dir()
 
 
-IMAGE_FOLDER = SampleFormat(name="image_folder", found_in=is_image_folder, read=read_image_folder, tasks=("classify",))
+IMAGE_FOLDER = SampleFormat(
+    name="image_folder", title="class folders", found_in=is_image_folder, read=read_image_folder, tasks=("classify",)
+)

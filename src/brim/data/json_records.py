@@ -108,5 +108,9 @@ def _listed(document: dict[str, Any]) -> str:
 
 
 JSON_RECORDS = TableFormat(
-    name="jsonl", suffixes=(".jsonl", ".ndjson", ".json"), read=without_splits(read_json_records)
+    name="jsonl",
+    title="JSONL",
+    suffixes=(".jsonl", ".ndjson"),
+    document_suffixes=(".json",),
+    read=without_splits(read_json_records),
 )

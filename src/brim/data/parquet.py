@@ -1,40 +1,24 @@
-"""Parquet files, one or a folder of them, and images inside of Arrow tables: the only file that imports pyarrow.
+"""Parquet: one file, or a folder of them. The only file that imports pyarrow.
 
-Hugging Face data sets store images in the table, as `{"bytes": …, "path": …}`. Columns of bytes are described without
-reading the bytes, so that a data set larger than the memory can be opened: each cell becomes an image that is read when
-it is needed, a row group at a time, of which the last few are kept. What works on Arrow's arrays here is also used for
-the folders of the `datasets` library.
+An image that is stored in the table is read when it is needed, a row group at a time; the last few row groups are kept.
 """
 
 from __future__ import annotations
 
 import bisect
 import functools
-import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brim.data.base import DataError, ImageFile, Row, Table, TableFormat, columns_of, plain_value
-from brim.data.files import files_digest, records_digest
+from brim.data.arrow_cells import CellShape, bytes_in, class_names_in, holds_files, image_cells, shapes_of
+from brim.data.base import DataError, Row, Table, TableFormat, columns_of, plain_value
+from brim.data.files import files_digest, files_in, records_digest
 from brim.data.selection import without_splits
 from brim.errors import RequestError
 
-__all__ = [
-    "PARQUET",
-    "CellReader",
-    "CellShape",
-    "ParquetCell",
-    "bytes_in",
-    "class_names_in",
-    "holds_files",
-    "image_cells",
-    "parquet_files",
-    "read_parquet",
-    "shapes_of",
-]
+__all__ = ["PARQUET", "ParquetCell", "parquet_files", "read_parquet"]
 
 _GROUPS_KEPT = 4
 
@@ -63,7 +47,7 @@ class ParquetCell:
 
 def parquet_files(folder: Path) -> list[Path]:
     """The parquet files in a folder, sorted."""
-    return sorted(path for path in folder.glob("*.parquet") if path.is_file() and not path.name.startswith("."))
+    return [path for path in files_in(folder) if path.suffix.lower() == ".parquet"]
 
 
 def read_parquet(
@@ -144,88 +128,17 @@ def _parquet() -> Any:
     return pyarrow.parquet
 
 
-# A row of such a column: None, one image (its name, which may be ""), or a list of images.
-CellShape = str | list[str] | None
-# (row, position in its list) to a function that reads the bytes
-CellReader = Callable[[int, int | None], Callable[[], bytes]]
-
-_FILE_TYPE = re.compile(r"((large_)?list<\w+: )?(struct<(.*, )?bytes: )?(large_)?binary\b")
-
-
-def holds_files(type_name: str) -> bool:
-    """Whether a column of this Arrow type holds bytes: `binary`, `struct<bytes: binary, …>`, or lists of them."""
-    return _FILE_TYPE.match(type_name) is not None
-
-
-def shapes_of(chunks: Iterable[Any]) -> list[CellShape]:
-    """The shape of each row of the column; only the names of images are read, not their bytes."""
-    shapes: list[CellShape] = []
-    for chunk in chunks:
-        if not hasattr(chunk, "value_lengths"):
-            shapes += _names(chunk)
-            continue
-        names = [name or "" for name in _names(chunk.flatten())]
-        start = 0
-        for length in chunk.value_lengths().to_pylist():
-            shapes.append(None if length is None else names[start : start + length])
-            start += length or 0
-    return shapes
-
-
-def image_cells(shapes: Sequence[CellShape], reader: CellReader) -> list[Any]:
-    """The column's values: an `ImageFile` for each image, or its name where no bytes are stored."""
-    first = next((row for row, shape in enumerate(shapes) if shape or shape == ""), None)
-    if first is None or not _is_stored(reader(first, 0 if isinstance(shapes[first], list) else None)):
-        return list(shapes)
-    cells: list[Any] = []
-    for row, shape in enumerate(shapes):
-        if isinstance(shape, list):
-            cells.append([ImageFile(read=reader(row, position)) for position in range(len(shape))])
-        else:
-            cells.append(None if shape is None else ImageFile(read=reader(row, None)))
-    return cells
-
-
-def bytes_in(cell: Any, position: int | None, *, place: object) -> bytes:
-    """The encoded bytes in a cell that has been read."""
-    value = cell if position is None or cell is None else cell[position]
-    data = value.get("bytes") if isinstance(value, Mapping) else value
-    if not isinstance(data, bytes):
-        raise DataError(f"{place} holds no bytes")
-    return data
-
-
-def class_names_in(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
-    """The names of the classes by column, from the metadata that the `datasets` library writes."""
-    try:
-        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-        return {
-            column: tuple(feature["names"])
-            for column, feature in features.items()
-            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-        }
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return {}
-
-
-def _names(chunk: Any) -> list[str | None]:
-    present = chunk.is_valid().to_pylist()
-    with_path = hasattr(chunk, "field") and chunk.type.get_field_index("path") >= 0
-    names = chunk.field("path").to_pylist() if with_path else [None] * len(chunk)
-    return [(name or "") if there else None for name, there in zip(names, present, strict=True)]
-
-
-def _is_stored(read: Callable[[], bytes]) -> bool:
-    try:
-        return bool(read())
-    except DataError:
-        return False
-
-
 def _read_path(path: Path) -> Table:
     """A file, or the files of a folder."""
     files = parquet_files(path) if path.is_dir() else [path]
     return read_parquet(files, name=path.name, folder=path if path.is_dir() else path.parent)
 
 
-PARQUET = TableFormat(name="parquet", suffixes=(".parquet",), compressible=False, read=without_splits(_read_path))
+PARQUET = TableFormat(
+    name="parquet",
+    title="Parquet",
+    suffixes=(".parquet",),
+    compressible=False,
+    reads_folders=True,
+    read=without_splits(_read_path),
+)

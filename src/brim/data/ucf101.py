@@ -154,4 +154,4 @@ def _video_root(root: Path) -> Path:
     return folder if folder.is_dir() else root
 
 
-UCF101 = SampleFormat(name="ucf101", found_in=is_video_folder, read=read_ucf101, tasks=("classify",))
+UCF101 = SampleFormat(name="ucf101", title="UCF101", found_in=is_video_folder, read=read_ucf101, tasks=("classify",))

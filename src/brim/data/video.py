@@ -135,7 +135,7 @@ _EBML = b"\x1a\x45\xdf\xa3"
 
 
 def declared_bytes(path: Path) -> int | None:
-    """The least number of bytes that the file should have; None where the container does not tell."""
+    """The least number of bytes that the file should have; None if the container does not record it."""
     with path.open("rb") as file:
         head = file.read(12)
         if head[:4] == b"RIFF" and len(head) == 12:
@@ -177,7 +177,7 @@ def _end_of_segment(file: BinaryIO) -> int | None:
 
 
 def _variable_size(file: BinaryIO) -> int | None:
-    """A number whose leading zero bits tell how many bytes it has; all ones mean unknown."""
+    """A number whose leading zero bits give its length in bytes; all ones mean unknown."""
     first = file.read(1)
     if not first or first == b"\0":
         return None

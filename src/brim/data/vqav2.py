@@ -208,4 +208,11 @@ def _has_questions(path: Path) -> bool:
     return bool(question_files(path)) if path.is_dir() else is_questions_file(path)
 
 
-VQAV2 = SampleFormat(name="vqav2", found_in=_has_questions, read=read_vqav2, tasks=("vqa", "generate"), holds_all=True)
+VQAV2 = SampleFormat(
+    name="vqav2",
+    title="VQAv2",
+    found_in=_has_questions,
+    owns=_has_questions,
+    read=read_vqav2,
+    tasks=("vqa", "generate"),
+)

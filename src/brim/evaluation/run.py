@@ -91,7 +91,7 @@ def evaluate(request: EvalRequest, *, output: Path | None = None, listener: Eval
 
 
 def open_worker(request: EvalRequest, listener: EvalListener, monitor: Path) -> Worker:
-    """Data and model read anew for this run alone."""
+    """Data and model read for this run alone."""
     return Worker(request, open_setup(request), listener, monitor=monitor)
 
 

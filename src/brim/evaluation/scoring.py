@@ -76,7 +76,7 @@ class Scorer:
         return {**entry, "score": next(iter(scores.values()), None), "scores": scores}
 
     def aggregate(self, entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-        """Every metric over all lines; predictions are scored anew, since the metrics asked for may have changed."""
+        """Every metric over all lines; predictions are scored again, since the metrics asked for may have changed."""
         items = [(item, entry) for entry in entries if (item := self.item_of(entry)) is not None]
         scored = [(item, entry) for item, entry in items if self.task.references(item)]
         if not scored:

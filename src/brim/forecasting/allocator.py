@@ -199,7 +199,7 @@ class CachingAllocator:
         return pool.blocks.pop(pool.free.pop(place)[1])
 
     def _grown(self, pool: _Pool, size: int) -> _CachedBlock:
-        """A block out of new memory; where the limit is in the way, after giving back what is cached."""
+        """A block out of new memory; if the limit is reached, after freeing what is cached."""
         limit = self.settings.limit_bytes
         if limit is not None and self.reserved_bytes + self._growth(pool, size) > limit:
             self.release_cached()

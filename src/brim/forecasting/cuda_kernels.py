@@ -166,7 +166,7 @@ def _native_multi_head_attention(
         packed = torch.nn.functional.linear(query, qkv_weight, qkv_bias)
         queries, keys, values = (heads_of(part) for part in packed.chunk(3, -1))
         mixed = attention(queries, keys, values)
-        joined = mixed.transpose(1, 2).reshape(batch, -1, embed_dim)  # `packed` lives on, as it does in the kernel
+        joined = mixed.transpose(1, 2).reshape(batch, -1, embed_dim)  # `packed` stays allocated, as in the kernel
         return torch.nn.functional.linear(joined, proj_weight, proj_bias), None
     packed = torch.matmul(query, qkv_weight.t())
     rescaled = packed.new_empty((3, batch, num_heads, length, width))

@@ -3,7 +3,7 @@
 Peaks of reserved memory do not lie on a line: they jump with every size, because blocks fall differently into
 segments. What does lie on a line, or a parabola where the workload has one, is the bytes of every single request. So a
 size that was not traced gets a timeline of its own, request by request, and its own replay. Only where the traces do
-not match each other, request for request, are their peaks themselves fitted, and that is said.
+not match each other, request for request, are their peaks themselves fitted, with a note.
 
 Pure Python: no torch, no device.
 """

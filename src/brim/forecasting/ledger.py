@@ -55,7 +55,7 @@ class Ledger:
         self._storages: dict[int, tuple[weakref.ref[torch.UntypedStorage], Block]] = {}  # of real tensors, by address
 
     def take(self, nbytes: int, op: str) -> Block | None:
-        """Take a block now; None for no bytes, for which torch asks nothing of its allocator."""
+        """Take a block now; None for no bytes, for which torch does not call its allocator."""
         if nbytes == 0 or self._closed:
             return None
         number = self._number(nbytes, op)

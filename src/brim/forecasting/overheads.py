@@ -4,7 +4,7 @@ All are taken from torch's own allocator, so they compete with tensors for the s
 peaks. An `AllocatorTimeline` is a trace as the allocator would see it, with those requests added. The CUDA context and
 communication buckets lie outside the allocator's peaks; a forecast adds them to its sum.
 
-Pure Python: no torch, no device. Which figures were measured and which come from torch's source is said beside each.
+Pure Python: no torch, no device. A comment at each figure says whether it was measured or comes from torch's source.
 """
 
 from __future__ import annotations

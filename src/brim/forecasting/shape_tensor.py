@@ -17,7 +17,7 @@ from brim.forecasting.torch_private import NO_TORCH_FUNCTION, TorchDispatchMode,
 
 __all__ = ["READABLE", "ShapeTensor", "make_shape_tensor", "without_initialisation"]
 
-READABLE = 4096  # elements up to which a step may read an array of values that nobody knows
+READABLE = 4096  # elements up to which a step may read an array of unknown values
 
 
 class ShapeTensor(torch.Tensor):

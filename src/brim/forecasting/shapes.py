@@ -124,7 +124,7 @@ def specify(result: Any) -> Any:
 
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_view: bool) -> Any:
-    parts: list[Any] = [id(func), torch.get_default_dtype()]  # operations are never made anew, and slow to hash
+    parts: list[Any] = [id(func), torch.get_default_dtype()]  # operations are created once, and slow to hash
     try:
         for value in args:
             _describe(value, parts, is_view)

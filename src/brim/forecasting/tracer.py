@@ -1,7 +1,7 @@
 """The dispatch mode behind a trace: sees every operation of a step below autograd, and books what it allocates.
 
 An operation whose inputs all have values is run; of any other only the shapes of its results are worked out. Which
-operations CUDA would run differently is said in `cuda_kernels`; this file only asks.
+operations CUDA would run differently is listed in `cuda_kernels`; this file only asks.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Tracer(TorchDispatchMode):
         self._replacements: dict[Any, Replacement] = dict(UNKNOWN_VALUES)
         self._scratch: Mapping[Any, Scratch] = {}
         self._witnesses: Mapping[Any, Witness] = {}
-        self._traits: dict[int, _Traits] = {}  # by identity: operations are never made anew, and slow to hash
+        self._traits: dict[int, _Traits] = {}  # by identity: operations are created once, and slow to hash
         self._kernel: str | None = None  # that is being imitated by other operations
         self._graph_task = -1
 
@@ -148,7 +148,7 @@ class Tracer(TorchDispatchMode):
 
     @contextlib.contextmanager
     def imitating(self, kernel: str) -> Iterator[None]:
-        """Book the operations of a block under the name of the kernel that they stand for."""
+        """Book the operations of a block under the name of the kernel that they replace."""
         before, self._kernel = self._kernel, kernel
         try:
             yield

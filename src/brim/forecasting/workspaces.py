@@ -1,6 +1,6 @@
 """Workspaces of CUDA kernels: what cuDNN takes for a convolution, and torch for a reduction, as far as it is known.
 
-cuDNN chooses among kernels by a cost model that nobody outside sees. What it then asks for is regular: the kernels for
+cuDNN chooses among kernels by a cost model that is not public. What it then asks for is regular: the kernels for
 tensor cores want channels last, so operands with channels first are copied, each padded to whole vectors of 16 bytes,
 and a weight's gradient is summed up in parts. The rules here were read off 1,900 calls recorded on an H200 (torch 2.11,
 cuDNN of CUDA 13.0, bfloat16 and float32 as TF32); where kernels differ for no visible reason the larger figure is taken

@@ -66,7 +66,7 @@ def uniforms(seed: int, keys: Sequence[int], count: int) -> torch.Tensor:
 class TokenChooser:
     """Chooses the next token of every row of a batch.
 
-    `needs_tokens` tells whether the tokens so far are read; if not, a choice depends on the logits only and can be
+    `needs_tokens`: whether the tokens so far are read; if not, a choice depends on the logits only and can be
     captured together with the step that computes them.
     """
 

@@ -234,7 +234,7 @@ class CpuMemory(DeviceMemory):
 
 
 class MpsMemory(DeviceMemory):
-    """Apple's Metal back end: it keeps no peak, so the memory held after a step stands in for it."""
+    """Apple's Metal back end: it keeps no peak, so the memory held after a step is used instead."""
 
     exact = False
     meter_slows = False

@@ -172,7 +172,7 @@ _RULES = (
         FailureKind.AMBIGUOUS,
         "cuDNN found no way to run: a lack of workspace memory, or an unsupported call",
     ),
-    # It takes 65,535 sequences at most and does not say so. Which ones torch hands to it differs between versions.
+    # It takes 65,535 sequences at most, which is undocumented. Which ones torch passes to it differs between versions.
     _rule(
         r"mha_graph(?:->|\.)execute\(",
         FailureKind.AMBIGUOUS,

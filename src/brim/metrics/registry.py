@@ -1,6 +1,6 @@
 """Metrics by name: the built-in ones, their other names, and those that a Python file adds.
 
-A built-in metric is a class in one of the files below, with its `name` and `aliases`; nothing else lists it.
+A built-in metric is a class in one of `_FILES`, with its `name` and `aliases`; no other code lists it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ __all__ = [
     "ALIASES", "add_metrics", "get_metric", "import_file", "load_metric_file", "metric_names", "parse_metrics",
 ]  # fmt: skip
 
+_FILES = (vqa, text, ngrams, classification)  # that define the built-in metrics
 _added: dict[str, tuple[Path, Metric]] = {}  # name: the file that added it, and the metric
 
 
@@ -127,5 +128,5 @@ def _plain(name: str) -> str:
     return name.strip().lower().replace("-", "_").replace(" ", "_")
 
 
-_BUILT_IN = {metric.name: metric for file in (vqa, text, ngrams, classification) for metric in _defined_in(file)}
+_BUILT_IN = {metric.name: metric for file in _FILES for metric in _defined_in(file)}
 ALIASES = {alias: metric.name for metric in _BUILT_IN.values() for alias in metric.aliases}

@@ -1,8 +1,8 @@
 """The knobs of transformers' models, one `HfKnob` each in `TABLE`.
 
-An `HfKnob` tells which models have the knob, its default and range, and what a value does: some become options of every
-call of the processor, some change the processor and the model once, after loading. Does not load anything, and imports
-no transformers: models, processors and configurations are read by attribute.
+An `HfKnob` declares which models have the knob, its default and range, and what a value does: some become options of
+every call of the processor, some change the processor and the model once, after loading. Loads nothing and does not
+import transformers: models, processors and configurations are read by attribute.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def device_memory(
 
     `device_uuid` is `str(torch.cuda.get_device_properties(i).uuid)`, with or without its "GPU-"; an unknown one
     gives None rather than another card. `index` counts the driver's cards and is used only without a uuid.
-    Where the driver keeps per-process figures back, `own_bytes` (what this process has reserved) stands in for
+    Where the driver keeps per-process figures back, `own_bytes` (what this process has reserved) replaces
     them: its CUDA context then counts among the others, and without it everything does.
     """
     return _ask(lambda nvml: _read_memory(nvml, _find_device(nvml, device_uuid, index), own_bytes))

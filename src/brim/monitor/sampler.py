@@ -32,7 +32,7 @@ _Figure = TypeVar("_Figure")
 class MonitorSummary:
     """A summary of the samples of one process; None: not known.
 
-    A figure stands for the time since the sample before it, so the means are means over time, however unevenly
+    A figure covers the time since the sample before it, so the means are means over time, however unevenly
     the samples fell.
     """
 

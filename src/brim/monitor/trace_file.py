@@ -47,7 +47,7 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(MonitorSample))
 class TraceFile:
     """The rows on disk, appended every few seconds; the first failure is kept in `error` and ends the writing.
 
-    The file is opened anew for each write: a folder that vanished is noticed (an open file would take the rows and
+    The file is opened for each write: a folder that vanished is noticed (an open file would take the rows and
     lose them), and a forked child inherits no half-filled buffer of a file.
     """
 

@@ -1,4 +1,4 @@
-"""`profile.json`, `profile.csv` and the profile's `run.json`, written anew after every point."""
+"""`profile.json`, `profile.csv` and the profile's `run.json`, rewritten after every point."""
 
 from __future__ import annotations
 

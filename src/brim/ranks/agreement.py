@@ -113,7 +113,7 @@ class Agreement:
         self._name = ""
         self._round = 0
         self._watcher = WaitWatcher()
-        self._facts: dict[int, Facts] = {}  # where each rank runs, if there is a store that says so
+        self._facts: dict[int, Facts] = {}  # where each rank runs, if a store records it
         self._lost: str | None = None  # why no further vote is possible
         self._presence: Presence | None = None
         self._checked_at = 0.0
@@ -330,7 +330,7 @@ def _meeting_place(world: World, timeout_seconds: float, watcher: WaitWatcher) -
         try:
             facts = await_arrival(store, world, watcher, timeout_seconds)
         except BaseException:
-            _kept_store.clear()  # a second attempt starts anew
+            _kept_store.clear()  # a second attempt starts from nothing
             raise
 
     def describe(seconds: float) -> str | None:
@@ -367,7 +367,7 @@ def _launchers_store(world: World, timeout_seconds: float, watcher: WaitWatcher)
             )
 
         with watcher.waiting(describe):
-            # As if in a world of one: rank 0 would else wait here, in silence, for ranks that nobody can name.
+            # As if in a world of one: rank 0 would else wait here, in silence, for ranks that cannot be named.
             found = rendezvous("env://", world.rank, 1, timeout=timedelta(seconds=timeout_seconds))
             _kept_store.append(next(found)[0])
     return _kept_store[0]

@@ -1,6 +1,6 @@
 """The executor: every item once, whatever happens on the way.
 
-Items run costliest first, so that memory trouble shows in the first batch. A batch weighs its padded cost, the number
+Items run costliest first, so that a lack of memory shows at once. A batch weighs its padded cost, the number
 of items times the costliest among them, because every item is padded to the longest. An out-of-memory error splits the
 batch and continues from the failed part; an item that runs out of memory alone is set aside and tried again
 (`retries.py`); any other error of one item is found by bisection and recorded with that item; a fatal error ends the
@@ -225,7 +225,7 @@ class Executor:
         self._work = work
         self._policy = policy if policy is not None else ExecutionPolicy()
         self._costs = work.costs
-        self._finished: list[Finished] = []  # not handed out yet
+        self._finished: list[Finished] = []  # not returned yet
         self._memory = memory
         self._meter_on = memory is not None and metered
         self._retries = Retries()
@@ -390,7 +390,7 @@ class Executor:
                 queue.bring_cheapest()
 
     def _mark_ran(self, batch: list[int]) -> None:
-        """These items ran. Where all of a suspect's have, in smaller batches, its size was to blame: stay below it."""
+        """These items ran. Where all of a suspect's have, in smaller batches, its size was the cause: stay below it."""
         for item in batch:
             self._retries.ran(item)
         for suspect in self._suspects:
@@ -412,7 +412,9 @@ class Executor:
         return self._policy.stop_if_hopeless and self._failures_alone > HOPELESS_AFTER and self.figures.batches == 0
 
     def _record_failure(self, item: int, failure: Failure, error: str) -> None:
-        self._suspects = [suspect for suspect in self._suspects if item not in suspect.left]  # the item was to blame
+        self._suspects = [
+            suspect for suspect in self._suspects if item not in suspect.left
+        ]  # the item caused the error
         reason: FailureReason = "error"
         message, needed = error, None
         if failure.kind is FailureKind.OUT_OF_MEMORY:

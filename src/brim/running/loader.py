@@ -320,7 +320,7 @@ def _start_worker(worker: int) -> None:
 def _keep_freed_memory() -> None:
     """Have glibc reuse what large tensors leave behind instead of handing it back to the system.
 
-    A picture passes through several of them, and fetching every page anew took a third of the time.
+    A picture passes through several of them, and allocating every page again took a third of the time.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt

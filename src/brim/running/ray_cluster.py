@@ -185,7 +185,7 @@ class _RayMessages(io.TextIOBase):
     """Standard output while Ray is connected: what others write goes to standard error as it is, for the result is all
     that belongs on standard output; of what Ray's cluster broadcasts, the first line of each message, once.
 
-    That a node is lost is left out: those whose work was there say so, and Ray would add the node's last log lines.
+    The loss of a node is left out: the work that ran there reports it, and Ray would add the node's last log lines.
     """
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ class Retries:
     """Which items are set aside, how often each was tried alone, and how long to wait before the last try."""
 
     def __init__(self) -> None:
-        self._aside: dict[int, bool] = {}  # by item: whether other processes may have been to blame
+        self._aside: dict[int, bool] = {}  # by item: whether other processes may have caused it
         self._attempts: Counter[int] = Counter()
         self._in_a_row = 0  # failures since an item has run
         self._left_seconds = ALL_PAUSES_SECONDS
@@ -82,7 +82,7 @@ class Retries:
         return released
 
     def next_pause(self) -> float:
-        """Seconds to wait before the last try; none where no other process can have been to blame."""
+        """Seconds to wait before the last try; none if no other process can have caused it."""
         if not any(self._aside.values()):
             return 0.0
         doubled = FIRST_PAUSE_SECONDS * 2.0 ** max(min(self._in_a_row, 16) - 1, 0)

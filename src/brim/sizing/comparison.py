@@ -38,7 +38,7 @@ class RateComparison(abc.ABC):
         self._again = False  # whether this size is timed again, the trials being over
 
     def begin(self, before: float | None = None) -> None:
-        """A comparison anew, with the rate of this size where it is known."""
+        """A new comparison, with the rate of this size where it is known."""
         self.before, self._trials, self._again = before, [], False
 
     def timed(self, seconds: float) -> None:  # noqa: B027  # not all keep time

@@ -79,7 +79,7 @@ LEAP_RATE = 0.75  # of the growth in size: a rate that rises by more than this s
 MIN_SPEEDUP_TO_CLIMB = 1.3  # a step up that brings this much is believed at once; with less, sizes are compared
 MIN_SPEEDUP_TO_GROW = 1.03  # a doubling that brings less than this is not worth its memory
 FAR_ENOUGH = 1.2  # times the doubling just tried: what is nearer is not compared again
-REOPEN_ITEM_COST = 0.6  # of the costliest item when it settled: from here on sizes are compared anew
+REOPEN_ITEM_COST = 0.6  # of the costliest item when it settled: from here on sizes are compared again
 
 # --- Live work: comparing two sizes -----------------------------------------------------------------------------------
 COMPARED_BATCHES = 2  # at the larger size; the better one counts, since the first also allocates
@@ -91,11 +91,11 @@ TIMED_SECONDS = 0.1  # a micro-batch size is timed for so long: short steps seve
 MOST_TIMED_STEPS = 4
 
 # --- Live work: after a failure ---------------------------------------------------------------------------------------
-QUIET_BATCHES = 8  # without trouble before the size may grow again
-FORGIVING_BATCHES = 64  # without trouble before a failed size may be approached again …
+QUIET_BATCHES = 8  # without a failure before the size may grow again
+FORGIVING_BATCHES = 64  # without a failure before a failed size may be approached again …
 FORGIVEN_GROWTH = 1.25  # … by moving what counts as failed up by this
 FORGIVEN_GOAL = 0.8  # of what counts as failed then
 SHORT_OF_MEMORY = 0.9  # of a size at which the allocator had to give back its cache
 RETRYING_STEPS = 3  # in a row in which it did: once or twice is putting the cache in order
 MOST_CUTS = 3  # for that: lengths that change from step to step may cost a retry at any size
-MOST_CALM_READINGS = 64  # without others in the way, before a size returns that they have taken back again and again
+MOST_CALM_READINGS = 64  # with enough free memory, before a size returns that other processes have repeatedly displaced

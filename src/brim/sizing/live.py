@@ -102,9 +102,9 @@ class LiveSizer(Sizer):
         self.shares_of = shares_of
         self.evidence = Evidence(ByteModel(noise=ALLOCATOR_NOISE), limit_bytes=limit_bytes)
         self._grows = grows
-        # Where the size goes back to after trouble.
+        # The size to return to after a failure.
         self._goal: float = self.ceiling if self.phase == "rising" else self.size
-        self._quiet_batches = 0  # since the last trouble or growth
+        self._quiet_batches = 0  # since the last failure or growth
         self._best_size, self._best_rate = self.size, 0.0  # while climbing
         self._comparison: RateComparison = Steady() if steady else Drifting()
         self._larger_size = 0  # what this size was last compared with
@@ -181,7 +181,7 @@ class LiveSizer(Sizer):
             self._settled_item_cost = trial.costliest_item
 
     def note_others(self, left_bytes: int | None) -> None:
-        """Before a failure is recorded: what other processes leave. If they are to blame, the size may return."""
+        """Before a failure is recorded: what other processes leave. If they caused the failure, the size may return."""
         if self._before_others is None and self.evidence.others_hold(left_bytes):
             failing = self.evidence.smallest_failing
             self._before_others = (self.size, self.ceiling, self._goal, failing, self.phase)
@@ -365,7 +365,7 @@ class LiveSizer(Sizer):
         return math.ceil(self.shares_of / math.ceil(self.shares_of / math.floor(size)))
 
     def _maybe_reopen(self, costliest_item: int | None) -> None:
-        """Once the items are much cheaper than when it settled, compare anew."""
+        """Once the items are much cheaper than when it settled, compare again."""
         if costliest_item is None or not self._grows or self.evidence.smallest_failing != math.inf:
             return
         if self._settled_item_cost == 0:
@@ -375,7 +375,7 @@ class LiveSizer(Sizer):
             self._begin_comparing()
 
     def _recover(self) -> bool:
-        """After trouble: a step towards the goal, always below what is known to fail."""
+        """After a failure: a step towards the goal, always below what is known to fail."""
         evidence = self.evidence
         if evidence.smallest_failing == math.inf:
             return False

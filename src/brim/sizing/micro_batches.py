@@ -4,7 +4,7 @@ A `LiveSizer` decides: it grows while that pays, halves after an out-of-memory e
 training: bytes of gradients and optimizer state that do not exist yet count as used, the first micro-batch at a new
 size only warms up, and short ones are timed several times. An allocator that gives back its cache again and again makes
 the size a little smaller, once it is settled as well. A failed window costs more than a failed batch: the size comes
-back soon after the first trouble, and half as fast after each further one.
+back soon after the first failure, and half as fast after each further one.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class MicroBatchSizer:
         return not enough * self.live.size < size <= self.live.size
 
     def end_window(self) -> None:
-        """The window is done: so many quiet batches, fewer with every window that had trouble."""
+        """The window is done: so many quiet batches, fewer with every window that failed."""
         self.lengths.update(self._window)
         if self._began_settled:
             self._steady_lengths.update(self._window)
@@ -223,7 +223,7 @@ class MicroBatchSizer:
     def _ran_out(self, probe: Probe, left_bytes: int | None) -> None:
         """It did not fit: the window begins again with smaller ones.
 
-        Where other processes left too little, that does not count as trouble of our own.
+        Where other processes left too little, that does not count as a failure of this run.
         """
         trial = self._trial(probe)
         self.oom_events += 1
@@ -249,7 +249,7 @@ class MicroBatchSizer:
         if self.settled or size >= self.live.size:
             return
         if others_settled:
-            self.live.ceiling = size  # nobody will go further: it ends its search here
+            self.live.ceiling = size  # no larger size is needed: it ends its search here
         self.live.size = size
 
     def allow(self, largest: int) -> None:

@@ -40,7 +40,7 @@ class CachedPlan:
     def has_room(self, limit_bytes: int, *, named: bool) -> bool:
         """Whether the plan's size fits a limit, and was not found on a card with much less room.
 
-        A plan made while the card was crowded says nothing about the room there is now, unless the limit was `named`.
+        A plan made while other processes filled the card does not apply to an empty one, unless the limit was `named`.
         """
         chosen = self.plan.chosen_probe()
         if chosen is None or (chosen.peak_reserved_bytes or 0) > limit_bytes:
@@ -200,7 +200,7 @@ class PlanFile:
 
 
 def _read_entry(path: Path) -> CachedPlan:
-    """The entry in a file; a `RequestError` says what is wrong with one that nobody should use."""
+    """The entry in a file; a `RequestError` says what is wrong with one that cannot be used."""
     data: Any = read_json(path)
     if not isinstance(data, dict):
         raise RequestError("the file cannot be read as a JSON object")

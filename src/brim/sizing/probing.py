@@ -199,7 +199,7 @@ class SizeSearch:
         return self._result(chosen, reason + ("" if self._finished else self._out_of_probes()))
 
     def _drive(self, make: Callable[[], _Strategy]) -> _Steps[_Strategy]:
-        """A strategy, run until it is done; begun anew, on the probes made so far, where the smallest size moves up."""
+        """A strategy, run until it is done; restarted on the probes made so far if the smallest size rises."""
         while True:
             self._evidence = self._new_evidence()
             sizer = make()

@@ -85,7 +85,7 @@ class Journal:
             journal.append([{"item": 7, "result": "yes"}])
 
     Without `resume`, a journal that holds entries already is a `RequestError`: nothing is overwritten. With `label`,
-    what the journal is of stands in that file instead of its first line, so that every line is an entry. `check` says
+    the journal's identity is in that file instead of its first line, so that every line is an entry. `check` says
     what is wrong with an entry that was not written by this work; such a line counts as damaged. `notes` names the
     damaged lines that were left out.
     """

@@ -153,7 +153,7 @@ def _open_locked(path: Path, output: Path, note: Note | None) -> int | None:
     """The lock's file, locked, with this process's record in it; None: another process has the lock.
 
     The file of a run that has just ended, and its folder, may be removed between opening and locking it: then it is
-    opened anew.
+    opened again.
     """
     for left in reversed(range(MOST_TRIES)):
         path.parent.mkdir(parents=True, exist_ok=True)

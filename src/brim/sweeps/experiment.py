@@ -238,7 +238,7 @@ def run_to_end(job: Job, *, timeout_seconds: float | None, command: Sequence[str
     try:
         while child.running:
             wait_for_messages([child], 0.5)
-            child.events()  # nobody listens, but a full pipe would stop it
+            child.events()  # the events are not needed, but a full pipe would stop it
             child.end_if_over(timeout_seconds)
     finally:
         child.end()

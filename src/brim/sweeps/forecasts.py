@@ -4,7 +4,7 @@ Another process does the work (`forecast_process.py`): this one stays without to
 survives a model that cannot be built. A workload that cannot be forecast has a reason instead of figures.
 
 Forecasts are kept on disk where they depend on nothing but the settings, the card and the versions: library models on
-built-in clips, or on data whose folder has not changed. Python factories and the host's own memory are forecast anew.
+built-in clips, or on data whose folder has not changed. Python factories and the host's memory are forecast every time.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from brim.sweeps.job import AttemptOutcome, Job, SweepListener, read_outcome
 __all__ = ["SweepState", "check_contents"]
 
 JOURNAL = "journal.jsonl"
-_JOURNAL_OF = "brim.sweep/1"  # not of a file's content: experiments are told apart by their ids
+_JOURNAL_OF = "brim.sweep/1"  # not of a file's content: experiments are distinguished by their ids
 
 
 def check_contents(folder: Path, *, resume: bool) -> None:

@@ -164,7 +164,7 @@ def scores_of(wanted: list[list[float]]) -> Any:
     return validate
 
 
-def test_early_stopping_is_each_runs_own_and_a_stopped_run_keeps_its_best_weights() -> None:
+def test_runs_stop_early_independently_and_keep_their_best_weights() -> None:
     figures = [[0.5, 0.6, 0.4, 0.4, 0.9], [0.1, 0.2, 0.3, 0.4, 0.5], [0.9, 0.1, 0.2, 0.3, 0.4]]
     problem = preference_problem(validate=scores_of(figures))
     stacked = train(problem, 3, "stacked", epochs=5, patience=2)
@@ -213,7 +213,7 @@ def test_dropout_draws_other_noise_for_each_run_of_a_stack() -> None:
     assert not torch.equal(trained.outcomes[0].weights["1.weight"], trained.outcomes[1].weights["1.weight"])
 
 
-def test_a_loss_that_is_no_number_ends_its_run_alone_and_names_step_and_rows() -> None:
+def test_a_nan_loss_ends_only_its_run_and_names_step_and_rows() -> None:
     rows = preference_rows()
     rows = RowData(tensors=rows.tensors, lengths=rows.lengths, ids=[f"mol-{row}" for row in range(40)])
 
@@ -369,13 +369,13 @@ def test_out_of_memory_halves_the_stack_then_the_batch_and_changes_nothing() -> 
         assert_same(one, other, 1e-9)
 
 
-def test_what_does_not_fit_row_by_row_is_said_with_remedies() -> None:
+def test_rows_that_do_not_fit_are_reported_with_remedies() -> None:
     problem = preference_problem()
     with pytest.raises(DoesNotFitError, match="not even one row at a time"):
         train(problem, 2, "auto", memory_limit_bytes=3000)
 
 
-def test_autocast_trains_stacks_and_single_runs_alike() -> None:
+def test_autocast_trains_stacks_like_single_runs() -> None:
     def build() -> nn.Module:
         return head(dtype=torch.float32)
 
@@ -476,7 +476,7 @@ def test_models_are_not_touched_by_training() -> None:
     assert all(torch.equal(before[name], part) for name, part in kept[0].state_dict().items())
 
 
-def test_on_a_processor_a_smaller_stack_is_tried_too_and_every_run_is_trained() -> None:
+def test_on_the_cpu_a_smaller_stack_is_tried_and_every_run_trained() -> None:
     trained = train(preference_problem(), 9, "stacked", epochs=1)
     assert {trial.runs for trial in trained.trials} == {1, 4, 9}
     assert trained.stack in (4, 9)

@@ -132,9 +132,7 @@ def test_a_model_of_ones_own_is_stacked_too(features: Path, tmp_path: Path) -> N
     assert together.metrics["top1"]["values"][0] == other.metrics["top1"]["mean"]
 
 
-def test_learning_rates_are_those_of_runs_with_that_rate_also_where_the_course_is_not_a_factor(
-    features: Path, tmp_path: Path
-) -> None:
+def test_stacked_learning_rates_equal_those_of_single_runs(features: Path, tmp_path: Path) -> None:
     nested = settings_of(features, scheduler__name="cosine", scheduler__params__eta_min=0.001)
     together = brim.fit(
         nested, seeds=2, learning_rates=(0.02, 0.004), fast_path="stacked", output=tmp_path / "together"

@@ -46,7 +46,7 @@ def reason(result: TrainResult) -> str:
     return str(result.summary["fast_path_choice"]["reason"])
 
 
-def test_the_record_has_every_seed_and_what_they_come_to(features: Path, tmp_path: Path) -> None:
+def test_the_record_has_every_seed_and_the_totals(features: Path, tmp_path: Path) -> None:
     result = train(settings_of(features), tmp_path / "run", fast_path="stacked")
     record = record_of(tmp_path / "run")
     summary = record["summary"]
@@ -110,7 +110,7 @@ def test_the_page_shows_the_spread_and_each_seed_s_curve(features: Path, tmp_pat
         ({}, {"seeds": (4,)}, "there is one run"),
     ],
 )
-def test_what_the_fast_path_cannot_do_is_trained_seed_by_seed_and_said(
+def test_work_outside_the_fast_path_is_trained_seed_by_seed_with_a_note(
     changes: dict[str, Any], options: dict[str, Any], words: str, features: Path, tmp_path: Path
 ) -> None:
     watcher = Watcher()
@@ -133,7 +133,7 @@ def test_what_the_fast_path_cannot_do_is_trained_seed_by_seed_and_said(
         ("Own(nn.Linear(6, num_classes))", "a loss of its own"),
     ],
 )
-def test_a_model_that_a_stack_would_train_otherwise_is_left_to_the_loop(
+def test_a_model_unsuited_to_stacking_is_trained_by_the_loop(
     body: str, words: str, features: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(
@@ -149,7 +149,7 @@ def test_a_model_that_a_stack_would_train_otherwise_is_left_to_the_loop(
     assert words in reason(train(nested, tmp_path / "run", seeds=(0, 1)))
 
 
-def test_pictures_are_trained_seed_by_seed_without_the_model_being_opened_first(tmp_path: Path) -> None:
+def test_pictures_are_trained_seed_by_seed_without_building_the_model_first(tmp_path: Path) -> None:
     nested = {
         "model": {"type": "timm:test_vit", "knobs": {"size": 160}},
         "data": {"params": {"samples": 8, "val_samples": 4, "classes": 2}},
@@ -159,9 +159,7 @@ def test_pictures_are_trained_seed_by_seed_without_the_model_being_opened_first(
     assert "it learns from pictures" in reason(train(nested, tmp_path / "run", seeds=(0, 1)))
 
 
-def test_dropout_is_stacked_where_that_is_asked_for_and_drawn_alike_the_next_time(
-    features: Path, tmp_path: Path
-) -> None:
+def test_stacked_dropout_is_optional_and_reproducible(features: Path, tmp_path: Path) -> None:
     nested = settings_of(features, model__params__dropout=0.3)
     for name in ("one", "two"):
         assert train(nested, tmp_path / name, fast_path="stacked").summary["fast_path"] == "stacked"
@@ -236,9 +234,7 @@ def test_an_interrupted_stack_keeps_the_stacks_before_it(
         assert result.metrics[name]["values"] == pytest.approx(figure["values"], abs=1e-12)
 
 
-def test_an_interrupted_seed_of_the_loop_goes_on_from_its_checkpoint_and_finished_ones_are_not_done_again(
-    features: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_seed_resumes_and_finished_seeds_are_kept(features: Path, tmp_path: Path) -> None:
     class Stops(Watcher):
         """Ctrl-C in the middle of the second seed."""
 
@@ -281,7 +277,7 @@ def test_more_seeds_may_be_added_and_nothing_left_to_do_is_no_error(features: Pa
     assert again.summary["fast_path"] == "stacked"
 
 
-def test_more_epochs_train_a_stacked_seed_anew_and_let_one_of_the_loop_go_on(features: Path, tmp_path: Path) -> None:
+def test_more_epochs_restart_stacked_seeds_and_resume_loop_seeds(features: Path, tmp_path: Path) -> None:
     for path in ("stacked", "off"):
         train(settings_of(features), tmp_path / path, seeds=(0, 1), fast_path=path)
         longer = settings_of(features, hp__epochs=5)
@@ -291,7 +287,7 @@ def test_more_epochs_train_a_stacked_seed_anew_and_let_one_of_the_loop_go_on(fea
         assert losses(tmp_path / path / "seed-1") == pytest.approx(losses(whole.folder / "seed-1"), abs=1e-12)
 
 
-def test_a_stacked_seed_with_too_few_epochs_can_be_trained_anew_by_the_loop(features: Path, tmp_path: Path) -> None:
+def test_a_stacked_seed_with_too_few_epochs_is_retrained_by_the_loop(features: Path, tmp_path: Path) -> None:
     train(settings_of(features), tmp_path / "run", seeds=(0, 1), fast_path="stacked")
     longer = settings_of(features, hp__epochs=4)
     result = train(longer, tmp_path / "run", seeds=(0, 1), fast_path="off", resume=True)
@@ -338,7 +334,7 @@ def test_a_folder_of_another_training_is_refused(features: Path, tmp_path: Path)
         ({"fast_path": "stacked"}, "goes with seeds=N"),
     ],
 )
-def test_wrong_seeds_are_said(options: dict[str, Any], words: str, features: Path) -> None:
+def test_wrong_seeds_are_refused(options: dict[str, Any], words: str, features: Path) -> None:
     with pytest.raises(RequestError, match=words):
         request_of(settings_of(features), **options)
 
