@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brim.errors import RequestError
-from brim.settings.experiment_ids import experiment_id
-from brim.settings.grid import Exclusion, GridSpec, Inclusion, expand, try_expand
+from brim.settings.grid import Exclusion, GridSpec, Inclusion, expand, experiment_id, try_expand
 from brim.settings.grid_pairing import GridGroup
 from brim.settings.nested_keys import flatten
 

@@ -32,18 +32,18 @@ from brim.settings.setting_checks import (
     text,
     whole,
 )
+from brim.settings.shared import BATCH, WHERE
 
 __all__ = [
-    "FLAG_KEYS", "IGNORED_KEYS", "SETTING_KEYS", "DataSettings", "HyperSettings", "ModelSettings",
-    "OptimizerSettings", "SchedulerSettings", "TrainSettings", "TrainingSettings", "find_setting_key",
-    "setting_problems", "train_settings",
+    "BATCH_KEY", "FLAG_KEYS", "IGNORED_KEYS", "MODEL_KEY", "RATE_KEY", "SEED_KEY", "SETTING_KEYS", "DataSettings",
+    "HyperSettings", "ModelSettings", "OptimizerSettings", "SchedulerSettings", "TrainSettings", "TrainingSettings",
+    "find_setting_key", "setting_problems", "train_settings",
 ]  # fmt: skip
-
-from brim.settings.shared import BATCH, WHERE
 
 Params = Mapping[str, Any]
 
 
+MODEL_KEY, BATCH_KEY, RATE_KEY, SEED_KEY = "model.type", "hp.batch_size", "hp.learning_rate", "hp.seed"
 TASK_NAMES = {
     "classify": "classify",
     "classification": "classify",
