@@ -1,4 +1,7 @@
-"""What `brim find`, `brim forecast` and `brim knobs` take: a model by name, or functions; and the data to try it on."""
+"""What `brim find`, `brim forecast`, `brim knobs` and `brim cache` take.
+
+A model by name, or functions; the data to try it on; and what is asked of the search.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from brim.errors import RequestError, nearest_names
-from brim.records import Unit
+from brim.records import Objective, Unit
 from brim.settings import shared
 from brim.settings.caller import given, named, written
 from brim.settings.declare import NestedSettings, Setting, check_fields
 from brim.settings.eval_settings import EvalRequest
-from brim.settings.search_settings import DEFAULT_MAX_SIZE, SearchSettings
-from brim.settings.setting_checks import choice, flag, path, path_text, texts
+from brim.settings.setting_checks import choice, flag, fraction, number, path, path_text, texts, whole
 from brim.settings.shared import BATCH, OUTPUT, WHERE
 
-__all__ = ["DataSelection", "FindSettings", "ForecastSettings", "KnobsSettings", "OwnStep", "WorkloadRequest"]
+__all__ = [
+    "DEFAULT_MAX_SIZE", "ClearSettings", "DataSelection", "FindSettings", "ForecastSettings", "KnobsSettings",
+    "ListSettings", "OwnStep", "SearchSettings", "WorkloadRequest",
+]  # fmt: skip
 
+DEFAULT_MAX_SIZE = 65536
 _MODEL = f"{shared.MODEL_HELP}; prefixes torchvision:, timm:, hf:, py: decide."
 _OBJECTS = ("scaler", "scheduler", "batch_length", "unit", "key")  # what goes with a step of the caller's own
 _BY_NAME = ("data", "split", "limit", "map", "images", "task", "mode", "knob", "max_tokens", "dtype", "isolate")
@@ -176,6 +182,64 @@ def _tokens_as_knob(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """What the user asked of a search; the batch-size flags of docs/interface.md, one field each."""
+
+    batch_size: shared.BatchSize = None  # None is auto; a number is a ceiling, or fixed
+    fixed: shared.NoAutoBatchSize = False  # exactly `batch_size`
+    fail_on_oom: shared.FailOnOom = False  # a fixed size that does not fit is an error, not split
+    objective: Annotated[
+        Objective,
+        Setting(
+            help="fastest or largest.", panel=BATCH, metavar="fastest|largest", check=choice("fastest", "largest"),
+            python='Literal["fastest", "largest"]',
+        ),
+    ] = "fastest"  # fmt: skip
+    memory_limit_bytes: shared.ByteLimit = None
+    margin: shared.Margin = None
+    tolerance: Annotated[
+        float,
+        Setting(
+            help="How close to the best rate is fast enough.", panel=BATCH, metavar="FRACTION", check=fraction(),
+        ),
+    ] = 0.02  # fmt: skip
+    max_probes: Annotated[
+        int | None,
+        Setting(help="Stop after N probes with the best size seen.", panel=BATCH, metavar="N", check=whole(1)),
+    ] = None
+    probe_timeout_seconds: Annotated[
+        float | None,
+        Setting(
+            name="probe_timeout", help="A probe that takes longer does not fit; a hang needs --isolate.", panel=BATCH,
+            metavar="SECONDS", check=number(above=0),
+            python_help="Seconds; a probe that takes longer does not fit, and a hang needs isolate.",
+        ),
+    ] = None  # fmt: skip
+    multiple_of: shared.MultipleOf = 1
+    power_of_two: shared.PowerOfTwo = False
+    max_size: shared.MaxBatchSize = DEFAULT_MAX_SIZE
+    use_cache: shared.NoCache = True
+    per_rank: Annotated[
+        bool,
+        Setting(help="Under torchrun, let each rank keep its own training size.", panel=BATCH, check=flag()),
+    ] = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.fixed and self.batch_size is None:
+            raise RequestError(f"{named('no_auto_batch_size')} needs {written('batch_size', 'N')}")
+        if self.fail_on_oom and not self.fixed:
+            raise RequestError(
+                f"{named('fail_on_oom')} goes with {named('no_auto_batch_size')} and {written('batch_size', 'N')}"
+            )
+        if self.power_of_two and self.multiple_of & (self.multiple_of - 1):
+            raise RequestError(
+                f"{given('multiple_of', self.multiple_of)}: with {named('power_of_two')} it must be a power of two "
+                "itself"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FindSettings:
     """A search for a batch size."""
 
@@ -282,3 +346,17 @@ class KnobsSettings:
     model: Annotated[str, Setting(help=_MODEL, argument=True, metavar="MODEL")]
     trust_remote_code: shared.TrustRemoteCode = False
     json_output: shared.JsonOutput = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ListSettings:
+    """How the cached plans are shown."""
+
+    json_output: Annotated[
+        bool, Setting(name="json", help="One JSON document on standard output.", check=flag(), only="flags")
+    ] = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClearSettings:
+    """Nothing: every cached plan goes."""
