@@ -16,7 +16,7 @@ from brim.settings import shared
 from brim.settings.caller import given, named, written
 from brim.settings.declare import NestedSettings, Setting, check_fields
 from brim.settings.eval_settings import EvalRequest
-from brim.settings.setting_checks import choice, flag, fraction, number, path, path_text, texts, whole
+from brim.settings.setting_checks import choice, fraction, number, path, path_text, texts, whole
 from brim.settings.shared import BATCH, OUTPUT, WHERE
 
 __all__ = [
@@ -46,7 +46,7 @@ class WorkloadRequest:
         Literal["forward", "generate", "train"] | None,  # None: generate for a generative language model, else forward
         Setting(
             help="forward, generate or train; by default what the model is for.", metavar="MODE",
-            check=choice("forward", "generate", "train"), python='Literal["forward", "generate", "train"] | None',
+            check=choice("forward", "generate", "train"),
         ),
     ] = None  # fmt: skip
     knobs: shared.Knobs = dataclasses.field(default_factory=dict)
@@ -87,7 +87,7 @@ class DataSelection:
         str | None,
         Setting(
             help="JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.", flags=("-d", "--data"),
-            panel=shared.DATA, metavar="PATH", check=path_text(), python="str | os.PathLike[str] | None",
+            panel=shared.DATA, metavar="PATH", check=path_text(),
         ),
     ] = None  # fmt: skip
     split: shared.Split = None
@@ -138,8 +138,7 @@ class OwnStep:
     scaler: Annotated[Any, _python("With step: the gradient scaler that it uses.", "object")] = None
     scheduler: Annotated[Any, _python("With step: the scheduler that it uses.", "object")] = None
     batch_length: Annotated[
-        Callable[[Any], int] | None,
-        _python("With step: how many items a batch has.", "Callable[[Any], int] | None"),
+        Callable[[Any], int] | None, _python("With step: how many items a batch has.", "Callable[[Any], int] | None")
     ] = None
     unit: Annotated[Unit, _python("With step: what the size counts.", 'Literal["samples", "tokens"]', "samples")] = (
         "samples"
@@ -190,19 +189,14 @@ class SearchSettings:
     fail_on_oom: shared.FailOnOom = False  # a fixed size that does not fit is an error, not split
     objective: Annotated[
         Objective,
-        Setting(
-            help="fastest or largest.", panel=BATCH, metavar="fastest|largest", check=choice("fastest", "largest"),
-            python='Literal["fastest", "largest"]',
-        ),
-    ] = "fastest"  # fmt: skip
+        Setting(help="fastest or largest.", panel=BATCH, metavar="fastest|largest", check=choice("fastest", "largest")),
+    ] = "fastest"
     memory_limit_bytes: shared.ByteLimit = None
     margin: shared.Margin = None
     tolerance: Annotated[
         float,
-        Setting(
-            help="How close to the best rate is fast enough.", panel=BATCH, metavar="FRACTION", check=fraction(),
-        ),
-    ] = 0.02  # fmt: skip
+        Setting(help="How close to the best rate is fast enough.", panel=BATCH, metavar="FRACTION", check=fraction()),
+    ] = 0.02
     max_probes: Annotated[
         int | None,
         Setting(help="Stop after N probes with the best size seen.", panel=BATCH, metavar="N", check=whole(1)),
@@ -220,8 +214,7 @@ class SearchSettings:
     max_size: shared.MaxBatchSize = DEFAULT_MAX_SIZE
     use_cache: shared.NoCache = True
     per_rank: Annotated[
-        bool,
-        Setting(help="Under torchrun, let each rank keep its own training size.", panel=BATCH, check=flag()),
+        bool, Setting(help="Under torchrun, let each rank keep its own training size.", panel=BATCH)
     ] = False
 
     def __post_init__(self) -> None:
@@ -249,16 +242,13 @@ class FindSettings:
     max_tokens: shared.MaxTokens = None
     search: SearchSettings = dataclasses.field(default_factory=SearchSettings)
     isolate: Annotated[
-        bool,
-        Setting(
-            help="Probe in a child process: a crash, a kill or a hang becomes a verdict.", panel=BATCH, check=flag()
-        ),
+        bool, Setting(help="Probe in a child process: a crash, a kill or a hang becomes a verdict.", panel=BATCH)
     ] = False
     output: Annotated[
         Path | None,
         Setting(
             help="Also write run.json into this folder.", flags=("-o", "--output"), panel=OUTPUT, metavar="DIR",
-            check=path(), python="str | os.PathLike[str] | None",
+            check=path(),
         ),
     ] = None  # fmt: skip
     json_output: shared.JsonOutput = False
@@ -281,19 +271,16 @@ class ForecastSettings:
         tuple[str, ...],
         Setting(
             help="A card by name, such as a100-80gb or 'rtx 4090'; repeatable. --gpus lists them.", panel=WHERE,
-            metavar="NAME", check=texts(), many=True, python="str | Sequence[str] | None",
+            metavar="NAME", check=texts(), many=True,
             python_help="A card by name, such as a100-80gb or 'rtx 4090', or several.",
         ),
     ] = ()  # fmt: skip
     memory: Annotated[
         int | str | None,
-        Setting(
-            help="Any other card by its memory, as the driver reports it: 24GiB.", panel=WHERE, metavar="SIZE",
-        ),
-    ] = None  # fmt: skip
+        Setting(help="Any other card by its memory, as the driver reports it: 24GiB.", panel=WHERE, metavar="SIZE"),
+    ] = None
     batch_size: Annotated[
-        int | None,
-        shared.setting_of(shared.BatchSize, help="auto: sizes up to the largest that fits; or one size N."),
+        int | None, shared.setting_of(shared.BatchSize, help="auto: sizes up to the largest that fits; or one size N.")
     ] = None
     margin: Annotated[
         float | None,
@@ -303,19 +290,15 @@ class ForecastSettings:
     power_of_two: shared.PowerOfTwo = False
     max_batch_size: shared.MaxBatchSize = DEFAULT_MAX_SIZE
     table: Annotated[
-        bool,
-        Setting(
-            help="Batch sizes by card memory and size of language model, computed.", check=flag(), only="flags"
-        ),
-    ] = False  # fmt: skip
-    gpus: Annotated[bool, Setting(help="List the cards that are known, and stop.", check=flag(), only="flags")] = False
+        bool, Setting(help="Batch sizes by card memory and size of language model, computed.", only="flags")
+    ] = False
+    gpus: Annotated[bool, Setting(help="List the cards that are known, and stop.", only="flags")] = False
     plot: Annotated[
         Path | None,
         Setting(
-            help="Also draw it, as one HTML file that needs no network.", panel=OUTPUT, metavar="FILE", check=path(),
-            python="str | os.PathLike[str] | None",
+            help="Also draw it, as one HTML file that needs no network.", panel=OUTPUT, metavar="FILE", check=path()
         ),
-    ] = None  # fmt: skip
+    ] = None
     json_output: shared.JsonOutput = False
 
     @staticmethod
@@ -352,9 +335,9 @@ class KnobsSettings:
 class ListSettings:
     """How the cached plans are shown."""
 
-    json_output: Annotated[
-        bool, Setting(name="json", help="One JSON document on standard output.", check=flag(), only="flags")
-    ] = False
+    json_output: Annotated[bool, Setting(name="json", help="One JSON document on standard output.", only="flags")] = (
+        False
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

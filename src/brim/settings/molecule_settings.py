@@ -16,7 +16,6 @@ from brim.settings.setting_checks import (
     WrongEntryError,
     choice,
     entries_of,
-    flag,
     names,
     number,
     numbers,
@@ -93,22 +92,17 @@ class OodRequest:
         str | None,
         Setting(
             help="In-distribution: SMILES (.csv, .smi) or features (.safetensors).", panel=DATA, metavar="FILE",
-            check=path_text(), python="str | os.PathLike[str] | None",
+            check=path_text(),
         ),
     ] = None  # fmt: skip
     ood: Annotated[
-        str | None,
-        Setting(
-            help="Out-of-distribution, likewise.", panel=DATA, metavar="FILE", check=path_text(),
-            python="str | os.PathLike[str] | None",
-        ),
-    ] = None  # fmt: skip
+        str | None, Setting(help="Out-of-distribution, likewise.", panel=DATA, metavar="FILE", check=path_text())
+    ] = None
     mapping: Annotated[
         Mapping[str, str],
         Setting(
             name="map", help="smiles=COLUMN or label=COLUMN, where they are called otherwise.", panel=DATA,
-            metavar="FIELD=COLUMN", many=True,
-            check=pairs("smiles=COLUMN or label=COLUMN", ("smiles", "label")), python="Mapping[str, str] | None",
+            metavar="FIELD=COLUMN", many=True, check=pairs("smiles=COLUMN or label=COLUMN", ("smiles", "label")),
             python_help="The columns, where they are called otherwise: {'smiles': 'structure', 'label': 'y'}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
@@ -116,11 +110,8 @@ class OodRequest:
         int | None, Setting(help="At most N of each split.", panel=DATA, metavar="N", check=whole(1))
     ] = None
     split_seed: Annotated[
-        int,
-        Setting(
-            help="How files without splits are divided.", panel=DATA, metavar="N", check=whole(0, MOST_SEED),
-        ),
-    ] = 0  # fmt: skip
+        int, Setting(help="How files without splits are divided.", panel=DATA, metavar="N", check=whole(0, MOST_SEED))
+    ] = 0
     encoders: Annotated[
         tuple[str, ...],
         Setting(
@@ -134,7 +125,7 @@ class OodRequest:
         Setting(
             name="knob", help="A setting of the encoder, repeatable: --knob bits=1024.", panel=DATA,
             metavar="NAME=VALUE", many=True, check=pairs("NAME=VALUE, for example --knob bits=1024"),
-            python="Mapping[str, object] | None", python_help="Settings of the encoder: {'bits': 1024}.",
+            python_help="Settings of the encoder: {'bits': 1024}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
     losses: Annotated[
@@ -149,7 +140,7 @@ class OodRequest:
         str | None,
         Setting(
             help="all or matched; all, and for the reference loss matched.", panel=LOSS, metavar="WHICH",
-            check=choice("all", "matched"), python='Literal["all", "matched"] | None',
+            check=choice("all", "matched"),
         ),
     ] = None  # fmt: skip
     beta: Annotated[
@@ -169,7 +160,7 @@ class OodRequest:
         str | None,
         Setting(
             help="The frozen head; by default each run's own first weights.", panel=LOSS, metavar="FILE",
-            check=path_text(), python="str | os.PathLike[str] | None",
+            check=path_text(),
         ),
     ] = None  # fmt: skip
     hidden: Annotated[
@@ -193,8 +184,8 @@ class OodRequest:
     lrs: Annotated[
         tuple[float, ...],
         Setting(
-            name="lr", help="Learning rates; several by commas.", panel=TRAINING, metavar="RATES",
-            check=numbers(float), default="1e-3", python="float | str | Sequence[float]", python_default=1e-3,
+            name="lr", help="Learning rates; several by commas.", panel=TRAINING, metavar="RATES", check=numbers(float),
+            default="1e-3", python="float | str | Sequence[float]", python_default=1e-3,
             python_help="The learning rate, or several.",
         ),
     ] = (1e-3,)  # fmt: skip
@@ -207,11 +198,8 @@ class OodRequest:
         ),
     ] = 10  # fmt: skip
     validate_every: Annotated[
-        int,
-        Setting(
-            name="eval_every", help="Epochs between validations.", panel=TRAINING, metavar="N", check=whole(1)
-        ),
-    ] = 1  # fmt: skip
+        int, Setting(name="eval_every", help="Epochs between validations.", panel=TRAINING, metavar="N", check=whole(1))
+    ] = 1
     optimizer: Annotated[str, Setting(help="Any of torch.optim, by name.", panel=TRAINING, metavar="NAME")] = "adamw"
     weight_decay: Annotated[
         float | None,
@@ -233,7 +221,7 @@ class OodRequest:
         str,
         Setting(
             help="auto, off, resident (data on the device) or stacked (seeds as one).", panel=TRAINING, metavar="PATH",
-            check=choice("auto", *FAST_PATHS), python='Literal["auto", "off", "resident", "stacked"]',
+            check=choice("auto", *FAST_PATHS),
         ),
     ] = "auto"  # fmt: skip
     batch_size: Annotated[  # samples of each side in one pass; None: as many as fit
@@ -244,34 +232,24 @@ class OodRequest:
         int | None,
         Setting(
             help="Samples of each side in a step: N; auto is -b, or 512.", panel=BATCH, metavar="auto|N",
-            check=size_or_none(LARGEST_SIZE), default="auto", python='int | Literal["auto"]',
-            python_help="Samples of each side in a step: N; auto is batch_size, or 512.",
+            check=size_or_none(LARGEST_SIZE), default="auto",
         ),
     ] = None  # fmt: skip
     eval_batch_size: Annotated[
         int | None,
         Setting(
             help="Rows in one pass of a validation.", panel=BATCH, metavar="auto|N", check=size_or_none(LARGEST_SIZE),
-            default="auto", python='int | Literal["auto"]',
+            default="auto",
         ),
     ] = None  # fmt: skip
     memory_limit: shared.MemoryLimit = None
     margin: shared.Margin = None
     use_cache: Annotated[
-        bool,
-        Setting(
-            name="no_cache", help="Neither use cached features nor keep any.", panel=DATA, check=flag(), inverted=True
-        ),
+        bool, Setting(name="no_cache", help="Neither use cached features nor keep any.", panel=DATA, inverted=True)
     ] = True
     device: shared.Device = "auto"
     dtype: shared.Dtype = "auto"
-    resume: Annotated[
-        bool,
-        Setting(
-            help="Continue the run in -o: finished cells are kept.", panel=OUTPUT, check=flag(),
-            python_help="Continue the run in output: finished cells are kept.",
-        ),
-    ] = False  # fmt: skip
+    resume: Annotated[bool, Setting(help="Continue the run in -o: finished cells are kept.", panel=OUTPUT)] = False
 
     def __post_init__(self) -> None:
         if (self.id is None) != (self.ood is None):
@@ -324,7 +302,7 @@ class OodCommand:
         str,
         Setting(
             help="How the detectors learn: dpo, by preferring one molecule of a pair.", metavar="dpo",
-            check=choice("dpo"), python='Literal["dpo"]',
+            check=choice("dpo"),
         ),
     ] = "dpo"  # fmt: skip
     output: shared.RunFolder = None
@@ -342,16 +320,14 @@ class EncodeRequest:
         str,
         Setting(
             help="SMILES: .csv or .tsv with a header, .smi or .txt.", flags=("-d", "--data"), metavar="FILE",
-            check=path_text(), python="str | os.PathLike[str]", positional=True,
-            missing="give the file of molecules, such as smiles.csv",
+            check=path_text(), positional=True, missing="give the file of molecules, such as smiles.csv",
         ),
     ]  # fmt: skip
     output: Annotated[
         str,
         Setting(
             help="Where the features go: FILE.safetensors.", flags=("-o", "--output"), metavar="FILE",
-            check=path_text(), python="str | os.PathLike[str]", positional=True,
-            missing="give the file to write, FILE.safetensors",
+            check=path_text(), positional=True, missing="give the file to write, FILE.safetensors",
         ),
     ]  # fmt: skip
     model: Annotated[str, Setting(help="morgan, minimol or unimol.", flags=("-m", "--model"), metavar="ENCODER")] = (
@@ -361,7 +337,7 @@ class EncodeRequest:
         Mapping[str, str],
         Setting(
             name="map", help="The column of SMILES, where it is called otherwise.", metavar="smiles=COLUMN", many=True,
-            check=pairs("smiles=COLUMN", ("smiles",)), python="Mapping[str, str] | None",
+            check=pairs("smiles=COLUMN", ("smiles",)),
             python_help="The column of SMILES, where it is called otherwise: {'smiles': 'structure'}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
@@ -370,18 +346,17 @@ class EncodeRequest:
         Mapping[str, Any],
         Setting(
             name="knob", help="A setting of the encoder, repeatable: --knob bits=1024.", metavar="NAME=VALUE",
-            many=True, check=pairs("NAME=VALUE, for example --knob bits=1024"), python="Mapping[str, object] | None",
+            many=True, check=pairs("NAME=VALUE, for example --knob bits=1024"),
             python_help="Settings of the encoder: {'bits': 1024}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
     batch_size: shared.BatchSize = None
     memory_limit: shared.MemoryLimit = None
     use_cache: Annotated[
-        bool,
-        Setting(name="no_cache", help="Neither use cached features nor keep any.", check=flag(), inverted=True),
+        bool, Setting(name="no_cache", help="Neither use cached features nor keep any.", inverted=True)
     ] = True
     device: shared.Device = "auto"
-    resume: Annotated[bool, Setting(help="Continue a stopped run of the same file.", check=flag())] = False
+    resume: Annotated[bool, Setting(help="Continue a stopped run of the same file.")] = False
 
     def __post_init__(self) -> None:
         check_fields(self)

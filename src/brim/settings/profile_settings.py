@@ -18,7 +18,6 @@ from brim.settings.setting_checks import (
     byte_size,
     choice,
     entries_of,
-    flag,
     fraction,
     number,
     whole,
@@ -159,23 +158,19 @@ class ProfileRequest:
         Pairing,
         Setting(
             help="Several knobs: cross (all combinations) or zip (one to one).", panel=POINTS, metavar="cross|zip",
-            check=choice("cross", "zip"), python='Literal["cross", "zip"]',
+            check=choice("cross", "zip"),
         ),
     ] = "cross"  # fmt: skip
     sample: Annotated[
         Sampling | None,
         Setting(
             help="Only some combinations: stratified, lhs or boundary.", panel=POINTS, metavar="HOW",
-            check=choice("stratified", "lhs", "boundary"), python='Literal["stratified", "lhs", "boundary"] | None',
+            check=choice("stratified", "lhs", "boundary"),
         ),
     ] = None  # fmt: skip
     num_points: Annotated[
-        int | None,
-        Setting(
-            help="With --sample: how many.", panel=POINTS, metavar="N", check=whole(1),
-            python_help="With sample: how many.",
-        ),
-    ] = None  # fmt: skip
+        int | None, Setting(help="With --sample: how many.", panel=POINTS, metavar="N", check=whole(1))
+    ] = None
     start_from: Annotated[
         str | None,
         Setting(
@@ -187,7 +182,7 @@ class ProfileRequest:
         Order,
         Setting(
             help="given, ascending or descending (the costliest first).", panel=POINTS, metavar="ORDER",
-            check=choice("given", "ascending", "descending"), python='Literal["given", "ascending", "descending"]',
+            check=choice("given", "ascending", "descending"),
         ),
     ] = "given"  # fmt: skip
     initial_scale: Annotated[
@@ -286,10 +281,9 @@ class ProfileSettings:
     explain_speed: Annotated[
         bool,
         Setting(
-            help="Instead: switch off in turn each thing that makes it fast, and measure what it brings.", check=flag(),
-            only="flags",
+            help="Instead: switch off in turn each thing that makes it fast, and measure what it brings.", only="flags"
         ),
-    ] = False  # fmt: skip
+    ] = False
     output: shared.RunFolder = None
     json_output: shared.JsonOutput = False
 

@@ -31,8 +31,7 @@ class ReportSettings:
         tuple[Path, ...],
         Setting(
             help="The folder of a run; with several, they are compared.", argument=True, many=True,
-            metavar="RUN [RUN2 …]", check=_paths(),
-            python="str | os.PathLike[str] | Sequence[str | os.PathLike[str]]",
+            metavar="RUN [RUN2 …]", check=_paths(), python="str | os.PathLike[str] | Sequence[str | os.PathLike[str]]",
         ),
     ]  # fmt: skip
     output: Annotated[
@@ -40,7 +39,6 @@ class ReportSettings:
         Setting(
             help="Where the page goes (RUN/report.html; of a comparison ./report-compare.html).",
             flags=("-o", "--output"), panel=OUTPUT, metavar="FILE", check=path(),
-            python="str | os.PathLike[str] | None",
         ),
     ] = None  # fmt: skip
     json_output: shared.JsonOutput = False

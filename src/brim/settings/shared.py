@@ -16,7 +16,6 @@ from brim.settings.declare import Setting
 from brim.settings.setting_checks import (
     byte_count,
     byte_size,
-    flag,
     fraction,
     numbers,
     pairs,
@@ -69,7 +68,7 @@ Knobs = Annotated[
     Mapping[str, Any],
     Setting(
         name="knob", help="A setting of the model, repeatable: --knob size=224 --knob frames=16.", metavar="NAME=VALUE",
-        check=pairs("NAME=VALUE, for example --knob size=224"), many=True, python="Mapping[str, object] | None",
+        check=pairs("NAME=VALUE, for example --knob size=224"), many=True,
         python_help="Settings of the model: {'size': 224, 'frames': 16}.",
     ),
 ]  # fmt: skip
@@ -80,10 +79,8 @@ MaxTokens = Annotated[
         python_help="Short for the knob max_new_tokens.",
     ),
 ]  # fmt: skip
-TrustRemoteCode = Annotated[bool, Setting(help="Let a transformers folder run its own Python code.", check=flag())]
-GradientCheckpointing = Annotated[
-    bool, Setting(help="Recompute activations in the backward pass.", panel=WHERE, check=flag())
-]
+TrustRemoteCode = Annotated[bool, Setting(help="Let a transformers folder run its own Python code.")]
+GradientCheckpointing = Annotated[bool, Setting(help="Recompute activations in the backward pass.", panel=WHERE)]
 
 # ------------------------------------------------------------------------------------------------- data
 
@@ -91,7 +88,7 @@ Data = Annotated[
     str,
     Setting(
         help="JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.", flags=("-d", "--data"),
-        panel=DATA, metavar="PATH", check=path_text(), python="str | os.PathLike[str]", positional=True,
+        panel=DATA, metavar="PATH", check=path_text(), positional=True,
         missing="give the data to evaluate on, such as questions.jsonl",
     ),
 ]  # fmt: skip
@@ -103,17 +100,13 @@ Columns = Annotated[
     Mapping[str, str],
     Setting(
         name="map", help="Which column is what: --map prompt=query; repeatable.", panel=DATA, metavar="FIELD=COLUMN",
-        check=pairs("FIELD=COLUMN, such as prompt=question", FIELDS), many=True, python="Mapping[str, str] | None",
+        check=pairs("FIELD=COLUMN, such as prompt=question", FIELDS), many=True,
         python_help="Which column is what: {'prompt': 'query'}.",
     ),
 ]  # fmt: skip
 Images = Annotated[
-    str | None,
-    Setting(
-        help="The folder that image names start from.", panel=DATA, metavar="DIR", check=path_text(),
-        python="str | os.PathLike[str] | None",
-    ),
-]  # fmt: skip
+    str | None, Setting(help="The folder that image names start from.", panel=DATA, metavar="DIR", check=path_text())
+]
 Task = Annotated[
     str | None, Setting(help="generate, vqa, choice or classify; by default what the data is for.", metavar="TASK")
 ]
@@ -124,28 +117,15 @@ BatchSize = Annotated[
     int | None,
     Setting(
         help="auto, or N as a ceiling: lowered only where N does not fit.", flags=("-b", "--batch-size"), panel=BATCH,
-        metavar="auto|N", check=size_or_none(LARGEST_SIZE), default="auto", python='int | Literal["auto"]',
+        metavar="auto|N", check=size_or_none(LARGEST_SIZE), default="auto",
     ),
 ]  # fmt: skip
 NoAutoBatchSize = Annotated[
-    bool,
-    Setting(
-        name="no_auto_batch_size", help="With -b N: exactly N; split where it does not fit.", panel=BATCH, check=flag(),
-        python_help="With batch_size=N: exactly N; split where it does not fit.",
-    ),
-]  # fmt: skip
-FailOnOom = Annotated[
-    bool,
-    Setting(
-        help="With --no-auto-batch-size: an error instead of a split.", panel=BATCH, check=flag(),
-        python_help="With no_auto_batch_size: an error instead of a split.",
-    ),
-]  # fmt: skip
-_MEMORY_LIMIT = "Use at most this much, e.g. 24GiB. On the CPU this bounds eager operations only."
-MemoryLimit = Annotated[
-    int | str | None,
-    Setting(help=_MEMORY_LIMIT, panel=BATCH, metavar="SIZE", check=byte_size()),
+    bool, Setting(name="no_auto_batch_size", help="With -b N: exactly N; split where it does not fit.", panel=BATCH)
 ]
+FailOnOom = Annotated[bool, Setting(help="With --no-auto-batch-size: an error instead of a split.", panel=BATCH)]
+_MEMORY_LIMIT = "Use at most this much, e.g. 24GiB. On the CPU this bounds eager operations only."
+MemoryLimit = Annotated[int | str | None, Setting(help=_MEMORY_LIMIT, panel=BATCH, metavar="SIZE", check=byte_size())]
 ByteLimit = Annotated[
     int | None,
     Setting(
@@ -156,24 +136,20 @@ ByteLimit = Annotated[
 Margin = Annotated[
     float | None,
     Setting(
-        help="Keep this fraction free (0.05; 0 with --memory-limit).", panel=BATCH, metavar="FRACTION",
-        check=fraction(), python_help="Keep this fraction free (0.05; 0 with memory_limit).",
+        help="Keep this fraction free (0.05; 0 with --memory-limit).", panel=BATCH, metavar="FRACTION", check=fraction()
     ),
-]  # fmt: skip
+]
 MultipleOf = Annotated[int, Setting(help="Only multiples of N.", panel=BATCH, metavar="N", check=whole(1))]
-PowerOfTwo = Annotated[bool, Setting(help="Only powers of two.", panel=BATCH, check=flag())]
+PowerOfTwo = Annotated[bool, Setting(help="Only powers of two.", panel=BATCH)]
 MaxBatchSize = Annotated[
     int,
     Setting(
         name="max_batch_size", help="The largest size to try.", panel=BATCH, metavar="N", check=whole(1, LARGEST_SIZE),
-        default=None, python="int | None",
+        default=None,
     ),
 ]  # fmt: skip
 NoCache = Annotated[
-    bool,
-    Setting(
-        name="no_cache", help="Neither use a cached plan nor keep this one.", panel=BATCH, check=flag(), inverted=True
-    ),
+    bool, Setting(name="no_cache", help="Neither use a cached plan nor keep this one.", panel=BATCH, inverted=True)
 ]
 
 # -------------------------------------------------------------------------------------- device, loading
@@ -194,7 +170,7 @@ NumWorkers = Annotated[
     ),
 ]  # fmt: skip
 PinMemory = Annotated[
-    bool, Setting(help="Load into pinned memory.", flags=("--pin-memory/--no-pin-memory",), panel=LOADING, check=flag())
+    bool, Setting(help="Load into pinned memory.", flags=("--pin-memory/--no-pin-memory",), panel=LOADING)
 ]
 PrefetchFactor = Annotated[
     int, Setting(help="Samples each process prepares ahead.", panel=LOADING, metavar="N", check=whole(1))
@@ -202,32 +178,27 @@ PrefetchFactor = Annotated[
 Chat = Annotated[
     bool | None,
     Setting(
-        help="Use the model's chat template; by default if it has one.", flags=("--chat/--no-chat",), panel=ANSWERS,
-        check=flag(),
+        help="Use the model's chat template; by default if it has one.", flags=("--chat/--no-chat",), panel=ANSWERS
     ),
-]  # fmt: skip
+]
 
 # ----------------------------------------------------------------------------------------------- output
 
 Resume = Annotated[
-    bool,
-    Setting(
-        help="Continue the run in -o: samples that are done are not done again.", panel=OUTPUT, check=flag(),
-        python_help="Continue the run in output: samples that are done are not done again.",
-    ),
-]  # fmt: skip
+    bool, Setting(help="Continue the run in -o: samples that are done are not done again.", panel=OUTPUT)
+]
 RunFolder = Annotated[
     Path | None,
     Setting(
         help="The run's folder (default runs/<command>-<time>).", flags=("-o", "--output"), panel=OUTPUT, metavar="DIR",
-        check=path(), python="str | os.PathLike[str] | None",
+        check=path(),
     ),
 ]  # fmt: skip
 JsonOutput = Annotated[
     bool,
     Setting(
         name="json", help="One JSON document on standard output, the rest on standard error.", panel=OUTPUT,
-        check=flag(), only="flags",
+        only="flags",
     ),
 ]  # fmt: skip
 

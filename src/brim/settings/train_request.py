@@ -14,7 +14,7 @@ from brim.settings.caller import given, named, written
 from brim.settings.declare import NestedSettings, Setting, check_fields
 from brim.settings.nested_keys import flatten, nest
 from brim.settings.problems import Problem
-from brim.settings.setting_checks import MOST_SEED, Check, choice, entries_of, flag, numbers, path_text, size_list
+from brim.settings.setting_checks import MOST_SEED, Check, choice, entries_of, numbers, path_text, size_list
 from brim.settings.shared import BATCH, FAST_PATHS, OUTPUT, read_seeds, seeds_from
 from brim.settings.sizes import parse_bytes
 from brim.settings.train_settings import FLAG_KEYS, TrainSettings, train_settings
@@ -32,25 +32,18 @@ class TrainRequest:
     fixed: shared.NoAutoBatchSize = False  # micro-batches of exactly hp.batch_size
     fail_on_oom: shared.FailOnOom = False
     per_rank: Annotated[  # each rank keeps a micro-batch of its own
-        bool, Setting(help="Under torchrun, let each rank keep its own training size.", panel=BATCH, check=flag())
+        bool, Setting(help="Under torchrun, let each rank keep its own training size.", panel=BATCH)
     ] = False
     plan: Annotated[  # the folder of a run whose sizes are used again
         str | None,
         Setting(
             help="Use the sizes of an earlier run.", panel=BATCH, metavar="DIR", check=path_text(),
-            python="str | os.PathLike[str] | None",
         ),
     ] = None  # fmt: skip
     use_cache: shared.NoCache = True
-    resume: Annotated[
-        bool,
-        Setting(
-            help="Continue from the last checkpoint in -o.", panel=OUTPUT, check=flag(),
-            python_help="Continue from the last checkpoint in output.",
-        ),
-    ] = False  # fmt: skip
+    resume: Annotated[bool, Setting(help="Continue from the last checkpoint in -o.", panel=OUTPUT)] = False
     validate: Annotated[  # False: a trial, of which only the training matters
-        bool, Setting(help="Whether to validate.", only="python", hidden=True, check=flag())
+        bool, Setting(help="Whether to validate.", only="python", hidden=True)
     ] = True
     file: str | None = None  # that the settings were read from
     seeds: Annotated[  # the same training for each; none: for hp.seed alone, in the run's own folder
@@ -71,7 +64,7 @@ class TrainRequest:
         str,
         Setting(
             help="auto, off (one by one), resident (data on the device) or stacked (seeds as one).", panel=SEEDS,
-            metavar="PATH", check=choice("auto", *FAST_PATHS), python='Literal["auto", "off", "resident", "stacked"]',
+            metavar="PATH", check=choice("auto", *FAST_PATHS),
         ),
     ] = "auto"  # fmt: skip
 
