@@ -9,7 +9,7 @@ from brim.errors import RequestError
 from brim.settings import shared
 from brim.settings.caller import given, named, pair, written
 from brim.settings.declare import Setting, check_fields
-from brim.settings.setting_checks import Check, choice, names, number, size_list, texts, whole
+from brim.settings.setting_checks import Check, choice, names, number, texts, whole
 from brim.settings.shared import ANSWERS, BATCH, OUTPUT, WHERE
 from brim.settings.sizes import parse_bytes
 
@@ -125,10 +125,7 @@ class EvalRequest:
             )
         if self.fixed and self.batch_size is None:
             raise RequestError(f"{named('no_auto_batch_size')} needs a size: add {written('batch_size', 'N')}")
-        if self.fail_on_oom and not self.fixed:
-            raise RequestError(
-                f"{named('fail_on_oom')} goes with {named('no_auto_batch_size')} and {written('batch_size', 'N')}"
-            )
+        shared.check_fail_on_oom(self.fail_on_oom, fixed=self.fixed)
         if self.retry_failed and not self.resume:
             raise RequestError(
                 f"{named('retry_failed')} goes with {named('resume')} and {written('output', 'DIR')}: it tries the "
@@ -138,8 +135,7 @@ class EvalRequest:
             raise RequestError(
                 f"{given('dtype', self.dtype)} and {pair('knob', 'dtype', self.knobs['dtype'])} differ; keep one"
             )
-        if self.max_new_tokens is not None and "max_new_tokens" in self.knobs:
-            raise RequestError(f"{named('max_tokens')} and the knob max_new_tokens say the same thing; keep one")
+        shared.check_new_tokens(self.max_new_tokens, self.knobs)
 
     @property
     def memory_limit_bytes(self) -> int | None:
@@ -156,13 +152,7 @@ class EvaluateSettings:
     """An evaluation, where it runs, and where its record goes."""
 
     request: EvalRequest
-    compare_batch: Annotated[
-        tuple[int, ...],
-        Setting(
-            help="Time these sizes on a part of the data instead: 1,2,4,8,16.", panel=BATCH, metavar="SIZES",
-            check=size_list(), only="flags",
-        ),
-    ] = ()  # fmt: skip
+    compare_batch: shared.CompareBatch = ()
     on: Annotated[
         str | None,
         Setting(

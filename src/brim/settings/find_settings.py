@@ -16,7 +16,7 @@ from brim.settings import shared
 from brim.settings.caller import given, named, written
 from brim.settings.declare import NestedSettings, Setting, check_fields
 from brim.settings.eval_settings import EvalRequest
-from brim.settings.setting_checks import choice, fraction, number, path, path_text, texts, whole
+from brim.settings.setting_checks import choice, fraction, number, path, texts, whole
 from brim.settings.shared import BATCH, OUTPUT, WHERE
 
 __all__ = [
@@ -83,13 +83,7 @@ class WorkloadRequest:
 class DataSelection:
     """Data on whose costliest sample a model is tried; none, where `data` is not given."""
 
-    data: Annotated[
-        str | None,
-        Setting(
-            help="JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.", flags=("-d", "--data"),
-            panel=shared.DATA, metavar="PATH", check=path_text(),
-        ),
-    ] = None  # fmt: skip
+    data: Annotated[str | None, shared.setting_of(shared.Data, positional=False, missing="")] = None
     split: shared.Split = None
     limit: shared.Limit = None
     mapping: shared.Columns = dataclasses.field(default_factory=dict)
@@ -171,13 +165,9 @@ def _with_own_step(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _tokens_as_knob(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    tokens = values.get("max_tokens")
-    if tokens is None:
-        return values
-    knobs = values.get("knob", {})
-    if "max_new_tokens" in knobs:
-        raise RequestError(f"{named('max_tokens')} and the knob max_new_tokens say the same thing; keep one")
-    return {**values, "knob": {**knobs, "max_new_tokens": str(tokens)}}
+    tokens, knobs = values.get("max_tokens"), values.get("knob", {})
+    shared.check_new_tokens(tokens, knobs)
+    return values if tokens is None else {**values, "knob": {**knobs, "max_new_tokens": str(tokens)}}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,18 +203,13 @@ class SearchSettings:
     power_of_two: shared.PowerOfTwo = False
     max_size: shared.MaxBatchSize = DEFAULT_MAX_SIZE
     use_cache: shared.NoCache = True
-    per_rank: Annotated[
-        bool, Setting(help="Under torchrun, let each rank keep its own training size.", panel=BATCH)
-    ] = False
+    per_rank: shared.PerRank = False
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.fixed and self.batch_size is None:
             raise RequestError(f"{named('no_auto_batch_size')} needs {written('batch_size', 'N')}")
-        if self.fail_on_oom and not self.fixed:
-            raise RequestError(
-                f"{named('fail_on_oom')} goes with {named('no_auto_batch_size')} and {written('batch_size', 'N')}"
-            )
+        shared.check_fail_on_oom(self.fail_on_oom, fixed=self.fixed)
         if self.power_of_two and self.multiple_of & (self.multiple_of - 1):
             raise RequestError(
                 f"{given('multiple_of', self.multiple_of)}: with {named('power_of_two')} it must be a power of two "

@@ -3,7 +3,7 @@
 Lists are paired or crossed, then filtered, then multiplied by seeds; so a filter drops whole pairs. Settings are given
 by dotted keys and come out nested.
 
-    expand(GridSpec(groups=(GridGroup(axes={"model.type": ("r3d_18", "s3d"), "hp.batch_size": (128, 32)}),)))
+    try_expand(GridSpec(groups=(GridGroup(axes={"model.type": ("r3d_18", "s3d"), "hp.batch_size": (128, 32)}),)))
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from brim.settings.caller import written
 from brim.settings.grid_pairing import Columns, GridGroup, Pairing, PairingChoice, arrange
 from brim.settings.nested_keys import flatten, nest, value_text
-from brim.settings.problems import Problem, has_errors, raise_errors
+from brim.settings.problems import Problem, has_errors
 from brim.settings.train_settings import BATCH_KEY, MODEL_KEY, RATE_KEY, SEED_KEY
 
 __all__ = [
-    "MOST_EXPERIMENTS", "Exclusion", "Expansion", "Experiment", "GridSpec", "Inclusion", "expand", "experiment_id",
+    "MOST_EXPERIMENTS", "Exclusion", "Expansion", "Experiment", "GridSpec", "Inclusion", "experiment_id",
     "try_expand",
 ]  # fmt: skip
 
@@ -137,18 +137,13 @@ class Expansion:
         }
 
 
-def expand(spec: GridSpec, *, max_experiments: int | None = None, most: int = MOST_EXPERIMENTS) -> Expansion:
-    """The experiments of a grid, or the first `max_experiments` of them; without that number, `most` at most."""
-    expansion, problems = try_expand(spec, max_experiments=max_experiments, most=most)
-    raise_errors(problems)
-    assert expansion is not None  # without an error there is one
-    return expansion
-
-
 def try_expand(
     spec: GridSpec, *, max_experiments: int | None = None, most: int = MOST_EXPERIMENTS
 ) -> tuple[Expansion | None, tuple[Problem, ...]]:
-    """As `expand`, with the problems as records; no expansion where one of them is an error."""
+    """The experiments of a grid, or the first `max_experiments` of them; without that number, `most` at most.
+
+    The problems are records; there is no expansion where one of them is an error.
+    """
     arranged = [arrange(group, pairing=spec.pairing, zipped=spec.zipped) for group in spec.groups]
     problems = [problem for columns in arranged for problem in columns.problems]
     seeds = max(1, len(spec.seeds))

@@ -40,6 +40,13 @@ LOSSES: tuple[LossName, ...] = get_args(LossName)
 BASELINES = ("msp", "energy", "odin", "mahalanobis", "knn", "lof", "mc_dropout", "logistic")
 DEFAULT_BATCH = 512  # samples of each side in a step, where nothing else is asked for
 LOSS, TRAINING = "Loss", "Training"
+_KNOBS = shared.setting_of(  # of an encoder, as those of a model
+    shared.Knobs,
+    help="A setting of the encoder, repeatable: --knob bits=1024.",
+    check=pairs("NAME=VALUE, for example --knob bits=1024"),
+    python_help="Settings of the encoder: {'bits': 1024}.",
+)
+_NO_CACHE = shared.setting_of(shared.NoCache, help="Neither use cached features nor keep any.", panel="")
 # How it is computed and where: a resumed run may change that. The data's content is compared separately.
 _NOT_THE_RESULT = (
     "resume", "device", "fast_path", "batch_size", "effective_batch", "eval_batch_size", "memory_limit", "margin",
@@ -120,14 +127,9 @@ class OodRequest:
             python_help="morgan (default), minimol, unimol, or several.",
         ),
     ] = ("morgan",)  # fmt: skip
-    knobs: Annotated[
-        Mapping[str, Any],
-        Setting(
-            name="knob", help="A setting of the encoder, repeatable: --knob bits=1024.", panel=DATA,
-            metavar="NAME=VALUE", many=True, check=pairs("NAME=VALUE, for example --knob bits=1024"),
-            python_help="Settings of the encoder: {'bits': 1024}.",
-        ),
-    ] = dataclasses.field(default_factory=dict)  # fmt: skip
+    knobs: Annotated[Mapping[str, Any], dataclasses.replace(_KNOBS, panel=DATA)] = dataclasses.field(
+        default_factory=dict
+    )
     losses: Annotated[
         tuple[str, ...],
         Setting(
@@ -244,9 +246,7 @@ class OodRequest:
     ] = None  # fmt: skip
     memory_limit: shared.MemoryLimit = None
     margin: shared.Margin = None
-    use_cache: Annotated[
-        bool, Setting(name="no_cache", help="Neither use cached features nor keep any.", panel=DATA, inverted=True)
-    ] = True
+    use_cache: Annotated[bool, dataclasses.replace(_NO_CACHE, panel=DATA)] = True
     device: shared.Device = "auto"
     dtype: shared.Dtype = "auto"
     resume: Annotated[bool, Setting(help="Continue the run in -o: finished cells are kept.", panel=OUTPUT)] = False
@@ -342,19 +342,10 @@ class EncodeRequest:
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
     limit: Annotated[int | None, Setting(help="Only the first N molecules.", metavar="N", check=whole(1))] = None
-    knobs: Annotated[
-        Mapping[str, Any],
-        Setting(
-            name="knob", help="A setting of the encoder, repeatable: --knob bits=1024.", metavar="NAME=VALUE",
-            many=True, check=pairs("NAME=VALUE, for example --knob bits=1024"),
-            python_help="Settings of the encoder: {'bits': 1024}.",
-        ),
-    ] = dataclasses.field(default_factory=dict)  # fmt: skip
+    knobs: Annotated[Mapping[str, Any], _KNOBS] = dataclasses.field(default_factory=dict)
     batch_size: shared.BatchSize = None
     memory_limit: shared.MemoryLimit = None
-    use_cache: Annotated[
-        bool, Setting(name="no_cache", help="Neither use cached features nor keep any.", inverted=True)
-    ] = True
+    use_cache: Annotated[bool, _NO_CACHE] = True
     device: shared.Device = "auto"
     resume: Annotated[bool, Setting(help="Continue a stopped run of the same file.")] = False
 

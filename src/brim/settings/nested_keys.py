@@ -15,10 +15,12 @@ from typing import Any
 
 from brim.errors import RequestError
 
-__all__ = ["MOST_LEVELS", "Leaf", "conflicting_keys", "flatten", "leaves", "nest", "plain_value", "value_text"]
+__all__ = [
+    "MOST_LEVELS", "MOST_VALUES", "Leaf", "conflicting_keys", "flatten", "leaves", "nest", "plain_value", "value_text",
+]  # fmt: skip
 
-MOST_LEVELS = 64  # as many as a file may have
-MOST_VALUES = 500_000  # of one list, likewise
+MOST_LEVELS = 64  # of a file, or of a mapping that is given in its place
+MOST_VALUES = 500_000  # of a file with every alias expanded, or of one list
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 Leaf = tuple[str, Any, tuple[str, ...]]  # dotted key, value, the keys as they were written on the way to it

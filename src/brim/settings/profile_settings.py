@@ -234,8 +234,7 @@ class ProfileRequest:
         check_fields(self)
         if not self.axes:
             raise RequestError(f"{named('knob')} is missing: name the knob to profile, such as max_crops")
-        if self.base.max_new_tokens is not None and "max_new_tokens" in self.axes:
-            raise RequestError(f"{named('max_tokens')} and the knob max_new_tokens say the same thing; keep one")
+        shared.check_new_tokens(self.base.max_new_tokens, self.axes)
         if (self.sample is None) != (self.num_points is None):
             raise RequestError(
                 f"{named('sample')} and {named('num_points')} go together: {written('sample', 'lhs')} "

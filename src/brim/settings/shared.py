@@ -16,22 +16,24 @@ from brim.settings.declare import Setting
 from brim.settings.setting_checks import (
     byte_count,
     byte_size,
+    entries_of,
     fraction,
     numbers,
     pairs,
     path,
     path_text,
+    size_list,
     size_or_none,
     whole,
 )
 
 __all__ = [
     "ANSWERS", "BATCH", "DATA", "FAST_PATHS", "FIELDS", "LARGEST_SIZE", "LOADING", "MOST_RUNS", "OUTPUT", "WHERE",
-    "BatchSize", "ByteLimit", "Chat", "Columns", "Data", "Device", "Dtype", "FailOnOom", "FastPath",
+    "BatchSize", "ByteLimit", "Chat", "Columns", "CompareBatch", "Data", "Device", "Dtype", "FailOnOom", "FastPath",
     "GradientCheckpointing", "Images", "JsonOutput", "Knobs", "Limit", "Margin", "MaxBatchSize", "MaxTokens",
-    "MemoryLimit", "MultipleOf", "NoAutoBatchSize", "NoCache", "NumWorkers", "PinMemory", "PowerOfTwo",
-    "PrefetchFactor", "Resume", "RunFolder", "Split", "Task", "TrustRemoteCode", "check_one_card", "check_resume",
-    "read_seeds", "seeds_from", "setting_of",
+    "MemoryLimit", "MultipleOf", "NoAutoBatchSize", "NoCache", "NumWorkers", "PerRank", "PinMemory", "PowerOfTwo",
+    "PrefetchFactor", "Resume", "RunFolder", "Split", "Task", "TrustRemoteCode", "check_fail_on_oom",
+    "check_new_tokens", "check_one_card", "check_resume", "read_changes", "read_seeds", "seeds_from", "setting_of",
 ]  # fmt: skip
 
 FIELDS = ("prompt", "input", "context", "reference", "image", "video", "choices", "id", "label", "group")
@@ -52,6 +54,27 @@ def check_resume(resume: bool, output: Path | None, *, what: str = "run") -> Non
     """A run to continue must be named."""
     if resume and output is None:
         raise RequestError(f"{named('resume')}: say which {what} with {written('output', 'DIR')}")
+
+
+def check_fail_on_oom(fail_on_oom: bool, *, fixed: bool) -> None:
+    """Only a size that is fixed can fail."""
+    if fail_on_oom and not fixed:
+        raise RequestError(
+            f"{named('fail_on_oom')} goes with {named('no_auto_batch_size')} and {written('batch_size', 'N')}"
+        )
+
+
+def check_new_tokens(max_new_tokens: int | None, knobs: Mapping[str, Any]) -> None:
+    """`--max-tokens` is short for a knob."""
+    if max_new_tokens is not None and "max_new_tokens" in knobs:
+        raise RequestError(f"{named('max_tokens')} and the knob max_new_tokens say the same thing; keep one")
+
+
+def read_changes(value: Any) -> dict[str, Any]:
+    """Keys with values as a mapping, or as KEY=VALUE texts of YAML."""
+    from brim.settings.yaml_file import parse_overrides  # which is not needed to show flags
+
+    return parse_overrides(value if isinstance(value, Mapping) else map(str, entries_of(value)))
 
 
 def check_one_card(gpu: str | None, memory: str | int | None) -> None:
@@ -151,6 +174,14 @@ MaxBatchSize = Annotated[
 NoCache = Annotated[
     bool, Setting(name="no_cache", help="Neither use a cached plan nor keep this one.", panel=BATCH, inverted=True)
 ]
+PerRank = Annotated[bool, Setting(help="Under torchrun, let each rank keep its own training size.", panel=BATCH)]
+CompareBatch = Annotated[
+    tuple[int, ...],
+    Setting(
+        help="Time these sizes on a part of the data instead: 1,2,4,8,16.", panel=BATCH, metavar="SIZES",
+        check=size_list(), only="flags",
+    ),
+]  # fmt: skip
 
 # -------------------------------------------------------------------------------------- device, loading
 

@@ -12,7 +12,7 @@ from brim.errors import RequestError
 from brim.settings import shared
 from brim.settings.caller import flag_of, given, named
 from brim.settings.declare import Setting, check_fields
-from brim.settings.setting_checks import Check, choice, entries_of, number, path_text, texts, whole
+from brim.settings.setting_checks import Check, choice, number, path_text, texts, whole
 from brim.settings.shared import OUTPUT
 
 __all__ = ["LOGGERS", "Place", "SweepCommand", "SweepRequest"]
@@ -38,12 +38,6 @@ def _yaml(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
-
-
-def _read_pairs(value: Any) -> dict[str, Any]:
-    from brim.settings.yaml_file import parse_overrides  # which is not needed to show flags
-
-    return dict(value) if isinstance(value, Mapping) else parse_overrides(map(str, entries_of(value)))
 
 
 def _read_loggers(value: Any) -> tuple[str, ...]:
@@ -99,9 +93,7 @@ class SweepRequest:
     ] = False
     use_cache: Annotated[
         bool,
-        Setting(
-            name="no_cache", help="Neither use cached plans and forecasts nor keep any.", panel=RUNNING, inverted=True
-        ),
+        shared.setting_of(shared.NoCache, help="Neither use cached plans and forecasts nor keep any.", panel=RUNNING),
     ] = True
     top_n: Annotated[int, Setting(help="How many of the best to show.", panel=OUTPUT, metavar="N", check=whole(1))] = 10
     results_file: Annotated[
@@ -127,7 +119,7 @@ class SweepRequest:
         Mapping[str, Any],
         Setting(
             help="With --on slurm: partition=gpu, account=…; repeatable.", panel=WHERE, metavar="KEY=VALUE", many=True,
-            check=Check("settings", _read_pairs), python="Mapping[str, object] | None",
+            check=Check("settings", shared.read_changes), python="Mapping[str, object] | None",
             python_help="With on='slurm': {'partition': 'gpu', …}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip

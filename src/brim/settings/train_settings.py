@@ -5,6 +5,9 @@ a `Key` for the file and a `Setting` where `brim train` has a flag for it. `SETT
 Pure: no torch, no files, and whether a model, an optimizer or a data set of some name exists is found out by those who
 load it.
 
+A key that is added later is left out of `TrainSettings.to_json` while it has its default: fingerprints are made of those
+values, and runs that were started without the key can be resumed. CONTRIBUTING.md has the steps ("A training setting").
+
     train_settings({"model": {"type": "r3d_18"}, "hp": {"batch_size": "auto", "epochs": 5}})
 """
 
@@ -287,7 +290,7 @@ class TrainSettings:
     training: TrainingSettings = TrainingSettings()
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as nested plain values, every key present; `train_settings` reads them back."""
+        """The settings as nested plain values, which `train_settings` reads back; fingerprints are made of them."""
         return dataclasses.asdict(self)
 
 
