@@ -5,8 +5,9 @@ a `Key` for the file and a `Setting` where `brim train` has a flag for it. `SETT
 Pure: no torch, no files, and whether a model, an optimizer or a data set of some name exists is found out by those who
 load it.
 
-A key that is added later is left out of `TrainSettings.to_json` while it has its default: fingerprints are made of those
-values, and runs that were started without the key can be resumed. CONTRIBUTING.md has the steps ("A training setting").
+A key that is added later is left out of `TrainSettings.to_json` while it has its default: fingerprints are made of
+those values, and runs that were started without the key can be resumed. The steps: CONTRIBUTING.md, "A training
+setting".
 
     train_settings({"model": {"type": "r3d_18"}, "hp": {"batch_size": "auto", "epochs": 5}})
 """
