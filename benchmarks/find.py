@@ -216,7 +216,7 @@ def _beside(workload: Any, chosen: int, rate: float, sizes: Sequence[int]) -> di
 
 def _with_brim(workload: Any, limit: int | None, contender: str) -> dict[str, Any]:
     from brim.searching.find import SearchListener, find_plan
-    from brim.settings.search_settings import SearchSettings
+    from brim.settings.find_settings import SearchSettings
 
     del contender
     walls: list[float] = []

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.molecules.run import ood
-from brim.settings.ood_settings import BASELINES, OodCommand, OodRequest
+from brim.settings.molecule_settings import BASELINES, OodCommand, OodRequest
 
 FILES = {"in": "moses/dataset/data/test.csv.gz", "out": "moses/dataset/data/test_scaffolds.csv.gz"}
 

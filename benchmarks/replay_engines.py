@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from brim.records import Probe
-from brim.settings.search_settings import SearchSettings
+from brim.settings.find_settings import SearchSettings
 from brim.sizing.live import LiveSizer
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.sizing.probing import ProbeContext, SizeSearch

@@ -33,7 +33,7 @@ import brim
 from brim.molecules.heads import EnergyHead, make_heads
 from brim.molecules.losses import PreferenceLoss
 from brim.molecules.run import ood
-from brim.settings.ood_settings import OodCommand, OodRequest
+from brim.settings.molecule_settings import OodCommand, OodRequest
 from brim.training.fast_path.row_feed import RowFeed
 from brim.training.fast_path.stacked_epochs import EpochRunner
 from brim.training.fast_path.stacked_runs import StackedRuns

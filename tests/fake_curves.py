@@ -10,7 +10,7 @@ from random import Random
 from hypothesis import strategies as st
 
 from brim.records import Probe, Verdict
-from brim.settings.search_settings import SearchSettings
+from brim.settings.find_settings import SearchSettings
 from brim.sizing.priors import ForecastCurve
 from brim.sizing.probing import ProbeContext, SearchResult, SizeSearch
 

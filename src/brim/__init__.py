@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from brim.running.mapping import MapResult, map
     from brim.searching.find import SearchListener, find_plan
     from brim.settings.config_files import expand_grid, validate_grid
-    from brim.settings.search_settings import SearchSettings
+    from brim.settings.find_settings import SearchSettings
     from brim.sweeps.run import SweepResult
     from brim.training.run import TrainResult
     from brim.workloads.base import Workload
@@ -55,7 +55,7 @@ _HOMES = {
     "ReportResult": "brim.reporting.write",
     "RequestError": "brim.errors",
     "SearchListener": "brim.searching.find",
-    "SearchSettings": "brim.settings.search_settings",
+    "SearchSettings": "brim.settings.find_settings",
     "SweepResult": "brim.sweeps.run",
     "TrainResult": "brim.training.run",
     "Workload": "brim.workloads.base",

@@ -14,7 +14,7 @@ import brim
 from brim.molecules.data_sets import PARTS, FeatureSet
 from brim.molecules.heads import make_heads, train_heads
 from brim.molecules.losses import LogSigmoid, PreferenceLoss, mean_over_pairs
-from brim.settings.ood_settings import LOSSES, OodRequest
+from brim.settings.molecule_settings import LOSSES, OodRequest
 from brim.training.fast_path.task import Batch, RowData, RunSpec, Settings, TrainingTask
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from tests.training.training_runs import largest_difference, losses, record_of, run, settings_of, write_features

@@ -15,8 +15,7 @@ from brim.models.build import build_workload
 from brim.searching.find import find_plan, find_with
 from brim.searching.isolate import IsolatedProber
 from brim.searching.probe import DeviceProber, ProbeSettings
-from brim.settings.find_settings import WorkloadRequest
-from brim.settings.search_settings import SearchSettings
+from brim.settings.find_settings import SearchSettings, WorkloadRequest
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,7 @@ from brim.forecasting.forecast import Forecaster, TracedWorkload, gpu_of_device
 from brim.memory.devices import DEFAULT_MARGIN, CudaMemory
 from brim.models.build import build_workload
 from brim.searching.find import find_plan
-from brim.settings.find_settings import WorkloadRequest
-from brim.settings.search_settings import SearchSettings
+from brim.settings.find_settings import SearchSettings, WorkloadRequest
 from brim.workloads.base import Workload
 
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,7 @@ from brim.metrics.ood_detection import auroc
 from brim.molecules.baselines import baseline, class_labels
 from brim.molecules.data_sets import PARTS, FeatureSet, Part
 from brim.molecules.heads import Classifier, ClassifierSettings, train_classifiers
-from brim.settings.ood_settings import BASELINES
+from brim.settings.molecule_settings import BASELINES
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

@@ -10,7 +10,7 @@ import pytest
 
 from brim.errors import RequestError
 from brim.molecules.encoders import MorganEncoder, load_encoder, smiles_problem
-from brim.settings.ood_settings import ENCODERS
+from brim.settings.molecule_settings import ENCODERS
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 

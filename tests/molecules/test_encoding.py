@@ -12,7 +12,7 @@ from brim.errors import RequestError
 from brim.molecules.encoders import MoleculeEncoder, MorganEncoder
 from brim.molecules.encoding import encode, encode_molecules, feature_cache
 from brim.molecules.files import read_arrays, read_metadata
-from brim.settings.encode_settings import EncodeRequest, EncodeSettings
+from brim.settings.molecule_settings import EncodeRequest, EncodeSettings
 from tests.molecules.molecule_files import csv_of
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")

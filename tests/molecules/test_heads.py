@@ -13,7 +13,7 @@ from brim.metrics.ood_detection import auroc, detection_metrics
 from brim.molecules.data_sets import PARTS, FeatureSet
 from brim.molecules.heads import EnergyHead, TrainedHeads, make_heads, stacked_auroc, train_heads
 from brim.molecules.losses import PreferenceLoss
-from brim.settings.ood_settings import LOSSES, OodRequest
+from brim.settings.molecule_settings import LOSSES, OodRequest
 
 CPU = torch.device("cpu")
 SCORES = st.lists(st.sampled_from([-2.0, 0.0, 0.25, 1.0]), min_size=2, max_size=20)

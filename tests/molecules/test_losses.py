@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from brim.errors import RequestError
 from brim.memory.storage_meter import StorageMeter
 from brim.molecules.losses import Hinge, LogSigmoid, PairFunction, PreferenceLoss, mean_over_pairs
-from brim.settings.ood_settings import LOSSES
+from brim.settings.molecule_settings import LOSSES
 
 INNER = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
 OUTER = torch.tensor([1.5, 0.0], dtype=torch.float64)

@@ -15,7 +15,7 @@ from brim.errors import RequestError
 from brim.molecules import cells
 from brim.molecules.heads import OodListener
 from brim.molecules.run import OodResult, ood
-from brim.settings.ood_settings import OodCommand, OodRequest
+from brim.settings.molecule_settings import OodCommand, OodRequest
 from tests.molecules.molecule_files import ALKANES, RINGS, csv_of, drugood, features_of
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")

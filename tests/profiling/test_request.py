@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from brim.errors import RequestError
+from brim.profiling.points import scale_for
 from brim.settings.declare import read_settings
-from brim.settings.profile_settings import SEED_SCALE, ProfileRequest, ProfileSettings, scale_for
+from brim.settings.profile_settings import SEED_SCALE, ProfileRequest, ProfileSettings
 from tests.profiling.profile_runs import request
 
 

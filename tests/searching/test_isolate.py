@@ -16,7 +16,7 @@ from brim.errors import RequestError
 from brim.searching.find import find_with
 from brim.searching.isolate import IsolatedProber
 from brim.searching.probe import ProbeSettings, WorkloadError
-from brim.settings.search_settings import SearchSettings
+from brim.settings.find_settings import SearchSettings
 from tests.searching.isolated_factories import UNMADE
 
 KIB = 1024

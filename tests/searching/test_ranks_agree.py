@@ -32,7 +32,7 @@ def search(*, mode: str, per_rank: bool = False, error: Exception | None = None)
     import torch
 
     from brim.searching.find import find_plan
-    from brim.settings.search_settings import SearchSettings
+    from brim.settings.find_settings import SearchSettings
     from brim.workloads.callables import CallableWorkload
 
     rank = int(os.environ["RANK"])

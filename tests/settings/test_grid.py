@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brim.errors import RequestError
-from brim.settings.experiment_ids import experiment_id
-from brim.settings.grid import Exclusion, GridSpec, Inclusion, expand, try_expand
+from brim.settings.grid import Exclusion, Expansion, GridSpec, Inclusion, experiment_id, try_expand
 from brim.settings.grid_pairing import GridGroup
 from brim.settings.nested_keys import flatten
+from brim.settings.problems import raise_errors
 
 MODELS = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d", "mvit_v1_b", "mvit_v2_s", "swin3d_b", "swin3d_s", "swin3d_t")
 SIZES = (128, 64, 128, 32, 16, 16, 16, 16, 16)
@@ -30,6 +30,13 @@ NUMBERS = st.lists(st.integers(1, 512), min_size=1, max_size=6, unique=True).map
 
 def spec(axes: dict[str, tuple[Any, ...]], **options: Any) -> GridSpec:
     return GridSpec(groups=(GridGroup(axes=axes),), **options)
+
+
+def expand(grid: GridSpec, **limits: int) -> Expansion:
+    expansion, problems = try_expand(grid, **limits)
+    raise_errors(problems)
+    assert expansion is not None
+    return expansion
 
 
 def pairs(expansion: Any) -> list[tuple[Any, Any]]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from brim.forecasting.forecast import forecast_curve
 from brim.records import Probe
-from brim.settings.search_settings import SearchSettings
+from brim.settings.find_settings import SearchSettings
 from brim.sizing.byte_model import ByteModel
 from brim.sizing.fastest import FastestSizer
 from brim.sizing.priors import ForecastCurve

@@ -9,7 +9,7 @@ import pytest
 from brim.errors import DoesNotFitError, LostError, RequestError
 from brim.memory.failures import memory_remedies, memory_savings
 from brim.records import Probe
-from brim.settings.search_settings import SearchSettings
+from brim.settings.find_settings import SearchSettings
 from brim.sizing.probing import SearchResult, notes_on
 from tests.fake_curves import Curve, FakeDevice, context_of, searched
 

@@ -9,7 +9,7 @@ from brim.cli.console import output_console, print_document
 from brim.errors import plural
 
 if TYPE_CHECKING:
-    from brim.settings.other_settings import ClearSettings, ListSettings
+    from brim.settings.find_settings import ClearSettings, ListSettings
 
 __all__ = ["clear", "list_plans"]
 

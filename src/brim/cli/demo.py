@@ -9,7 +9,7 @@ from brim.cli.profile import run_profile
 from brim.errors import RequestError
 
 if TYPE_CHECKING:
-    from brim.settings.other_settings import DemoSettings
+    from brim.settings.profile_settings import DemoSettings
 
 __all__ = ["demo"]
 

@@ -11,7 +11,7 @@ from brim.cli.console import SOME_FAILED, error_console, output_console, print_d
 
 if TYPE_CHECKING:
     from brim.molecules.encoding import EncodedFile
-    from brim.settings.encode_settings import EncodeSettings
+    from brim.settings.molecule_settings import EncodeSettings
 
 __all__ = ["encode"]
 

@@ -11,7 +11,7 @@ from brim.cli.console import SOME_FAILED, error_console, output_console, print_d
 from brim.cli.report import leave_report
 
 if TYPE_CHECKING:
-    from brim.settings.ood_settings import OodCommand
+    from brim.settings.molecule_settings import OodCommand
 
 __all__ = ["ood"]
 

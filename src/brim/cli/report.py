@@ -12,7 +12,7 @@ from brim.cli.console import error_console, output_console, print_document
 from brim.errors import RequestError
 
 if TYPE_CHECKING:
-    from brim.settings.other_settings import ReportSettings
+    from brim.settings.report_settings import ReportSettings
 
 __all__ = ["leave_report", "report"]
 

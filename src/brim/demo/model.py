@@ -12,8 +12,7 @@ from typing import Any
 
 from brim.demo.digitboard import NUMBER_WORDS, write_digitboard
 from brim.settings.eval_settings import EvalRequest
-from brim.settings.other_settings import DemoSettings
-from brim.settings.profile_settings import ProfileRequest, ProfileSettings
+from brim.settings.profile_settings import DemoSettings, ProfileRequest, ProfileSettings
 
 __all__ = [
     "CEILING",

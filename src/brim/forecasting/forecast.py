@@ -29,7 +29,7 @@ from brim.ranks.unwrap import communication_bytes
 from brim.ranks.world import current_world
 from brim.records import Forecast
 from brim.settings.caller import given, named, written
-from brim.settings.search_settings import DEFAULT_MAX_SIZE
+from brim.settings.find_settings import DEFAULT_MAX_SIZE
 from brim.settings.shared import check_one_card
 from brim.settings.sizes import format_bytes
 from brim.sizing.priors import ForecastCurve

@@ -15,7 +15,7 @@ from typing import Any
 from brim.forecasting.forecast import Forecaster, TracedWorkload
 from brim.forecasting.gpus import Gpu
 from brim.records import Mode
-from brim.settings.search_settings import DEFAULT_MAX_SIZE
+from brim.settings.find_settings import DEFAULT_MAX_SIZE
 from brim.workloads.base import Workload
 
 __all__ = ["CARD_GB", "MODELS", "BatchTable", "BatchTableEntry", "ModelClass", "batch_size_table", "card_of"]

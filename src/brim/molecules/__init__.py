@@ -8,5 +8,5 @@ brings is its own (encoders, files, losses, baselines, a table); the rest it tak
   go in, the best weights of each run come out (`heads.py`, the only file that imports from it);
 - `brim.data` reads tables and text files, `brim.metrics` scores (`files.py`, `cells.py`);
 - `brim.storage` has the run folder with its lock, the journal of finished cells, fingerprints (`run.py`);
-- `brim.settings` declares the settings once (`ood_settings.py`, `encode_settings.py`): flags, Python calls, checks.
+- `brim.settings` declares the settings once (`molecule_settings.py`): flags, Python calls, checks.
 """

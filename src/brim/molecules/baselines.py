@@ -19,7 +19,7 @@ from brim.errors import RequestError, nearest_names
 from brim.molecules.data_sets import FeatureSet
 from brim.molecules.heads import Classifier, ClassLabels
 from brim.settings.caller import given
-from brim.settings.ood_settings import BASELINES
+from brim.settings.molecule_settings import BASELINES
 
 if TYPE_CHECKING:
     import numpy.typing as npt

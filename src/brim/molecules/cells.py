@@ -26,7 +26,7 @@ from brim.molecules.heads import (
 from brim.molecules.losses import loss_of
 from brim.molecules.table import CellKey, ResultCell, head_method
 from brim.settings.caller import given, named
-from brim.settings.ood_settings import OodRequest
+from brim.settings.molecule_settings import OodRequest
 
 __all__ = ["CellMaker"]
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from brim.errors import RequestError, nearest_names
 from brim.settings.caller import written
-from brim.settings.ood_settings import ENCODERS
+from brim.settings.molecule_settings import ENCODERS
 from brim.workloads.knobs import Knob, check_knobs
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from brim.records import BatchSizes
 from brim.running.mapping import MapResult
 from brim.running.mapping import map as map_items
 from brim.settings.caller import given, named
-from brim.settings.encode_settings import EncodeRequest, EncodeSettings
+from brim.settings.molecule_settings import EncodeRequest, EncodeSettings
 from brim.storage.files import cache_folder
 from brim.storage.fingerprint import fingerprint
 from brim.storage.run_lock import locked_file

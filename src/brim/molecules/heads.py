@@ -23,7 +23,7 @@ from brim.molecules.data_sets import FeatureSet
 from brim.molecules.losses import PreferenceLoss
 from brim.molecules.table import ResultCell
 from brim.settings.caller import given, named, written
-from brim.settings.ood_settings import OodRequest
+from brim.settings.molecule_settings import OodRequest
 from brim.training.fast_path.row_feed import InPasses
 from brim.training.fast_path.task import RowData, RunOutcome, RunsListener, RunSpec, Settings, TrainingTask
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs

@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from brim.errors import RequestError, nearest_names
 from brim.settings.caller import given
-from brim.settings.ood_settings import LOSSES, LossName, OodRequest
+from brim.settings.molecule_settings import LOSSES, LossName, OodRequest
 
 __all__ = ["Hinge", "LogSigmoid", "PairFunction", "Pairs", "PreferenceLoss", "loss_of", "mean_over_pairs"]
 

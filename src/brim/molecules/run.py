@@ -28,7 +28,7 @@ from brim.molecules.table import CellKey, ResultCell, cells_csv, summarise, tabl
 from brim.monitor.sampler import Sampler
 from brim.ranks.world import current_world
 from brim.settings.caller import given, named, resume_with
-from brim.settings.ood_settings import OodCommand, OodRequest
+from brim.settings.molecule_settings import OodCommand, OodRequest
 from brim.storage.files import write_atomic, write_json
 from brim.storage.fingerprint import combined_fingerprint
 from brim.storage.journal import Journal

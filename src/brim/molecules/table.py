@@ -9,7 +9,7 @@ from typing import Any
 from brim.metrics.base import mean_and_spread
 from brim.metrics.ood_detection import DETECTION_METRICS
 from brim.monitor.sampler import MonitorSummary
-from brim.settings.ood_settings import OodRequest
+from brim.settings.molecule_settings import OodRequest
 from brim.storage.files import csv_text
 
 __all__ = [

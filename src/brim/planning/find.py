@@ -21,8 +21,7 @@ from brim.searching.isolate import IsolatedProber
 from brim.searching.probe import DeviceProber, Prober
 from brim.settings.caller import given, named
 from brim.settings.eval_settings import EvalRequest
-from brim.settings.find_settings import FindSettings, OwnStep, WorkloadRequest
-from brim.settings.search_settings import DEFAULT_MAX_SIZE, SearchSettings
+from brim.settings.find_settings import DEFAULT_MAX_SIZE, FindSettings, OwnStep, SearchSettings, WorkloadRequest
 from brim.settings.sizes import parse_bytes
 from brim.storage.run_folder import check_folder, write_run
 from brim.workloads.callables import CallableWorkload

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from brim.errors import RequestError, nearest_names
 from brim.models.build import model_knobs, parse_knobs, resolve_model
 from brim.models.placement import DTYPES
 from brim.settings.caller import given, named, pair, written
-from brim.settings.profile_settings import ProfileRequest, make_points, sample_points, start_from
+from brim.settings.profile_settings import Pairing, ProfileRequest, Sampling, ScaleStep
 from brim.workloads.knobs import Knob
 
-__all__ = ["Point", "plan_points", "point_folder", "point_label", "whole_range"]
+__all__ = [
+    "Point", "make_points", "plan_points", "point_folder", "point_label", "sample_points", "scale_for", "start_from",
+    "whole_range",
+]  # fmt: skip
 
 Point = dict[str, Any]
 
@@ -49,6 +54,74 @@ def plan_points(request: ProfileRequest) -> list[Point]:
         return points
     points = sorted(points, key=lambda point: tuple(_sortable(value) for value in point.values()))
     return points if request.order == "ascending" else points[::-1]
+
+
+def start_from(values: Sequence[Any], first: Any) -> tuple[Any, ...]:
+    """The values from this one on; one above all of them is a `RequestError`."""
+    kept = tuple(value for value in values if value >= first)
+    if not kept:
+        raise RequestError(f"{given('start_from', first)}: it is above every value ({', '.join(map(str, values))})")
+    return kept
+
+
+def make_points(lists: Mapping[str, Sequence[Any]], *, pairing: Pairing = "cross") -> list[Point]:
+    """Every combination, or the n-th of each list with the n-th of the others."""
+    if pairing not in get_args(Pairing):
+        raise RequestError(f"{given('pairing', pairing)}: it must be one of {', '.join(get_args(Pairing))}")
+    names = list(lists)
+    if pairing == "cross":
+        return [dict(zip(names, values, strict=True)) for values in itertools.product(*lists.values())]
+    lengths = {name: len(values) for name, values in lists.items()}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{name} has {count}" for name, count in lengths.items())
+        raise RequestError(
+            f"{given('pairing', 'zip')}: the lists differ in length ({counts}); give as many values of each, or cross"
+        )
+    return [dict(zip(names, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+
+
+def sample_points(lists: Mapping[str, Sequence[Any]], count: int, *, strategy: Sampling, seed: int = 0) -> list[Point]:
+    """So many points of the whole space, the same ones every time.
+
+    `boundary` takes the corners, the middle, then spreads; `lhs` uses every value of every knob about equally often
+    (Latin hypercube); `stratified` cuts the space, in its order, into parts of equal size and takes one point of each.
+    """
+    if strategy not in get_args(Sampling):
+        raise RequestError(f"{given('sample', strategy)}: it must be one of {', '.join(get_args(Sampling))}")
+    if count < 1:
+        raise RequestError(f"{given('num_points', count)}: it must be at least 1")
+    whole = make_points(lists)
+    if count >= len(whole):
+        return whole
+    draw = random.Random(seed)
+    if strategy == "stratified":
+        return _stratified(whole, count, draw)
+    chosen = _corners(lists) if strategy == "boundary" else []
+    return _unique([*chosen, *_latin(lists, count, draw), *draw.sample(whole, len(whole))])[:count]
+
+
+def _stratified(whole: Sequence[Point], count: int, draw: random.Random) -> list[Point]:
+    edges = [len(whole) * part // count for part in range(count + 1)]
+    return [whole[draw.randrange(low, high)] for low, high in itertools.pairwise(edges)]
+
+
+def _corners(lists: Mapping[str, Sequence[Any]]) -> list[Point]:
+    ends = {name: (values[0], values[-1]) for name, values in lists.items()}
+    middle = {name: values[len(values) // 2] for name, values in lists.items()}
+    return [*make_points(ends), middle]
+
+
+def _latin(lists: Mapping[str, Sequence[Any]], count: int, draw: random.Random) -> list[Point]:
+    columns: dict[str, list[Any]] = {}
+    for name, values in lists.items():
+        column = [values[place * len(values) // count] for place in range(count)]
+        draw.shuffle(column)
+        columns[name] = column
+    return [{name: column[place] for name, column in columns.items()} for place in range(count)]
+
+
+def _unique(points: Sequence[Point]) -> list[Point]:
+    return list({tuple(point.items()): point for point in points}.values())
 
 
 def matches(point: Mapping[str, Any], named: Mapping[str, str]) -> bool:
@@ -148,3 +221,10 @@ def _first(request: ProfileRequest, name: str, values: Sequence[Any]) -> Any:
 
 def _sortable(value: Any) -> tuple[int, Any]:
     return (0, value) if isinstance(value, (int, float)) else (1, str(value))
+
+
+def scale_for(steps: Sequence[ScaleStep], value: Any) -> float:
+    """The part of the ceiling to begin with at a value; 1 for values that are no numbers."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return 1.0
+    return next((scale for up_to, scale in steps if value <= up_to), steps[-1][1])

@@ -23,11 +23,11 @@ from brim.memory.devices import memory_of
 from brim.models.load import KeptModel
 from brim.profiling.documents import write_documents
 from brim.profiling.entry import done_entry, failed_entry, mark_saturation, time_single_samples
-from brim.profiling.points import Point, matches, plan_points, point_folder, point_label
+from brim.profiling.points import Point, matches, plan_points, point_folder, point_label, scale_for
 from brim.ranks.agreement import Agreement, shared_folder, stop_signal_as_error
 from brim.settings.caller import given, named, resume_with
 from brim.settings.eval_settings import EvalRequest
-from brim.settings.profile_settings import ProfileRequest, ProfileSettings, scale_for
+from brim.settings.profile_settings import ProfileRequest, ProfileSettings
 from brim.sizing.priors import NeighbourPriors, Prior
 from brim.storage.files import read_json, write_json
 from brim.storage.fingerprint import fingerprint

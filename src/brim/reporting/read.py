@@ -16,7 +16,7 @@ from brim.errors import RequestError
 from brim.monitor.trace_file import read_rows
 from brim.profiling.documents import PROFILE_SCHEMA
 from brim.reporting.units import duration_text, number
-from brim.settings.other_settings import REPORT
+from brim.settings.report_settings import REPORT
 from brim.storage.run_folder import RUN_SCHEMA
 
 __all__ = ["Run", "Samples", "entries", "mapping", "open_run", "value_at"]

@@ -17,9 +17,8 @@ from brim.reporting.units import date_text, text
 from brim.settings.caller import flag_of
 from brim.settings.declare import Declared, declared, flag_names
 from brim.settings.eval_settings import EvalRequest
-from brim.settings.find_settings import WorkloadRequest
+from brim.settings.find_settings import SearchSettings, WorkloadRequest
 from brim.settings.profile_settings import SEED_SCALE, ProfileRequest
-from brim.settings.search_settings import SearchSettings
 
 __all__ = ["command_of", "flat_rows", "repeat_sections"]
 

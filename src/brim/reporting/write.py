@@ -10,7 +10,7 @@ from typing import Any
 
 from brim.errors import RequestError
 from brim.reporting.read import Run, open_run
-from brim.settings.other_settings import REPORT, ReportSettings
+from brim.settings.report_settings import REPORT, ReportSettings
 from brim.storage.files import write_atomic
 
 __all__ = ["ReportResult", "check_libraries", "report_as", "write_comparison", "write_report"]

@@ -14,7 +14,7 @@ from brim.forecasting.forecast import forecast_curve
 from brim.ranks.agreement import Agreement
 from brim.records import MemoryFigures, Plan, Probe
 from brim.searching.probe import DeviceProber, Prober, ProbeSettings, WorkloadError
-from brim.settings.search_settings import SearchSettings
+from brim.settings.find_settings import SearchSettings
 from brim.settings.sizes import format_bytes
 from brim.sizing.plans import CachedPlan, PlanCache
 from brim.sizing.priors import ForecastCurve

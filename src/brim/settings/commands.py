@@ -133,7 +133,7 @@ COMMANDS = {
         Command(
             name="ood",
             summary="Train detectors of out-of-distribution molecules: energy heads, all seeds at once, one table.",
-            settings="ood_settings:OodCommand",
+            settings="molecule_settings:OodCommand",
             example="brim ood --id in.csv --ood out.csv --encoder morgan --seeds 10 --baselines knn,mahalanobis",
             python=PythonCall(
                 name="ood",
@@ -159,7 +159,7 @@ COMMANDS = {
         Command(
             name="encode",
             summary="Encode a file of SMILES: one row of features for every molecule that can be read.",
-            settings="encode_settings:EncodeSettings",
+            settings="molecule_settings:EncodeSettings",
             example="brim encode -m morgan -d smiles.csv -o features.safetensors --knob bits=1024",
             python=PythonCall(
                 name="encode",
@@ -179,7 +179,7 @@ COMMANDS = {
             name="report",
             summary="Write a run's report again, or compare runs of one kind.",
             more="The page is one HTML file: it opens offline, on a phone, in the dark and on paper.",
-            settings="other_settings:ReportSettings",
+            settings="report_settings:ReportSettings",
             example="brim report runs/eval-20260131-093000",
             python=PythonCall(
                 name="report",
@@ -194,19 +194,19 @@ COMMANDS = {
             "memory limit.",
             more="The model reads boards of handwritten digits: small ones only if it is given enough crops. Nothing "
             "is downloaded.",
-            settings="other_settings:DemoSettings",
+            settings="profile_settings:DemoSettings",
             example="brim demo -o runs/demo",
         ),
         Command(
             name="cache list",
             summary="List the cached plans, newest first.",
-            settings="other_settings:ListSettings",
+            settings="find_settings:ListSettings",
             example="brim cache list --json",
         ),
         Command(
             name="cache clear",
             summary="Remove every cached plan.",
-            settings="other_settings:ClearSettings",
+            settings="find_settings:ClearSettings",
             example="brim cache clear",
         ),
     )

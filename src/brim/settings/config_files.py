@@ -130,7 +130,7 @@ def inspect_sweep(
     document, problems = _document(source)
     if document is None:
         return None, problems
-    changes = dict(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    changes = parse_overrides(overrides)
     reader = SweepReader(document, check_model=check_model)
     spec = reader.read(changes)
     problems = (*problems, *reader.problems)
@@ -213,7 +213,7 @@ _OF_A_SWEEP = ("grid_search", "grid", "models_to_train", "max_experiments", "res
 def read_training_file(
     path: str | os.PathLike[str],
     *,
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    overrides: Overrides = (),
     check_model: CheckModel | None = None,
     strict: bool = False,
 ) -> tuple[dict[str, Any], tuple[Problem, ...]]:
@@ -227,14 +227,14 @@ def read_training_file(
 def inspect_training_file(
     path: str | os.PathLike[str],
     *,
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    overrides: Overrides = (),
     check_model: CheckModel | None = None,
 ) -> tuple[dict[str, Any] | None, tuple[Problem, ...]]:
     """The settings and every problem; no settings where one of them is an error. A list that overrides is a value."""
     document, problems = inspect_yaml(path)
     if document is None:
         return None, problems
-    changes = dict(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    changes = parse_overrides(overrides)
     for key in (*document.data, *changes):
         if key.partition(".")[0] in _OF_A_SWEEP:
             message = "this is of a sweep's file, not of a training run's"

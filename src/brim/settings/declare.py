@@ -22,13 +22,14 @@ from typing import Any, TypeVar
 from brim.errors import RequestError, nearest_names
 from brim.settings.caller import flag_of, given, named
 from brim.settings.problems import Problem, raise_errors
-from brim.settings.setting_checks import Check, WrongEntryError, any_value
+from brim.settings.setting_checks import Check, WrongEntryError, any_value, flag
 
 __all__ = [
     "AS_FIELD", "Declared", "FromFile", "Key", "NestedSettings", "Setting", "SettingKey", "check_fields",
     "declared", "flag_names", "read_settings", "read_settings_file", "setting_keys",
 ]  # fmt: skip
 
+_UNCHECKED = any_value()
 AS_FIELD = object()  # a setting's default is that of its field
 _Kind = TypeVar("_Kind")
 _Field = tuple[dataclasses.Field[Any], Any, "Setting | None", "NestedSettings | None"]
@@ -44,15 +45,15 @@ class Setting:
     flags: tuple[str, ...] = ()  # every spelling on the command line; empty: `--name`
     panel: str = ""  # under which heading of the help it stands
     metavar: str = ""
-    check: Check = dataclasses.field(default_factory=any_value)  # reads text and Python's values
+    check: Check = _UNCHECKED  # reads text and Python's values; of a switch, true or false anyway
     many: bool = False  # may be given several times
     argument: bool = False  # a word without a flag; in Python a positional parameter
     inverted: bool = False  # the caller says no: the field is true where the flag is not given
     default: Any = AS_FIELD  # as callers see it, where that is not the field's own
     missing: str = ""  # what to do, where a setting without a default is not given
-    python: str = ""  # the type of the parameter, where that is not the field's own
+    python: str = ""  # the type of the parameter, where that is neither the check's nor the field's own
     python_default: Any = AS_FIELD  # of the parameter, where that is not as on the command line
-    python_help: str = ""  # where the flag's help speaks of flags
+    python_help: str = ""  # where that is not the flag's help with parameters for flags
     only: str = ""  # "flags" or "python": there is no such parameter, or no such flag
     positional: bool = False  # in Python a positional parameter, on the command line a flag
     hidden: bool = False  # not in the help
@@ -238,6 +239,8 @@ def _read_fields(kind: type[Any]) -> tuple[_Field, ...]:
         key = next((note for note in notes if isinstance(note, Key)), None)
         if setting is not None and key is not None:  # what the file says holds where the flag is not given
             setting = dataclasses.replace(setting, check=key.check, default=False if hint is bool else None)
+        elif setting is not None and setting.check is _UNCHECKED and hint in (bool, bool | None):
+            setting = dataclasses.replace(setting, check=flag())
         part = next((note for note in notes if isinstance(note, NestedSettings)), None)
         if part is None and setting is None and isinstance(plain, type) and dataclasses.is_dataclass(plain):
             part = NestedSettings()

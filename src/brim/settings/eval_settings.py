@@ -9,7 +9,7 @@ from brim.errors import RequestError
 from brim.settings import shared
 from brim.settings.caller import given, named, pair, written
 from brim.settings.declare import Setting, check_fields
-from brim.settings.setting_checks import Check, choice, flag, names, number, size_list, texts, whole
+from brim.settings.setting_checks import Check, choice, names, number, texts, whole
 from brim.settings.shared import ANSWERS, BATCH, OUTPUT, WHERE
 from brim.settings.sizes import parse_bytes
 
@@ -24,7 +24,7 @@ def _read_place(value: Any) -> str:
 
 def _switched(text: str) -> Setting:
     """What makes an evaluation fast: for those who measure what it brings."""
-    return Setting(help=text, only="python", hidden=True, check=flag())
+    return Setting(help=text, only="python", hidden=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,17 +43,12 @@ class EvalRequest:
     limit: shared.Limit = None
     mapping: shared.Columns = dataclasses.field(default_factory=dict)
     images: shared.Images = None
-    skip_bad: Annotated[
-        bool, Setting(help="Leave out records that cannot be read.", panel=shared.DATA, check=flag())
-    ] = False
+    skip_bad: Annotated[bool, Setting(help="Leave out records that cannot be read.", panel=shared.DATA)] = False
     task: shared.Task = None
     metrics: Annotated[
         tuple[str, ...],
-        Setting(
-            help="Such as bleu,rouge,exact_match; by default the task's own.", metavar="NAMES", check=names(),
-            python="str | Sequence[str] | None",
-        ),
-    ] = ()  # fmt: skip
+        Setting(help="Such as bleu,rouge,exact_match; by default the task's own.", metavar="NAMES", check=names()),
+    ] = ()
     plugins: Annotated[
         tuple[str, ...],
         Setting(
@@ -64,33 +59,27 @@ class EvalRequest:
     knobs: shared.Knobs = dataclasses.field(default_factory=dict)
     max_new_tokens: shared.MaxTokens = None
     temperature: Annotated[
-        float,
-        Setting(
-            help="0 is greedy; above, tokens are drawn.", panel=ANSWERS, metavar="T", check=number(least=0),
-        ),
-    ] = 0.0  # fmt: skip
+        float, Setting(help="0 is greedy; above, tokens are drawn.", panel=ANSWERS, metavar="T", check=number(least=0))
+    ] = 0.0
     top_p: Annotated[
         float,
         Setting(
-            help="Draw from the likeliest tokens up to this.", panel=ANSWERS, metavar="P",
-            check=number(above=0, most=1),
+            help="Draw from the likeliest tokens up to this.", panel=ANSWERS, metavar="P", check=number(above=0, most=1)
         ),
-    ] = 1.0  # fmt: skip
+    ] = 1.0
     seed: Annotated[int, Setting(help="For drawn tokens.", panel=ANSWERS, metavar="N", check=whole())] = 0
     stop: Annotated[
         tuple[str, ...],
         Setting(
-            help="An answer ends before this text; repeatable.", panel=ANSWERS, metavar="TEXT", check=texts(),
-            many=True, python="str | Sequence[str] | None",
+            help="An answer ends before this text; repeatable.", panel=ANSWERS, metavar="TEXT", check=texts(), many=True
         ),
-    ] = ()  # fmt: skip
+    ] = ()
     chat: shared.Chat = None
     system: Annotated[
         str | None, Setting(help="A system prompt before every sample.", panel=ANSWERS, metavar="TEXT")
     ] = None
     weights: Annotated[
-        str,
-        Setting(help="For torchvision and timm: auto (published), none (random) or a file.", metavar="WHICH"),
+        str, Setting(help="For torchvision and timm: auto (published), none (random) or a file.", metavar="WHICH")
     ] = "auto"
     trust_remote_code: shared.TrustRemoteCode = False
     batch_size: shared.BatchSize = None
@@ -109,7 +98,7 @@ class EvalRequest:
         str | None,
         Setting(
             help="cpu: if a sample does not fit even alone, weights go to host memory.", panel=BATCH, metavar="cpu",
-            check=choice("cpu"),
+            check=choice("cpu"), python="str | None",
         ),
     ] = None  # fmt: skip
     use_cache: shared.NoCache = True
@@ -122,17 +111,11 @@ class EvalRequest:
     overlap: Annotated[bool, _switched("Start a batch before the last one's answers are read and scored.")] = True
     non_blocking: Annotated[bool, _switched("Copy to the device without holding up the host.")] = True
     decode_loop: Annotated[bool, _switched("Brim's own where it fits the model; else transformers' generate.")] = True
-    fail_fast: Annotated[
-        bool, Setting(help="Stop at the first sample that fails by an error of its own.", check=flag())
-    ] = False
+    fail_fast: Annotated[bool, Setting(help="Stop at the first sample that fails by an error of its own.")] = False
     resume: shared.Resume = False
-    retry_failed: Annotated[
-        bool,
-        Setting(
-            help="With --resume: samples that failed are tried again.", panel=OUTPUT, check=flag(),
-            python_help="With resume: samples that failed are tried again.",
-        ),
-    ] = False  # fmt: skip
+    retry_failed: Annotated[bool, Setting(help="With --resume: samples that failed are tried again.", panel=OUTPUT)] = (
+        False
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -142,10 +125,7 @@ class EvalRequest:
             )
         if self.fixed and self.batch_size is None:
             raise RequestError(f"{named('no_auto_batch_size')} needs a size: add {written('batch_size', 'N')}")
-        if self.fail_on_oom and not self.fixed:
-            raise RequestError(
-                f"{named('fail_on_oom')} goes with {named('no_auto_batch_size')} and {written('batch_size', 'N')}"
-            )
+        shared.check_fail_on_oom(self.fail_on_oom, fixed=self.fixed)
         if self.retry_failed and not self.resume:
             raise RequestError(
                 f"{named('retry_failed')} goes with {named('resume')} and {written('output', 'DIR')}: it tries the "
@@ -155,8 +135,7 @@ class EvalRequest:
             raise RequestError(
                 f"{given('dtype', self.dtype)} and {pair('knob', 'dtype', self.knobs['dtype'])} differ; keep one"
             )
-        if self.max_new_tokens is not None and "max_new_tokens" in self.knobs:
-            raise RequestError(f"{named('max_tokens')} and the knob max_new_tokens say the same thing; keep one")
+        shared.check_new_tokens(self.max_new_tokens, self.knobs)
 
     @property
     def memory_limit_bytes(self) -> int | None:
@@ -173,22 +152,14 @@ class EvaluateSettings:
     """An evaluation, where it runs, and where its record goes."""
 
     request: EvalRequest
-    compare_batch: Annotated[
-        tuple[int, ...],
-        Setting(
-            help="Time these sizes on a part of the data instead: 1,2,4,8,16.", panel=BATCH, metavar="SIZES",
-            check=size_list(), only="flags",
-        ),
-    ] = ()  # fmt: skip
+    compare_batch: shared.CompareBatch = ()
     on: Annotated[
         str | None,
         Setting(
-            help="ray: by the workers of a Ray cluster, one GPU each.",
-            panel=WHERE,
-            metavar="ray",
+            help="ray: by the workers of a Ray cluster, one GPU each.", panel=WHERE, metavar="ray",
             check=Check("ray", _read_place),
         ),
-    ] = None
+    ] = None  # fmt: skip
     workers: Annotated[
         int | None,
         Setting(
@@ -199,18 +170,16 @@ class EvaluateSettings:
     gpus_per_worker: Annotated[
         float | None,
         Setting(
-            help="With --on ray: the part of a GPU that each has (1).", panel=WHERE, metavar="FRACTION",
-            check=number(), python_help="With on='ray': the part of a GPU that each has (1).",
+            help="With --on ray: the part of a GPU that each has (1).", panel=WHERE, metavar="FRACTION", check=number(),
+            python_help="With on='ray': the part of a GPU that each has (1).",
         ),
     ] = None  # fmt: skip
     output: shared.RunFolder = None
     json_output: shared.JsonOutput = False
-    save_predictions: Annotated[
-        bool, Setting(help="Always on: samples.jsonl has them.", hidden=True, check=flag(), only="flags")
-    ] = False
-    verbose: Annotated[bool, Setting(help="Also show the first answers.", panel=OUTPUT, check=flag(), only="flags")] = (
+    save_predictions: Annotated[bool, Setting(help="Always on: samples.jsonl has them.", hidden=True, only="flags")] = (
         False
     )
+    verbose: Annotated[bool, Setting(help="Also show the first answers.", panel=OUTPUT, only="flags")] = False
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -1,4 +1,7 @@
-"""What `brim find`, `brim forecast` and `brim knobs` take: a model by name, or functions; and the data to try it on."""
+"""What `brim find`, `brim forecast`, `brim knobs` and `brim cache` take.
+
+A model by name, or functions; the data to try it on; and what is asked of the search.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from brim.errors import RequestError, nearest_names
-from brim.records import Unit
+from brim.records import Objective, Unit
 from brim.settings import shared
 from brim.settings.caller import given, named, written
 from brim.settings.declare import NestedSettings, Setting, check_fields
 from brim.settings.eval_settings import EvalRequest
-from brim.settings.search_settings import DEFAULT_MAX_SIZE, SearchSettings
-from brim.settings.setting_checks import choice, flag, path, path_text, texts
+from brim.settings.setting_checks import choice, fraction, number, path, texts, whole
 from brim.settings.shared import BATCH, OUTPUT, WHERE
 
-__all__ = ["DataSelection", "FindSettings", "ForecastSettings", "KnobsSettings", "OwnStep", "WorkloadRequest"]
+__all__ = [
+    "DEFAULT_MAX_SIZE", "ClearSettings", "DataSelection", "FindSettings", "ForecastSettings", "KnobsSettings",
+    "ListSettings", "OwnStep", "SearchSettings", "WorkloadRequest",
+]  # fmt: skip
 
+DEFAULT_MAX_SIZE = 65536
 _MODEL = f"{shared.MODEL_HELP}; prefixes torchvision:, timm:, hf:, py: decide."
 _OBJECTS = ("scaler", "scheduler", "batch_length", "unit", "key")  # what goes with a step of the caller's own
 _BY_NAME = ("data", "split", "limit", "map", "images", "task", "mode", "knob", "max_tokens", "dtype", "isolate")
@@ -40,7 +46,7 @@ class WorkloadRequest:
         Literal["forward", "generate", "train"] | None,  # None: generate for a generative language model, else forward
         Setting(
             help="forward, generate or train; by default what the model is for.", metavar="MODE",
-            check=choice("forward", "generate", "train"), python='Literal["forward", "generate", "train"] | None',
+            check=choice("forward", "generate", "train"),
         ),
     ] = None  # fmt: skip
     knobs: shared.Knobs = dataclasses.field(default_factory=dict)
@@ -77,13 +83,7 @@ class WorkloadRequest:
 class DataSelection:
     """Data on whose costliest sample a model is tried; none, where `data` is not given."""
 
-    data: Annotated[
-        str | None,
-        Setting(
-            help="JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.", flags=("-d", "--data"),
-            panel=shared.DATA, metavar="PATH", check=path_text(), python="str | os.PathLike[str] | None",
-        ),
-    ] = None  # fmt: skip
+    data: Annotated[str | None, shared.setting_of(shared.Data, positional=False, missing="")] = None
     split: shared.Split = None
     limit: shared.Limit = None
     mapping: shared.Columns = dataclasses.field(default_factory=dict)
@@ -132,8 +132,7 @@ class OwnStep:
     scaler: Annotated[Any, _python("With step: the gradient scaler that it uses.", "object")] = None
     scheduler: Annotated[Any, _python("With step: the scheduler that it uses.", "object")] = None
     batch_length: Annotated[
-        Callable[[Any], int] | None,
-        _python("With step: how many items a batch has.", "Callable[[Any], int] | None"),
+        Callable[[Any], int] | None, _python("With step: how many items a batch has.", "Callable[[Any], int] | None")
     ] = None
     unit: Annotated[Unit, _python("With step: what the size counts.", 'Literal["samples", "tokens"]', "samples")] = (
         "samples"
@@ -166,13 +165,56 @@ def _with_own_step(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _tokens_as_knob(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    tokens = values.get("max_tokens")
-    if tokens is None:
-        return values
-    knobs = values.get("knob", {})
-    if "max_new_tokens" in knobs:
-        raise RequestError(f"{named('max_tokens')} and the knob max_new_tokens say the same thing; keep one")
-    return {**values, "knob": {**knobs, "max_new_tokens": str(tokens)}}
+    tokens, knobs = values.get("max_tokens"), values.get("knob", {})
+    shared.check_new_tokens(tokens, knobs)
+    return values if tokens is None else {**values, "knob": {**knobs, "max_new_tokens": str(tokens)}}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """What the user asked of a search; the batch-size flags of docs/interface.md, one field each."""
+
+    batch_size: shared.BatchSize = None  # None is auto; a number is a ceiling, or fixed
+    fixed: shared.NoAutoBatchSize = False  # exactly `batch_size`
+    fail_on_oom: shared.FailOnOom = False  # a fixed size that does not fit is an error, not split
+    objective: Annotated[
+        Objective,
+        Setting(help="fastest or largest.", panel=BATCH, metavar="fastest|largest", check=choice("fastest", "largest")),
+    ] = "fastest"
+    memory_limit_bytes: shared.ByteLimit = None
+    margin: shared.Margin = None
+    tolerance: Annotated[
+        float,
+        Setting(help="How close to the best rate is fast enough.", panel=BATCH, metavar="FRACTION", check=fraction()),
+    ] = 0.02
+    max_probes: Annotated[
+        int | None,
+        Setting(help="Stop after N probes with the best size seen.", panel=BATCH, metavar="N", check=whole(1)),
+    ] = None
+    probe_timeout_seconds: Annotated[
+        float | None,
+        Setting(
+            name="probe_timeout", help="A probe that takes longer does not fit; a hang needs --isolate.", panel=BATCH,
+            metavar="SECONDS", check=number(above=0),
+            python_help="Seconds; a probe that takes longer does not fit, and a hang needs isolate.",
+        ),
+    ] = None  # fmt: skip
+    multiple_of: shared.MultipleOf = 1
+    power_of_two: shared.PowerOfTwo = False
+    max_size: shared.MaxBatchSize = DEFAULT_MAX_SIZE
+    use_cache: shared.NoCache = True
+    per_rank: shared.PerRank = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.fixed and self.batch_size is None:
+            raise RequestError(f"{named('no_auto_batch_size')} needs {written('batch_size', 'N')}")
+        shared.check_fail_on_oom(self.fail_on_oom, fixed=self.fixed)
+        if self.power_of_two and self.multiple_of & (self.multiple_of - 1):
+            raise RequestError(
+                f"{given('multiple_of', self.multiple_of)}: with {named('power_of_two')} it must be a power of two "
+                "itself"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,16 +227,13 @@ class FindSettings:
     max_tokens: shared.MaxTokens = None
     search: SearchSettings = dataclasses.field(default_factory=SearchSettings)
     isolate: Annotated[
-        bool,
-        Setting(
-            help="Probe in a child process: a crash, a kill or a hang becomes a verdict.", panel=BATCH, check=flag()
-        ),
+        bool, Setting(help="Probe in a child process: a crash, a kill or a hang becomes a verdict.", panel=BATCH)
     ] = False
     output: Annotated[
         Path | None,
         Setting(
             help="Also write run.json into this folder.", flags=("-o", "--output"), panel=OUTPUT, metavar="DIR",
-            check=path(), python="str | os.PathLike[str] | None",
+            check=path(),
         ),
     ] = None  # fmt: skip
     json_output: shared.JsonOutput = False
@@ -217,19 +256,16 @@ class ForecastSettings:
         tuple[str, ...],
         Setting(
             help="A card by name, such as a100-80gb or 'rtx 4090'; repeatable. --gpus lists them.", panel=WHERE,
-            metavar="NAME", check=texts(), many=True, python="str | Sequence[str] | None",
+            metavar="NAME", check=texts(), many=True,
             python_help="A card by name, such as a100-80gb or 'rtx 4090', or several.",
         ),
     ] = ()  # fmt: skip
     memory: Annotated[
         int | str | None,
-        Setting(
-            help="Any other card by its memory, as the driver reports it: 24GiB.", panel=WHERE, metavar="SIZE",
-        ),
-    ] = None  # fmt: skip
+        Setting(help="Any other card by its memory, as the driver reports it: 24GiB.", panel=WHERE, metavar="SIZE"),
+    ] = None
     batch_size: Annotated[
-        int | None,
-        shared.setting_of(shared.BatchSize, help="auto: sizes up to the largest that fits; or one size N."),
+        int | None, shared.setting_of(shared.BatchSize, help="auto: sizes up to the largest that fits; or one size N.")
     ] = None
     margin: Annotated[
         float | None,
@@ -239,19 +275,15 @@ class ForecastSettings:
     power_of_two: shared.PowerOfTwo = False
     max_batch_size: shared.MaxBatchSize = DEFAULT_MAX_SIZE
     table: Annotated[
-        bool,
-        Setting(
-            help="Batch sizes by card memory and size of language model, computed.", check=flag(), only="flags"
-        ),
-    ] = False  # fmt: skip
-    gpus: Annotated[bool, Setting(help="List the cards that are known, and stop.", check=flag(), only="flags")] = False
+        bool, Setting(help="Batch sizes by card memory and size of language model, computed.", only="flags")
+    ] = False
+    gpus: Annotated[bool, Setting(help="List the cards that are known, and stop.", only="flags")] = False
     plot: Annotated[
         Path | None,
         Setting(
-            help="Also draw it, as one HTML file that needs no network.", panel=OUTPUT, metavar="FILE", check=path(),
-            python="str | os.PathLike[str] | None",
+            help="Also draw it, as one HTML file that needs no network.", panel=OUTPUT, metavar="FILE", check=path()
         ),
-    ] = None  # fmt: skip
+    ] = None
     json_output: shared.JsonOutput = False
 
     @staticmethod
@@ -282,3 +314,17 @@ class KnobsSettings:
     model: Annotated[str, Setting(help=_MODEL, argument=True, metavar="MODEL")]
     trust_remote_code: shared.TrustRemoteCode = False
     json_output: shared.JsonOutput = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ListSettings:
+    """How the cached plans are shown."""
+
+    json_output: Annotated[bool, Setting(name="json", help="One JSON document on standard output.", only="flags")] = (
+        False
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClearSettings:
+    """Nothing: every cached plan goes."""

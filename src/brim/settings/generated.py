@@ -92,7 +92,16 @@ def _parameter_default(one: Declared) -> Any:
 
 
 def _annotation(one: Declared) -> str:
-    return one.setting.python or (one.type.__name__ if isinstance(one.type, type) else str(one.type))
+    own = one.type.__name__ if isinstance(one.type, type) else str(one.type)
+    found = one.setting.python or one.setting.check.python or own
+    return f"{found} | None" if _parameter_default(one) is None and not re.search(r"None$|^object$", found) else found
+
+
+def _python_help(one: Declared) -> str:
+    """The help with parameters for flags: `--max-tokens` is max_tokens, -b N batch_size=N, -o output."""
+    text = re.sub(r"--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), one.setting.help)
+    text = re.sub(r"(?<!\w)-b\b", "batch_size", re.sub(r"(?<!\w)-b N\b", "batch_size=N", text))
+    return one.setting.python_help or re.sub(r"(?<!\w)-o\b", "output", text)
 
 
 def _literal(value: Any) -> str:
@@ -104,7 +113,7 @@ def _docstring(command: Command, call: PythonCall, settings: list[Declared]) -> 
     lines += textwrap.wrap(f"As `brim {command.name}` on the command line.", WIDTH - 4)
     lines += ["", "Args:"]
     for one in settings:
-        text = f"{one.name}: {one.setting.python_help or one.setting.help}"
+        text = f"{one.name}: {_python_help(one)}"
         lines += textwrap.wrap(text, WIDTH - 8, initial_indent="    ", subsequent_indent="        ")
     lines += [
         "",

@@ -3,26 +3,33 @@
 Lists are paired or crossed, then filtered, then multiplied by seeds; so a filter drops whole pairs. Settings are given
 by dotted keys and come out nested.
 
-    expand(GridSpec(groups=(GridGroup(axes={"model.type": ("r3d_18", "s3d"), "hp.batch_size": (128, 32)}),)))
+    try_expand(GridSpec(groups=(GridGroup(axes={"model.type": ("r3d_18", "s3d"), "hp.batch_size": (128, 32)}),)))
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from brim.settings.caller import written
-from brim.settings.experiment_ids import MODEL_KEY, SEED_KEY, experiment_id, same_value
 from brim.settings.grid_pairing import Columns, GridGroup, Pairing, PairingChoice, arrange
-from brim.settings.nested_keys import flatten, nest
-from brim.settings.problems import Problem, has_errors, raise_errors
+from brim.settings.nested_keys import flatten, nest, value_text
+from brim.settings.problems import Problem, has_errors
+from brim.settings.train_settings import BATCH_KEY, MODEL_KEY, RATE_KEY, SEED_KEY
 
-__all__ = ["MOST_EXPERIMENTS", "Exclusion", "Expansion", "Experiment", "GridSpec", "Inclusion", "expand", "try_expand"]
+__all__ = [
+    "MOST_EXPERIMENTS", "Exclusion", "Expansion", "Experiment", "GridSpec", "Inclusion", "experiment_id",
+    "try_expand",
+]  # fmt: skip
 
 MOST_EXPERIMENTS = 100_000  # without being asked for more
 _MOST_COMBINATIONS = 1_000_000  # combinations that a filter may drop before a sweep of the first few is given up
+_DIGITS = 12  # of an id
+_MODEL_LETTERS = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +42,8 @@ class Exclusion:
     def drops(self, flat: Mapping[str, Any]) -> bool:
         """Whether these settings match it."""
         return all(
-            key in flat and any(same_value(flat[key], value) for value in values) for key, values in self.values.items()
+            key in flat and any(_same_value(flat[key], value) for value in values)
+            for key, values in self.values.items()
         )
 
 
@@ -129,18 +137,13 @@ class Expansion:
         }
 
 
-def expand(spec: GridSpec, *, max_experiments: int | None = None, most: int = MOST_EXPERIMENTS) -> Expansion:
-    """The experiments of a grid, or the first `max_experiments` of them; without that number, `most` at most."""
-    expansion, problems = try_expand(spec, max_experiments=max_experiments, most=most)
-    raise_errors(problems)
-    assert expansion is not None  # without an error there is one
-    return expansion
-
-
 def try_expand(
     spec: GridSpec, *, max_experiments: int | None = None, most: int = MOST_EXPERIMENTS
 ) -> tuple[Expansion | None, tuple[Problem, ...]]:
-    """As `expand`, with the problems as records; no expansion where one of them is an error."""
+    """The experiments of a grid, or the first `max_experiments` of them; without that number, `most` at most.
+
+    The problems are records; there is no expansion where one of them is an error.
+    """
     arranged = [arrange(group, pairing=spec.pairing, zipped=spec.zipped) for group in spec.groups]
     problems = [problem for columns in arranged for problem in columns.problems]
     seeds = max(1, len(spec.seeds))
@@ -298,3 +301,42 @@ class _Made:
 
 def _listed(values: Sequence[Any]) -> str:
     return str(values[0]) if len(values) == 1 else f"[{', '.join(map(str, values))}]"
+
+
+# ------------------------------------------------------------------------------------------------------- ids
+#
+# The name of an experiment, from its settings alone: `r3d_18-b128-lr0.001-5d0c3f6a91b2`. The first part is for people,
+# the digits decide. Neither depends on the order of the keys, on other experiments of the file, nor on its place among
+# them; so a resumed or edited sweep finds the runs it has, and never takes one for another.
+
+
+def experiment_id(flat: Mapping[str, Any]) -> str:
+    """The id of settings given by dotted keys. Seed 0 is what a run has anyway: naming it makes no other experiment."""
+    counted = flat if flat.get(SEED_KEY, 0) != 0 else {key: value for key, value in flat.items() if key != SEED_KEY}
+    digits = hashlib.sha256(value_text(counted).encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+    return "-".join([*_words(flat), digits])
+
+
+def _same_value(one: Any, other: Any) -> bool:
+    """Equal as settings are: 1 and 1.0 are, 1 and true are not."""
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _words(flat: Mapping[str, Any]) -> list[str]:
+    words = [_model_word(flat.get(MODEL_KEY))]
+    if BATCH_KEY in flat:
+        size = flat[BATCH_KEY]
+        words.append(f"b{size}" if isinstance(size, int) else str(size))
+    if isinstance(flat.get(RATE_KEY), (int, float)):
+        words.append(f"lr{flat[RATE_KEY]:g}")
+    if flat.get(SEED_KEY, 0) != 0:
+        words.append(f"s{flat[SEED_KEY]}")
+    return [word for word in (re.sub(r"[^A-Za-z0-9_.]+", "_", word).strip("_.") for word in words) if word]
+
+
+def _model_word(model: Any) -> str:
+    """The last part of a model's name: no prefix, no folder."""
+    if not isinstance(model, str):
+        return "run"
+    last = re.split(r"[:/\\]", model.rstrip(":/\\"))[-1]
+    return last[:_MODEL_LETTERS] or "run"

@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from brim.settings.experiment_ids import BATCH_KEY, MODEL_KEY, value_text
+from brim.settings.nested_keys import value_text
 from brim.settings.problems import Problem, Severity
+from brim.settings.train_settings import BATCH_KEY, MODEL_KEY
 
 __all__ = ["PAIRINGS", "Columns", "GridGroup", "Pairing", "PairingChoice", "Row", "arrange"]
 

@@ -9,15 +9,19 @@ there are.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from brim.errors import RequestError
 
-__all__ = ["MOST_LEVELS", "Leaf", "conflicting_keys", "flatten", "leaves", "nest", "plain_value"]
+__all__ = [
+    "MOST_LEVELS", "MOST_VALUES", "Leaf", "conflicting_keys", "flatten", "leaves", "nest", "plain_value", "value_text",
+]  # fmt: skip
 
-MOST_LEVELS = 64  # as many as a file may have
-MOST_VALUES = 500_000  # of one list, likewise
+MOST_LEVELS = 64  # of a file, or of a mapping that is given in its place
+MOST_VALUES = 500_000  # of a file with every alias expanded, or of one list
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 Leaf = tuple[str, Any, tuple[str, ...]]  # dotted key, value, the keys as they were written on the way to it
 
@@ -94,6 +98,11 @@ def plain_value(value: Any, key: str, level: int = 0) -> Any:
             raise RequestError(f"{key}: {len(value):,} values are more than {MOST_VALUES:,}")
         return [plain_value(item, key, level + 1) for item in value]
     raise RequestError(f"{key}: {value!r} is a {type(value).__name__}; give a number, a text, a list or a mapping")
+
+
+def value_text(value: Any) -> str:
+    """A value as text that is the same only for the same value: 1, 1.0, true and "1" are four."""
+    return _ENCODER.encode(value)
 
 
 def _make_section(sections: dict[str, dict[str, Any]], key: str, parent: str) -> dict[str, Any]:

@@ -1,17 +1,11 @@
-"""What `brim profile` and `brim.profile` take: an evaluation and the knobs to vary; knob values to points.
-
-parse_values("2-13")                      → 2, 3 … 13
-make_points({"max_crops": (2, 3), "max_new_tokens": (8, 16)}, pairing="cross")      → four points
-"""
+"""What `brim profile`, `brim.profile` and `brim demo` take: an evaluation and the knobs to vary."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import random
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from brim.errors import RequestError
 from brim.settings import shared
@@ -24,7 +18,6 @@ from brim.settings.setting_checks import (
     byte_size,
     choice,
     entries_of,
-    flag,
     fraction,
     number,
     whole,
@@ -33,14 +26,12 @@ from brim.settings.shared import BATCH
 from brim.settings.sizes import parse_bytes
 
 __all__ = [
-    "SEED_SCALE", "Order", "Pairing", "ProfileRequest", "ProfileSettings", "Sampling", "ScaleStep", "make_points",
-    "parse_values", "sample_points", "scale_for", "start_from",
+    "SEED_SCALE", "DemoSettings", "Order", "Pairing", "ProfileRequest", "ProfileSettings", "Sampling", "ScaleStep",
+    "parse_values",
 ]  # fmt: skip
 
 Pairing = Literal["cross", "zip"]
 Sampling = Literal["stratified", "lhs", "boundary"]
-Point = dict[str, Any]
-
 MOST_VALUES = 100_000
 
 
@@ -69,74 +60,6 @@ def parse_values(text: str) -> tuple[str, ...]:
     if repeated:
         raise ValueError(f"{repeated[0]} is there twice")
     return tuple(values)
-
-
-def start_from(values: Sequence[Any], first: Any) -> tuple[Any, ...]:
-    """The values from this one on; one above all of them is a `RequestError`."""
-    kept = tuple(value for value in values if value >= first)
-    if not kept:
-        raise RequestError(f"{given('start_from', first)}: it is above every value ({', '.join(map(str, values))})")
-    return kept
-
-
-def make_points(lists: Mapping[str, Sequence[Any]], *, pairing: Pairing = "cross") -> list[Point]:
-    """Every combination, or the n-th of each list with the n-th of the others."""
-    if pairing not in get_args(Pairing):
-        raise RequestError(f"{given('pairing', pairing)}: it must be one of {', '.join(get_args(Pairing))}")
-    names = list(lists)
-    if pairing == "cross":
-        return [dict(zip(names, values, strict=True)) for values in itertools.product(*lists.values())]
-    lengths = {name: len(values) for name, values in lists.items()}
-    if len(set(lengths.values())) > 1:
-        counts = ", ".join(f"{name} has {count}" for name, count in lengths.items())
-        raise RequestError(
-            f"{given('pairing', 'zip')}: the lists differ in length ({counts}); give as many values of each, or cross"
-        )
-    return [dict(zip(names, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-
-
-def sample_points(lists: Mapping[str, Sequence[Any]], count: int, *, strategy: Sampling, seed: int = 0) -> list[Point]:
-    """So many points of the whole space, the same ones every time.
-
-    `boundary` takes the corners, the middle, then spreads; `lhs` uses every value of every knob about equally often
-    (Latin hypercube); `stratified` cuts the space, in its order, into parts of equal size and takes one point of each.
-    """
-    if strategy not in get_args(Sampling):
-        raise RequestError(f"{given('sample', strategy)}: it must be one of {', '.join(get_args(Sampling))}")
-    if count < 1:
-        raise RequestError(f"{given('num_points', count)}: it must be at least 1")
-    whole = make_points(lists)
-    if count >= len(whole):
-        return whole
-    draw = random.Random(seed)
-    if strategy == "stratified":
-        return _stratified(whole, count, draw)
-    chosen = _corners(lists) if strategy == "boundary" else []
-    return _unique([*chosen, *_latin(lists, count, draw), *draw.sample(whole, len(whole))])[:count]
-
-
-def _stratified(whole: Sequence[Point], count: int, draw: random.Random) -> list[Point]:
-    edges = [len(whole) * part // count for part in range(count + 1)]
-    return [whole[draw.randrange(low, high)] for low, high in itertools.pairwise(edges)]
-
-
-def _corners(lists: Mapping[str, Sequence[Any]]) -> list[Point]:
-    ends = {name: (values[0], values[-1]) for name, values in lists.items()}
-    middle = {name: values[len(values) // 2] for name, values in lists.items()}
-    return [*make_points(ends), middle]
-
-
-def _latin(lists: Mapping[str, Sequence[Any]], count: int, draw: random.Random) -> list[Point]:
-    columns: dict[str, list[Any]] = {}
-    for name, values in lists.items():
-        column = [values[place * len(values) // count] for place in range(count)]
-        draw.shuffle(column)
-        columns[name] = column
-    return [{name: column[place] for name, column in columns.items()} for place in range(count)]
-
-
-def _unique(points: Sequence[Point]) -> list[Point]:
-    return list({tuple(point.items()): point for point in points}.values())
 
 
 Order = Literal["given", "ascending", "descending"]
@@ -235,23 +158,19 @@ class ProfileRequest:
         Pairing,
         Setting(
             help="Several knobs: cross (all combinations) or zip (one to one).", panel=POINTS, metavar="cross|zip",
-            check=choice("cross", "zip"), python='Literal["cross", "zip"]',
+            check=choice("cross", "zip"),
         ),
     ] = "cross"  # fmt: skip
     sample: Annotated[
         Sampling | None,
         Setting(
             help="Only some combinations: stratified, lhs or boundary.", panel=POINTS, metavar="HOW",
-            check=choice("stratified", "lhs", "boundary"), python='Literal["stratified", "lhs", "boundary"] | None',
+            check=choice("stratified", "lhs", "boundary"),
         ),
     ] = None  # fmt: skip
     num_points: Annotated[
-        int | None,
-        Setting(
-            help="With --sample: how many.", panel=POINTS, metavar="N", check=whole(1),
-            python_help="With sample: how many.",
-        ),
-    ] = None  # fmt: skip
+        int | None, Setting(help="With --sample: how many.", panel=POINTS, metavar="N", check=whole(1))
+    ] = None
     start_from: Annotated[
         str | None,
         Setting(
@@ -263,7 +182,7 @@ class ProfileRequest:
         Order,
         Setting(
             help="given, ascending or descending (the costliest first).", panel=POINTS, metavar="ORDER",
-            check=choice("given", "ascending", "descending"), python='Literal["given", "ascending", "descending"]',
+            check=choice("given", "ascending", "descending"),
         ),
     ] = "given"  # fmt: skip
     initial_scale: Annotated[
@@ -315,8 +234,7 @@ class ProfileRequest:
         check_fields(self)
         if not self.axes:
             raise RequestError(f"{named('knob')} is missing: name the knob to profile, such as max_crops")
-        if self.base.max_new_tokens is not None and "max_new_tokens" in self.axes:
-            raise RequestError(f"{named('max_tokens')} and the knob max_new_tokens say the same thing; keep one")
+        shared.check_new_tokens(self.base.max_new_tokens, self.axes)
         if (self.sample is None) != (self.num_points is None):
             raise RequestError(
                 f"{named('sample')} and {named('num_points')} go together: {written('sample', 'lhs')} "
@@ -362,10 +280,9 @@ class ProfileSettings:
     explain_speed: Annotated[
         bool,
         Setting(
-            help="Instead: switch off in turn each thing that makes it fast, and measure what it brings.", check=flag(),
-            only="flags",
+            help="Instead: switch off in turn each thing that makes it fast, and measure what it brings.", only="flags"
         ),
-    ] = False  # fmt: skip
+    ] = False
     output: shared.RunFolder = None
     json_output: shared.JsonOutput = False
 
@@ -391,8 +308,20 @@ class ProfileSettings:
                 )
 
 
-def scale_for(steps: Sequence[ScaleStep], value: Any) -> float:
-    """The part of the ceiling to begin with at a value; 1 for values that are no numbers."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return 1.0
-    return next((scale for up_to, scale in steps if value <= up_to), steps[-1][1])
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DemoSettings:
+    """How large the demonstration is."""
+
+    questions: Annotated[
+        int, Setting(help="How many questions about how many boards.", metavar="N", check=whole(8))
+    ] = 200
+    memory_limit: Annotated[
+        str, Setting(help="The memory of a card to pretend.", metavar="SIZE", check=byte_size())
+    ] = "80MiB"  # the costliest values do not fit 64 boards into it, as on a card that is too small
+    resume: shared.Resume = False
+    output: shared.RunFolder = None
+    json_output: shared.JsonOutput = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        shared.check_resume(self.resume, self.output)

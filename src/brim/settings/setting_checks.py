@@ -24,16 +24,18 @@ __all__ = [
 
 MOST_SEED = 2**64 - 1  # the largest that torch.manual_seed takes
 
+_PATH = "str | os.PathLike[str]"
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A check, in a few words what it takes, and the same for editors as JSON Schema has it."""
+    """A check, in a few words what it takes, and the same for editors: as JSON Schema and as Python's type."""
 
     takes: str
     read: Callable[[Any], Any]
     schema: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    python: str = ""  # what a parameter takes, without None; empty: the field's own type
 
     def __call__(self, value: Any) -> Any:
         return self.read(value)
@@ -99,13 +101,14 @@ def size_or_auto(most: int | None = None) -> Check:
             raise ValueError(f"it must be auto or a whole number from 1{up_to}") from None
         return size
 
-    return Check("auto or whole number", read, {"anyOf": [counts.schema, {"enum": ["auto"]}]})
+    schema = {"anyOf": [counts.schema, {"enum": ["auto"]}]}
+    return Check("auto or whole number", read, schema, 'int | Literal["auto"]')
 
 
 def size_or_none(most: int) -> Check:
     """As `size_or_auto`, for fields that have None for auto."""
     sizes = size_or_auto(most)
-    return Check(sizes.takes, lambda value: None if (size := sizes(value)) == "auto" else size, sizes.schema)
+    return dataclasses.replace(sizes, read=lambda value: None if (size := sizes(value)) == "auto" else size)
 
 
 def size_list() -> Check:
@@ -143,12 +146,12 @@ def path() -> Check:
             raise ValueError("it must be the name of a file or folder")
         return Path(value)
 
-    return Check("path", read)
+    return Check("path", read, python=_PATH)
 
 
 def path_text() -> Check:
     """The same, kept as text: it may also be a name that is no path."""
-    return Check("path", lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value)
+    return Check("path", lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value, python=_PATH)
 
 
 def names() -> Check:
@@ -160,7 +163,7 @@ def names() -> Check:
             raise ValueError("it must be names, several by commas or as a list")
         return tuple(name.strip() for name in listed if name.strip())
 
-    return Check("names", read)
+    return Check("names", read, python="str | Sequence[str]")
 
 
 def texts() -> Check:
@@ -172,7 +175,7 @@ def texts() -> Check:
             raise ValueError("it must be a text or a list of texts")
         return tuple(os.fspath(one) for one in listed)
 
-    return Check("texts", read)
+    return Check("texts", read, python="str | Sequence[str]")
 
 
 def entries_of(value: Any) -> Sequence[Any]:
@@ -227,7 +230,7 @@ def pairs(example: str, known: Sequence[str] = ()) -> Check:
             found[name] = one
         return found
 
-    return Check("names with values", read)
+    return Check("names with values", read, python=f"Mapping[str, {'str' if known else 'object'}]")
 
 
 def _entries(value: Any, example: str) -> Iterator[tuple[Any, str, Any]]:
@@ -258,7 +261,9 @@ def choice(*names: str, null: bool = False) -> Check:
         return word
 
     known: list[Any] = [*names, *([None] if null else [])]
-    return Check(" or ".join(names) if len(names) < 6 else "one of several words", read, {"enum": known})
+    takes = " or ".join(names) if len(names) < 6 else "one of several words"
+    quoted = ", ".join(f'"{name}"' for name in names)
+    return Check(takes, read, {"enum": known}, f"Literal[{quoted}]")
 
 
 def flag() -> Check:
@@ -303,7 +308,7 @@ def optional(check: Check) -> Check:
         schema: Mapping[str, Any] = {**check.schema, "type": [kind, "null"]}
     else:
         schema = {"anyOf": [check.schema, {"type": "null"}]} if check.schema else {}
-    return Check(check.takes, lambda value: None if value is None else check(value), schema)
+    return Check(check.takes, lambda value: None if value is None else check(value), schema, check.python)
 
 
 def _numeric(kind: str, **bounds: float | None) -> dict[str, Any]:

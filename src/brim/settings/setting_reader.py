@@ -13,11 +13,10 @@ from typing import Any
 from brim.errors import RequestError, nearest_names
 from brim.settings.declare import SettingKey
 from brim.settings.easytrain import FOREIGN_SECTIONS, read_foreign
-from brim.settings.experiment_ids import MODEL_KEY
 from brim.settings.nested_keys import Leaf, leaves, plain_value
 from brim.settings.problems import Problem, Severity
 from brim.settings.setting_checks import Check
-from brim.settings.train_settings import SETTING_KEYS, find_setting_key
+from brim.settings.train_settings import MODEL_KEY, SETTING_KEYS, find_setting_key
 from brim.settings.yaml_file import Document, Place
 
 __all__ = [

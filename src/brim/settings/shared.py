@@ -16,23 +16,24 @@ from brim.settings.declare import Setting
 from brim.settings.setting_checks import (
     byte_count,
     byte_size,
-    flag,
+    entries_of,
     fraction,
     numbers,
     pairs,
     path,
     path_text,
+    size_list,
     size_or_none,
     whole,
 )
 
 __all__ = [
     "ANSWERS", "BATCH", "DATA", "FAST_PATHS", "FIELDS", "LARGEST_SIZE", "LOADING", "MOST_RUNS", "OUTPUT", "WHERE",
-    "BatchSize", "ByteLimit", "Chat", "Columns", "Data", "Device", "Dtype", "FailOnOom", "FastPath",
+    "BatchSize", "ByteLimit", "Chat", "Columns", "CompareBatch", "Data", "Device", "Dtype", "FailOnOom", "FastPath",
     "GradientCheckpointing", "Images", "JsonOutput", "Knobs", "Limit", "Margin", "MaxBatchSize", "MaxTokens",
-    "MemoryLimit", "MultipleOf", "NoAutoBatchSize", "NoCache", "NumWorkers", "PinMemory", "PowerOfTwo",
-    "PrefetchFactor", "Resume", "RunFolder", "Split", "Task", "TrustRemoteCode", "check_one_card", "check_resume",
-    "read_seeds", "seeds_from", "setting_of",
+    "MemoryLimit", "MultipleOf", "NoAutoBatchSize", "NoCache", "NumWorkers", "PerRank", "PinMemory", "PowerOfTwo",
+    "PrefetchFactor", "Resume", "RunFolder", "Split", "Task", "TrustRemoteCode", "check_fail_on_oom",
+    "check_new_tokens", "check_one_card", "check_resume", "read_changes", "read_seeds", "seeds_from", "setting_of",
 ]  # fmt: skip
 
 FIELDS = ("prompt", "input", "context", "reference", "image", "video", "choices", "id", "label", "group")
@@ -55,6 +56,27 @@ def check_resume(resume: bool, output: Path | None, *, what: str = "run") -> Non
         raise RequestError(f"{named('resume')}: say which {what} with {written('output', 'DIR')}")
 
 
+def check_fail_on_oom(fail_on_oom: bool, *, fixed: bool) -> None:
+    """Only a size that is fixed can fail."""
+    if fail_on_oom and not fixed:
+        raise RequestError(
+            f"{named('fail_on_oom')} goes with {named('no_auto_batch_size')} and {written('batch_size', 'N')}"
+        )
+
+
+def check_new_tokens(max_new_tokens: int | None, knobs: Mapping[str, Any]) -> None:
+    """`--max-tokens` is short for a knob."""
+    if max_new_tokens is not None and "max_new_tokens" in knobs:
+        raise RequestError(f"{named('max_tokens')} and the knob max_new_tokens say the same thing; keep one")
+
+
+def read_changes(value: Any) -> dict[str, Any]:
+    """Keys with values as a mapping, or as KEY=VALUE texts of YAML."""
+    from brim.settings.yaml_file import parse_overrides  # which is not needed to show flags
+
+    return parse_overrides(value if isinstance(value, Mapping) else map(str, entries_of(value)))
+
+
 def check_one_card(gpu: str | None, memory: str | int | None) -> None:
     """A card is given by name or by memory."""
     if gpu is not None and memory is not None:
@@ -69,7 +91,7 @@ Knobs = Annotated[
     Mapping[str, Any],
     Setting(
         name="knob", help="A setting of the model, repeatable: --knob size=224 --knob frames=16.", metavar="NAME=VALUE",
-        check=pairs("NAME=VALUE, for example --knob size=224"), many=True, python="Mapping[str, object] | None",
+        check=pairs("NAME=VALUE, for example --knob size=224"), many=True,
         python_help="Settings of the model: {'size': 224, 'frames': 16}.",
     ),
 ]  # fmt: skip
@@ -80,10 +102,8 @@ MaxTokens = Annotated[
         python_help="Short for the knob max_new_tokens.",
     ),
 ]  # fmt: skip
-TrustRemoteCode = Annotated[bool, Setting(help="Let a transformers folder run its own Python code.", check=flag())]
-GradientCheckpointing = Annotated[
-    bool, Setting(help="Recompute activations in the backward pass.", panel=WHERE, check=flag())
-]
+TrustRemoteCode = Annotated[bool, Setting(help="Let a transformers folder run its own Python code.")]
+GradientCheckpointing = Annotated[bool, Setting(help="Recompute activations in the backward pass.", panel=WHERE)]
 
 # ------------------------------------------------------------------------------------------------- data
 
@@ -91,7 +111,7 @@ Data = Annotated[
     str,
     Setting(
         help="JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.", flags=("-d", "--data"),
-        panel=DATA, metavar="PATH", check=path_text(), python="str | os.PathLike[str]", positional=True,
+        panel=DATA, metavar="PATH", check=path_text(), positional=True,
         missing="give the data to evaluate on, such as questions.jsonl",
     ),
 ]  # fmt: skip
@@ -103,17 +123,13 @@ Columns = Annotated[
     Mapping[str, str],
     Setting(
         name="map", help="Which column is what: --map prompt=query; repeatable.", panel=DATA, metavar="FIELD=COLUMN",
-        check=pairs("FIELD=COLUMN, such as prompt=question", FIELDS), many=True, python="Mapping[str, str] | None",
+        check=pairs("FIELD=COLUMN, such as prompt=question", FIELDS), many=True,
         python_help="Which column is what: {'prompt': 'query'}.",
     ),
 ]  # fmt: skip
 Images = Annotated[
-    str | None,
-    Setting(
-        help="The folder that image names start from.", panel=DATA, metavar="DIR", check=path_text(),
-        python="str | os.PathLike[str] | None",
-    ),
-]  # fmt: skip
+    str | None, Setting(help="The folder that image names start from.", panel=DATA, metavar="DIR", check=path_text())
+]
 Task = Annotated[
     str | None, Setting(help="generate, vqa, choice or classify; by default what the data is for.", metavar="TASK")
 ]
@@ -124,28 +140,15 @@ BatchSize = Annotated[
     int | None,
     Setting(
         help="auto, or N as a ceiling: lowered only where N does not fit.", flags=("-b", "--batch-size"), panel=BATCH,
-        metavar="auto|N", check=size_or_none(LARGEST_SIZE), default="auto", python='int | Literal["auto"]',
+        metavar="auto|N", check=size_or_none(LARGEST_SIZE), default="auto",
     ),
 ]  # fmt: skip
 NoAutoBatchSize = Annotated[
-    bool,
-    Setting(
-        name="no_auto_batch_size", help="With -b N: exactly N; split where it does not fit.", panel=BATCH, check=flag(),
-        python_help="With batch_size=N: exactly N; split where it does not fit.",
-    ),
-]  # fmt: skip
-FailOnOom = Annotated[
-    bool,
-    Setting(
-        help="With --no-auto-batch-size: an error instead of a split.", panel=BATCH, check=flag(),
-        python_help="With no_auto_batch_size: an error instead of a split.",
-    ),
-]  # fmt: skip
-_MEMORY_LIMIT = "Use at most this much, e.g. 24GiB. On the CPU this bounds eager operations only."
-MemoryLimit = Annotated[
-    int | str | None,
-    Setting(help=_MEMORY_LIMIT, panel=BATCH, metavar="SIZE", check=byte_size()),
+    bool, Setting(name="no_auto_batch_size", help="With -b N: exactly N; split where it does not fit.", panel=BATCH)
 ]
+FailOnOom = Annotated[bool, Setting(help="With --no-auto-batch-size: an error instead of a split.", panel=BATCH)]
+_MEMORY_LIMIT = "Use at most this much, e.g. 24GiB. On the CPU this bounds eager operations only."
+MemoryLimit = Annotated[int | str | None, Setting(help=_MEMORY_LIMIT, panel=BATCH, metavar="SIZE", check=byte_size())]
 ByteLimit = Annotated[
     int | None,
     Setting(
@@ -156,25 +159,29 @@ ByteLimit = Annotated[
 Margin = Annotated[
     float | None,
     Setting(
-        help="Keep this fraction free (0.05; 0 with --memory-limit).", panel=BATCH, metavar="FRACTION",
-        check=fraction(), python_help="Keep this fraction free (0.05; 0 with memory_limit).",
+        help="Keep this fraction free (0.05; 0 with --memory-limit).", panel=BATCH, metavar="FRACTION", check=fraction()
     ),
-]  # fmt: skip
+]
 MultipleOf = Annotated[int, Setting(help="Only multiples of N.", panel=BATCH, metavar="N", check=whole(1))]
-PowerOfTwo = Annotated[bool, Setting(help="Only powers of two.", panel=BATCH, check=flag())]
+PowerOfTwo = Annotated[bool, Setting(help="Only powers of two.", panel=BATCH)]
 MaxBatchSize = Annotated[
     int,
     Setting(
         name="max_batch_size", help="The largest size to try.", panel=BATCH, metavar="N", check=whole(1, LARGEST_SIZE),
-        default=None, python="int | None",
+        default=None,
     ),
 ]  # fmt: skip
 NoCache = Annotated[
-    bool,
-    Setting(
-        name="no_cache", help="Neither use a cached plan nor keep this one.", panel=BATCH, check=flag(), inverted=True
-    ),
+    bool, Setting(name="no_cache", help="Neither use a cached plan nor keep this one.", panel=BATCH, inverted=True)
 ]
+PerRank = Annotated[bool, Setting(help="Under torchrun, let each rank keep its own training size.", panel=BATCH)]
+CompareBatch = Annotated[
+    tuple[int, ...],
+    Setting(
+        help="Time these sizes on a part of the data instead: 1,2,4,8,16.", panel=BATCH, metavar="SIZES",
+        check=size_list(), only="flags",
+    ),
+]  # fmt: skip
 
 # -------------------------------------------------------------------------------------- device, loading
 
@@ -194,7 +201,7 @@ NumWorkers = Annotated[
     ),
 ]  # fmt: skip
 PinMemory = Annotated[
-    bool, Setting(help="Load into pinned memory.", flags=("--pin-memory/--no-pin-memory",), panel=LOADING, check=flag())
+    bool, Setting(help="Load into pinned memory.", flags=("--pin-memory/--no-pin-memory",), panel=LOADING)
 ]
 PrefetchFactor = Annotated[
     int, Setting(help="Samples each process prepares ahead.", panel=LOADING, metavar="N", check=whole(1))
@@ -202,32 +209,27 @@ PrefetchFactor = Annotated[
 Chat = Annotated[
     bool | None,
     Setting(
-        help="Use the model's chat template; by default if it has one.", flags=("--chat/--no-chat",), panel=ANSWERS,
-        check=flag(),
+        help="Use the model's chat template; by default if it has one.", flags=("--chat/--no-chat",), panel=ANSWERS
     ),
-]  # fmt: skip
+]
 
 # ----------------------------------------------------------------------------------------------- output
 
 Resume = Annotated[
-    bool,
-    Setting(
-        help="Continue the run in -o: samples that are done are not done again.", panel=OUTPUT, check=flag(),
-        python_help="Continue the run in output: samples that are done are not done again.",
-    ),
-]  # fmt: skip
+    bool, Setting(help="Continue the run in -o: samples that are done are not done again.", panel=OUTPUT)
+]
 RunFolder = Annotated[
     Path | None,
     Setting(
         help="The run's folder (default runs/<command>-<time>).", flags=("-o", "--output"), panel=OUTPUT, metavar="DIR",
-        check=path(), python="str | os.PathLike[str] | None",
+        check=path(),
     ),
 ]  # fmt: skip
 JsonOutput = Annotated[
     bool,
     Setting(
         name="json", help="One JSON document on standard output, the rest on standard error.", panel=OUTPUT,
-        check=flag(), only="flags",
+        only="flags",
     ),
 ]  # fmt: skip
 

@@ -12,7 +12,7 @@ from brim.errors import RequestError
 from brim.settings import shared
 from brim.settings.caller import flag_of, given, named
 from brim.settings.declare import Setting, check_fields
-from brim.settings.setting_checks import Check, choice, entries_of, flag, number, path_text, texts, whole
+from brim.settings.setting_checks import Check, choice, number, path_text, texts, whole
 from brim.settings.shared import OUTPUT
 
 __all__ = ["LOGGERS", "Place", "SweepCommand", "SweepRequest"]
@@ -40,12 +40,6 @@ def _yaml(value: Any) -> str:
     return str(value)
 
 
-def _read_pairs(value: Any) -> dict[str, Any]:
-    from brim.settings.yaml_file import parse_overrides  # which is not needed to show flags
-
-    return dict(value) if isinstance(value, Mapping) else parse_overrides(map(str, entries_of(value)))
-
-
 def _read_loggers(value: Any) -> tuple[str, ...]:
     one_of = choice(*LOGGERS)
     return tuple(one_of(name) for name in texts()(value))
@@ -59,7 +53,7 @@ class SweepRequest:
         str,
         Setting(
             help="A YAML file with a grid; docs/sweeps.md.", argument=True, metavar="FILE", check=path_text(),
-            default=None, python="str | os.PathLike[str]", python_default=dataclasses.MISSING,
+            default=None, python_default=dataclasses.MISSING,
         ),
     ] = ""  # fmt: skip
     overrides: Annotated[
@@ -72,12 +66,8 @@ class SweepRequest:
         ),
     ] = ()  # fmt: skip
     on: Annotated[
-        Place,
-        Setting(
-            help="local, ray or slurm.", panel=WHERE, metavar="WHERE", check=choice("local", "ray", "slurm"),
-            python='Literal["local", "ray", "slurm"]',
-        ),
-    ] = "local"  # fmt: skip
+        Place, Setting(help="local, ray or slurm.", panel=WHERE, metavar="WHERE", check=choice("local", "ray", "slurm"))
+    ] = "local"
     jobs_per_gpu: Annotated[
         int | None,
         Setting(
@@ -95,42 +85,29 @@ class SweepRequest:
     retry: Annotated[
         bool,
         Setting(
-            name="no_retry", help="A batch size that does not fit fails its experiment.", panel=RUNNING, check=flag(),
-            inverted=True,
+            name="no_retry", help="A batch size that does not fit fails its experiment.", panel=RUNNING, inverted=True
         ),
-    ] = True  # fmt: skip
+    ] = True
     resume: Annotated[
-        bool,
-        Setting(
-            help="Continue the sweep in -o; failed experiments are tried again.", panel=OUTPUT, check=flag(),
-            python_help="Continue the sweep in output; failed experiments are tried again.",
-        ),
-    ] = False  # fmt: skip
+        bool, Setting(help="Continue the sweep in -o; failed experiments are tried again.", panel=OUTPUT)
+    ] = False
     use_cache: Annotated[
         bool,
-        Setting(
-            name="no_cache", help="Neither use cached plans and forecasts nor keep any.", panel=RUNNING, check=flag(),
-            inverted=True,
-        ),
-    ] = True  # fmt: skip
+        shared.setting_of(shared.NoCache, help="Neither use cached plans and forecasts nor keep any.", panel=RUNNING),
+    ] = True
     top_n: Annotated[int, Setting(help="How many of the best to show.", panel=OUTPUT, metavar="N", check=whole(1))] = 10
     results_file: Annotated[
-        str | None,
-        Setting(
-            help="Also write results.csv here.", panel=OUTPUT, metavar="FILE", check=path_text(),
-            python="str | os.PathLike[str] | None",
-        ),
-    ] = None  # fmt: skip
+        str | None, Setting(help="Also write results.csv here.", panel=OUTPUT, metavar="FILE", check=path_text())
+    ] = None
     max_experiments: Annotated[
         int | None, Setting(help="Only the first N.", panel=EXPERIMENTS, metavar="N", check=whole(1))
     ] = None
     data_percentage: Annotated[
         float | None,
         Setting(
-            help="Train on a part of the data.", panel=EXPERIMENTS, metavar="PERCENT",
-            check=number(above=0, most=100),
+            help="Train on a part of the data.", panel=EXPERIMENTS, metavar="PERCENT", check=number(above=0, most=100)
         ),
-    ] = None  # fmt: skip
+    ] = None
     loggers: Annotated[
         tuple[str, ...],
         Setting(
@@ -142,7 +119,7 @@ class SweepRequest:
         Mapping[str, Any],
         Setting(
             help="With --on slurm: partition=gpu, account=…; repeatable.", panel=WHERE, metavar="KEY=VALUE", many=True,
-            check=Check("settings", _read_pairs), python="Mapping[str, object] | None",
+            check=Check("settings", shared.read_changes), python="Mapping[str, object] | None",
             python_help="With on='slurm': {'partition': 'gpu', …}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
@@ -177,31 +154,23 @@ class SweepCommand:
     request: SweepRequest
     config: Annotated[
         str | None,
-        Setting(
-            help="The same as FILE.", panel=EXPERIMENTS, metavar="FILE", check=path_text(), only="flags",
-        ),
-    ] = None  # fmt: skip
-    dry_run: Annotated[
-        bool,
-        Setting(help="Only show what would run, how it pairs, and its memory.", check=flag(), only="flags"),
-    ] = False
-    check: Annotated[bool, Setting(help="Only check the file for mistakes.", check=flag(), only="flags")] = False
-    strict: Annotated[bool, Setting(help="Warnings are errors.", panel=EXPERIMENTS, check=flag())] = False
+        Setting(help="The same as FILE.", panel=EXPERIMENTS, metavar="FILE", check=path_text(), only="flags"),
+    ] = None
+    dry_run: Annotated[bool, Setting(help="Only show what would run, how it pairs, and its memory.", only="flags")] = (
+        False
+    )
+    check: Annotated[bool, Setting(help="Only check the file for mistakes.", only="flags")] = False
+    strict: Annotated[bool, Setting(help="Warnings are errors.", panel=EXPERIMENTS)] = False
     no_forecast: Annotated[
-        bool,
-        Setting(
-            help="Do not forecast memory; experiments do not share a GPU then.", panel=RUNNING, check=flag()
-        ),
-    ] = False  # fmt: skip
+        bool, Setting(help="Do not forecast memory; experiments do not share a GPU then.", panel=RUNNING)
+    ] = False
     gpu: Annotated[
         str | None, Setting(help="Forecast for this card instead of the one here.", panel=WHERE, metavar="NAME")
     ] = None
     memory: Annotated[
         int | str | None, Setting(help="Forecast for a card of this memory.", panel=WHERE, metavar="SIZE")
     ] = None
-    multi_gpu: Annotated[
-        bool, Setting(help="Always on: every GPU is used.", hidden=True, check=flag(), only="flags")
-    ] = False
+    multi_gpu: Annotated[bool, Setting(help="Always on: every GPU is used.", hidden=True, only="flags")] = False
     output: shared.RunFolder = None
     json_output: shared.JsonOutput = False
 

@@ -14,7 +14,7 @@ from brim.settings.caller import given, named, written
 from brim.settings.declare import NestedSettings, Setting, check_fields
 from brim.settings.nested_keys import flatten, nest
 from brim.settings.problems import Problem
-from brim.settings.setting_checks import MOST_SEED, Check, choice, entries_of, flag, numbers, path_text, size_list
+from brim.settings.setting_checks import MOST_SEED, Check, choice, numbers, path_text
 from brim.settings.shared import BATCH, FAST_PATHS, OUTPUT, read_seeds, seeds_from
 from brim.settings.sizes import parse_bytes
 from brim.settings.train_settings import FLAG_KEYS, TrainSettings, train_settings
@@ -31,26 +31,17 @@ class TrainRequest:
     settings: TrainSettings
     fixed: shared.NoAutoBatchSize = False  # micro-batches of exactly hp.batch_size
     fail_on_oom: shared.FailOnOom = False
-    per_rank: Annotated[  # each rank keeps a micro-batch of its own
-        bool, Setting(help="Under torchrun, let each rank keep its own training size.", panel=BATCH, check=flag())
-    ] = False
+    per_rank: shared.PerRank = False  # each rank keeps a micro-batch of its own
     plan: Annotated[  # the folder of a run whose sizes are used again
         str | None,
         Setting(
             help="Use the sizes of an earlier run.", panel=BATCH, metavar="DIR", check=path_text(),
-            python="str | os.PathLike[str] | None",
         ),
     ] = None  # fmt: skip
     use_cache: shared.NoCache = True
-    resume: Annotated[
-        bool,
-        Setting(
-            help="Continue from the last checkpoint in -o.", panel=OUTPUT, check=flag(),
-            python_help="Continue from the last checkpoint in output.",
-        ),
-    ] = False  # fmt: skip
+    resume: Annotated[bool, Setting(help="Continue from the last checkpoint in -o.", panel=OUTPUT)] = False
     validate: Annotated[  # False: a trial, of which only the training matters
-        bool, Setting(help="Whether to validate.", only="python", hidden=True, check=flag())
+        bool, Setting(help="Whether to validate.", only="python", hidden=True)
     ] = True
     file: str | None = None  # that the settings were read from
     seeds: Annotated[  # the same training for each; none: for hp.seed alone, in the run's own folder
@@ -71,7 +62,7 @@ class TrainRequest:
         str,
         Setting(
             help="auto, off (one by one), resident (data on the device) or stacked (seeds as one).", panel=SEEDS,
-            metavar="PATH", check=choice("auto", *FAST_PATHS), python='Literal["auto", "off", "resident", "stacked"]',
+            metavar="PATH", check=choice("auto", *FAST_PATHS),
         ),
     ] = "auto"  # fmt: skip
 
@@ -82,10 +73,7 @@ class TrainRequest:
                 f"{named('no_auto_batch_size')} needs a size: add {written('batch_size', 'N')}, or hp.batch_size to "
                 "the file"
             )
-        if self.fail_on_oom and not self.fixed:
-            raise RequestError(
-                f"{named('fail_on_oom')} goes with {named('no_auto_batch_size')} and {written('batch_size', 'N')}"
-            )
+        shared.check_fail_on_oom(self.fail_on_oom, fixed=self.fixed)
         if self.plan is not None and not (Path(self.plan) / "run.json").is_file():
             raise RequestError(
                 f"{given('plan', self.plan)}: there is no run.json in it; give the folder of an earlier training run"
@@ -133,12 +121,6 @@ class TrainRequest:
         return {**dataclasses.asdict(self), "settings": self.settings.to_json()}
 
 
-def _read_changes(value: Any) -> dict[str, Any]:
-    from brim.settings.yaml_file import parse_overrides  # which is not needed to show flags
-
-    return dict(value) if isinstance(value, Mapping) else parse_overrides(map(str, entries_of(value)))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainCommand:
     """A training run from a file, and where its record goes."""
@@ -155,7 +137,7 @@ class TrainCommand:
         Mapping[str, Any],
         Setting(
             help="Settings of the file, changed: hp.epochs=3.", argument=True, many=True, metavar="KEY=VALUE",
-            check=Check("settings", _read_changes), python="Mapping[str, object] | Sequence[str] | None",
+            check=Check("settings", shared.read_changes), python="Mapping[str, object] | Sequence[str] | None",
             python_help="Settings of the file, changed: {'hp.epochs': 3}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
@@ -163,11 +145,8 @@ class TrainCommand:
     notes: tuple[str, ...] = ()  # on the file
     compare_batch: Annotated[
         tuple[int, ...],
-        Setting(
-            help="Short trials of these effective batches instead: 512,2048,8192.", panel=BATCH, metavar="SIZES",
-            check=size_list(), only="flags",
-        ),
-    ] = ()  # fmt: skip
+        shared.setting_of(shared.CompareBatch, help="Short trials of these effective batches instead: 512,2048,8192."),
+    ] = ()
     output: shared.RunFolder = None
     json_output: shared.JsonOutput = False
 

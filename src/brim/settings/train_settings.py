@@ -5,6 +5,10 @@ a `Key` for the file and a `Setting` where `brim train` has a flag for it. `SETT
 Pure: no torch, no files, and whether a model, an optimizer or a data set of some name exists is found out by those who
 load it.
 
+A key that is added later is left out of `TrainSettings.to_json` while it has its default: fingerprints are made of
+those values, and runs that were started without the key can be resumed. The steps: CONTRIBUTING.md, "A training
+setting".
+
     train_settings({"model": {"type": "r3d_18"}, "hp": {"batch_size": "auto", "epochs": 5}})
 """
 
@@ -32,18 +36,18 @@ from brim.settings.setting_checks import (
     text,
     whole,
 )
+from brim.settings.shared import BATCH, WHERE
 
 __all__ = [
-    "FLAG_KEYS", "IGNORED_KEYS", "SETTING_KEYS", "DataSettings", "HyperSettings", "ModelSettings",
-    "OptimizerSettings", "SchedulerSettings", "TrainSettings", "TrainingSettings", "find_setting_key",
-    "setting_problems", "train_settings",
+    "BATCH_KEY", "FLAG_KEYS", "IGNORED_KEYS", "MODEL_KEY", "RATE_KEY", "SEED_KEY", "SETTING_KEYS", "DataSettings",
+    "HyperSettings", "ModelSettings", "OptimizerSettings", "SchedulerSettings", "TrainSettings", "TrainingSettings",
+    "find_setting_key", "setting_problems", "train_settings",
 ]  # fmt: skip
-
-from brim.settings.shared import BATCH, WHERE
 
 Params = Mapping[str, Any]
 
 
+MODEL_KEY, BATCH_KEY, RATE_KEY, SEED_KEY = "model.type", "hp.batch_size", "hp.learning_rate", "hp.seed"
 TASK_NAMES = {
     "classify": "classify",
     "classification": "classify",
@@ -67,25 +71,16 @@ class ModelSettings:
     """Which model is trained."""
 
     type: Annotated[
-        str,
-        Key(text(), "the model, as -m takes it: r3d_18, timm:NAME, hf:FOLDER, py:FILE:FACTORY; or mlp"),
+        str, Key(text(), "the model, as -m takes it: r3d_18, timm:NAME, hf:FOLDER, py:FILE:FACTORY; or mlp")
     ]
-    weights: Annotated[
-        str,
-        Key(text(), "none (random), auto (the published ones), or a file to start from"),
-    ] = "none"
+    weights: Annotated[str, Key(text(), "none (random), auto (the published ones), or a file to start from")] = "none"
     num_classes: Annotated[
-        int | None,
-        Key(optional(whole(1, _MOST_CLASSES)), "outputs of the head; by default as many as the data has"),
+        int | None, Key(optional(whole(1, _MOST_CLASSES)), "outputs of the head; by default as many as the data has")
     ] = None
-    trust_remote_code: Annotated[
-        bool,
-        Key(flag(), "run code that a transformers folder brings"),
-    ] = False
-    knobs: Annotated[
-        Params,
-        Key(any_value(), "a knob of the model, such as frames or size", each=True),
-    ] = dataclasses.field(default_factory=_none)
+    trust_remote_code: Annotated[bool, Key(flag(), "run code that a transformers folder brings")] = False
+    knobs: Annotated[Params, Key(any_value(), "a knob of the model, such as frames or size", each=True)] = (
+        dataclasses.field(default_factory=_none)
+    )
     params: Annotated[
         Params,
         Key(any_value(), "of mlp: hidden (widths), dropout, standardise; of a py: factory: its arguments", each=True),
@@ -101,42 +96,34 @@ class DataSettings:
         Key(text(), "auto, moving_shapes, features, mask_folder, coco, py:FILE:FACTORY, or a format that brim reads"),
     ] = "auto"
     root: Annotated[
-        str | None,
-        Key(optional(text()), "file or folder; without it the built-in moving shapes are used"),
+        str | None, Key(optional(text()), "file or folder; without it the built-in moving shapes are used")
     ] = None
-    train_split: Annotated[
-        str | None,
-        Key(optional(text()), "name of the split to learn from; by default train"),
-    ] = None
+    train_split: Annotated[str | None, Key(optional(text()), "name of the split to learn from; by default train")] = (
+        None
+    )
     val_root: Annotated[
-        str | None,
-        Key(optional(text()), "file or folder of the validation data, where it lies apart"),
+        str | None, Key(optional(text()), "file or folder of the validation data, where it lies apart")
     ] = None
     val_split: Annotated[
-        str | None,
-        Key(optional(text()), "name of the split to validate on; none for no validation"),
+        str | None, Key(optional(text()), "name of the split to validate on; none for no validation")
     ] = None
     val_fraction: Annotated[
-        float,
-        Key(fraction(), "of the training data, held out where there is no validation split"),
+        float, Key(fraction(), "of the training data, held out where there is no validation split")
     ] = 0.1
     percentage: Annotated[
-        float,
-        Key(number(above=0, most=100), "of the training data to use, every class in proportion"),
+        float, Key(number(above=0, most=100), "of the training data to use, every class in proportion")
     ] = 100.0
     limit: Annotated[
-        int | None,
-        Key(optional(whole(1)), "training samples to use at most, every class in proportion"),
+        int | None, Key(optional(whole(1)), "training samples to use at most, every class in proportion")
     ] = None
     num_workers: Annotated[
         int | None,
         Key(optional(whole(0)), "processes that prepare samples; by default chosen by brim"),
         shared.setting_of(shared.NumWorkers),
     ] = None
-    map: Annotated[
-        Params,
-        Key(text(), "which column serves as a field, such as label: category", each=True),
-    ] = dataclasses.field(default_factory=_none)
+    map: Annotated[Params, Key(text(), "which column serves as a field, such as label: category", each=True)] = (
+        dataclasses.field(default_factory=_none)
+    )
     params: Annotated[
         Params,
         Key(any_value(), "of moving_shapes: samples, val_samples, classes, …; of features: label, labels", each=True),
@@ -152,7 +139,7 @@ class HyperSettings:
         Key(size_or_auto(), "samples of a micro-batch at most, on each rank; auto: found by brim"),
         Setting(
             help="Samples of a micro-batch on each rank: auto (default), or N as a ceiling.", panel=BATCH,
-            flags=("-b", "--batch-size"), metavar="auto|N", python='int | Literal["auto"] | None',
+            flags=("-b", "--batch-size"), metavar="auto|N",
         ),
     ] = "auto"  # fmt: skip
     effective_batch: Annotated[
@@ -164,49 +151,23 @@ class HyperSettings:
         ),
         Setting(
             help="Samples of an optimizer step over all ranks: N, or auto to let it grow.", panel=BATCH,
-            metavar="auto|N", python='int | Literal["auto"] | None',
+            metavar="auto|N",
         ),
     ] = None  # fmt: skip
     base_batch: Annotated[
-        int | None,
-        Key(optional(whole(1)), "the batch that learning_rate was chosen for; see lr_scale"),
+        int | None, Key(optional(whole(1)), "the batch that learning_rate was chosen for; see lr_scale")
     ] = None
-    learning_rate: Annotated[
-        float,
-        Key(number(above=0), "of the optimizer"),
-    ] = 1e-3
+    learning_rate: Annotated[float, Key(number(above=0), "of the optimizer")] = 1e-3
     weight_decay: Annotated[
-        float | None,
-        Key(optional(number(least=0)), "of the optimizer; by default the optimizer's own"),
+        float | None, Key(optional(number(least=0)), "of the optimizer; by default the optimizer's own")
     ] = None
-    epochs: Annotated[
-        int,
-        Key(whole(1), "times that every training sample is seen"),
-    ] = 10
-    max_steps: Annotated[
-        int | None,
-        Key(optional(whole(1)), "optimizer steps at most, whatever epochs says"),
-    ] = None
-    label_smoothing: Annotated[
-        float,
-        Key(fraction(), "of the cross entropy"),
-    ] = 0.0
-    seed: Annotated[
-        int,
-        Key(whole(0, MOST_SEED), "of weights, order and noise"),
-    ] = 0
-    frames: Annotated[
-        int | None,
-        Key(optional(whole(1)), "the knob of that name: frames in a clip"),
-    ] = None
-    size: Annotated[
-        int | None,
-        Key(optional(whole(1)), "the knob of that name: height and width in pixels"),
-    ] = None
-    tokens: Annotated[
-        int | None,
-        Key(optional(whole(1)), "tokens of a text at most"),
-    ] = None
+    epochs: Annotated[int, Key(whole(1), "times that every training sample is seen")] = 10
+    max_steps: Annotated[int | None, Key(optional(whole(1)), "optimizer steps at most, whatever epochs says")] = None
+    label_smoothing: Annotated[float, Key(fraction(), "of the cross entropy")] = 0.0
+    seed: Annotated[int, Key(whole(0, MOST_SEED), "of weights, order and noise")] = 0
+    frames: Annotated[int | None, Key(optional(whole(1)), "the knob of that name: frames in a clip")] = None
+    size: Annotated[int | None, Key(optional(whole(1)), "the knob of that name: height and width in pixels")] = None
+    tokens: Annotated[int | None, Key(optional(whole(1)), "tokens of a text at most")] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,13 +177,10 @@ class OptimizerSettings:
     name: Annotated[
         str,
         Key(text(), "a class of torch.optim: adamw, sgd, adam, adafactor, …"),
-        Setting(
-            name="optimizer", help="Any of torch.optim, by name.", panel=WHERE, metavar="NAME", python="str | None"
-        ),
-    ] = "adamw"  # fmt: skip
+        Setting(name="optimizer", help="Any of torch.optim, by name.", panel=WHERE, metavar="NAME"),
+    ] = "adamw"
     params: Annotated[
-        Params,
-        Key(any_value(), "an argument of that class: betas, momentum, weight_decay, …", each=True),
+        Params, Key(any_value(), "an argument of that class: betas, momentum, weight_decay, …", each=True)
     ] = dataclasses.field(default_factory=_none)
 
 
@@ -230,22 +188,16 @@ class OptimizerSettings:
 class SchedulerSettings:
     """By its name in `torch.optim.lr_scheduler`, in any case, with a warm-up before it."""
 
-    name: Annotated[
-        str,
-        Key(text(), "none, or a class of torch.optim.lr_scheduler: cosineannealinglr, steplr, …"),
-    ] = "none"
+    name: Annotated[str, Key(text(), "none, or a class of torch.optim.lr_scheduler: cosineannealinglr, steplr, …")] = (
+        "none"
+    )
     warmup_steps: Annotated[
-        int | None,
-        Key(optional(whole(0)), "steps over which the learning rate rises to its value"),
+        int | None, Key(optional(whole(0)), "steps over which the learning rate rises to its value")
     ] = None
-    warmup_epochs: Annotated[
-        float | None,
-        Key(optional(number(least=0)), "the same in epochs"),
-    ] = None
-    params: Annotated[
-        Params,
-        Key(any_value(), "an argument of that class: T_max, step_size, gamma, …", each=True),
-    ] = dataclasses.field(default_factory=_none)
+    warmup_epochs: Annotated[float | None, Key(optional(number(least=0)), "the same in epochs")] = None
+    params: Annotated[Params, Key(any_value(), "an argument of that class: T_max, step_size, gamma, …", each=True)] = (
+        dataclasses.field(default_factory=_none)
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -255,8 +207,8 @@ class TrainingSettings:
     device: Annotated[
         str,
         Key(text(), "auto, cpu, cuda, cuda:N or mps"),
-        Setting(help="auto, cpu, cuda, cuda:N or mps.", panel=WHERE, metavar="DEVICE", python="str | None"),
-    ] = "auto"  # fmt: skip
+        Setting(help="auto, cpu, cuda, cuda:N or mps.", panel=WHERE, metavar="DEVICE"),
+    ] = "auto"
     dtype: Annotated[
         str,
         Key(choice(*_DTYPES), "half precision is autocast over float32 weights"),
@@ -265,43 +217,32 @@ class TrainingSettings:
             metavar="DTYPE", python="str | None",
         ),
     ] = "auto"  # fmt: skip
-    gradient_clip: Annotated[
-        float | None,
-        Key(optional(number(above=0)), "the largest norm of a step's gradient"),
-    ] = None
+    gradient_clip: Annotated[float | None, Key(optional(number(above=0)), "the largest norm of a step's gradient")] = (
+        None
+    )
     gradient_checkpointing: Annotated[
         bool,
         Key(flag(), "compute activations twice instead of keeping them"),
         shared.setting_of(shared.GradientCheckpointing),
     ] = False
     early_stopping: Annotated[
-        int | None,
-        Key(optional(whole(1)), "epochs without a better figure before the run ends"),
+        int | None, Key(optional(whole(1)), "epochs without a better figure before the run ends")
     ] = None
-    early_stopping_min_delta: Annotated[
-        float,
-        Key(number(least=0), "a change that counts as better"),
-    ] = 0.0
+    early_stopping_min_delta: Annotated[float, Key(number(least=0), "a change that counts as better")] = 0.0
     monitor: Annotated[
-        str,
-        Key(text(), "the figure that best weights and early stopping go by; auto: top1, mean_iou or loss"),
+        str, Key(text(), "the figure that best weights and early stopping go by; auto: top1, mean_iou or loss")
     ] = "auto"
     checkpoint_every: Annotated[
-        int | None,
-        Key(optional(whole(1)), "steps between checkpoints, beside each epoch's"),
+        int | None, Key(optional(whole(1)), "steps between checkpoints, beside each epoch's")
     ] = None
     eval_batch_size: Annotated[
         int | str,
         Key(size_or_auto(), "samples of a validation batch; auto: found by brim"),
         Setting(
-            help="Samples of a validation batch: auto (default), or N as a ceiling.", panel=BATCH, metavar="auto|N",
-            python='int | Literal["auto"] | None',
+            help="Samples of a validation batch: auto (default), or N as a ceiling.", panel=BATCH, metavar="auto|N"
         ),
-    ] = "auto"  # fmt: skip
-    eval_every: Annotated[
-        int,
-        Key(whole(1), "epochs between validations"),
-    ] = 1
+    ] = "auto"
+    eval_every: Annotated[int, Key(whole(1), "epochs between validations")] = 1
     lr_scale: Annotated[
         str | None,
         Key(
@@ -311,39 +252,28 @@ class TrainingSettings:
         ),
         Setting(
             help="How the learning rate follows the batch: none, sqrt, linear or auto.", panel=BATCH, metavar="RULE",
-            python='Literal["none", "sqrt", "linear", "auto"] | None',
         ),
     ] = None  # fmt: skip
     scale_betas: Annotated[
         bool,
         Key(flag(), "with lr_scale, adjust Adam's betas and eps as well"),
-        Setting(
-            help="With --lr-scale, Adam's betas and eps too.", panel=BATCH,
-            python_help="With lr_scale, Adam's betas and eps too.",
-        ),
-    ] = False  # fmt: skip
-    max_effective_batch: Annotated[
-        int | None,
-        Key(optional(whole(1)), "where effective_batch: auto stops growing"),
-    ] = None
-    beyond_noise: Annotated[
-        bool,
-        Key(flag(), "let effective_batch: auto grow past what the noise scale justifies"),
+        Setting(help="With --lr-scale, Adam's betas and eps too.", panel=BATCH),
     ] = False
+    max_effective_batch: Annotated[int | None, Key(optional(whole(1)), "where effective_batch: auto stops growing")] = (
+        None
+    )
+    beyond_noise: Annotated[bool, Key(flag(), "let effective_batch: auto grow past what the noise scale justifies")] = (
+        False
+    )
     memory_limit: Annotated[
         str | None,
         Key(optional(byte_size()), "bytes that the run may use: 24GiB"),
         shared.setting_of(shared.MemoryLimit),
     ] = None
     margin: Annotated[
-        float | None,
-        Key(optional(fraction()), "of the memory limit, kept free"),
-        shared.setting_of(shared.Margin),
+        float | None, Key(optional(fraction()), "of the memory limit, kept free"), shared.setting_of(shared.Margin)
     ] = None
-    fsdp: Annotated[
-        bool,
-        Key(flag(), "shard weights, gradients and optimizer state over the ranks"),
-    ] = False
+    fsdp: Annotated[bool, Key(flag(), "shard weights, gradients and optimizer state over the ranks")] = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -351,8 +281,7 @@ class TrainSettings:
     """A whole training run as asked for."""
 
     task: Annotated[
-        str | None,
-        Key(choice(*TASK_NAMES, null=True), "classify or regress; by default what the data is for"),
+        str | None, Key(choice(*TASK_NAMES, null=True), "classify or regress; by default what the data is for")
     ] = None
     model: ModelSettings
     data: DataSettings = DataSettings()
@@ -362,7 +291,7 @@ class TrainSettings:
     training: TrainingSettings = TrainingSettings()
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as nested plain values, every key present; `train_settings` reads them back."""
+        """The settings as nested plain values, which `train_settings` reads back; fingerprints are made of them."""
         return dataclasses.asdict(self)
 
 

@@ -151,11 +151,13 @@ class _Builder:
         return list({**merged, **own}.values())
 
 
-def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """KEY=VALUE texts as dotted keys and values; a value is read as it would be in a file.
+def parse_overrides(texts: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """KEY=VALUE texts as dotted keys and values; a value is read as it would be in a file. A mapping is as it is.
 
     In a sweep a list is a list of values to try; `[[10, 20]]` is one value that is a list.
     """
+    if isinstance(texts, Mapping):
+        return dict(texts)
     found: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")

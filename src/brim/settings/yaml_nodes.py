@@ -19,12 +19,10 @@ from yaml.nodes import ScalarNode
 from yaml.reader import Reader, ReaderError
 from yaml.resolver import Resolver
 
+from brim.settings.nested_keys import MOST_LEVELS, MOST_VALUES
 from brim.settings.problems import Problem, Severity
 
-__all__ = ["MOST_LEVELS", "MOST_VALUES", "Collection", "Node", "NodeReader", "Span", "tabs_outside"]
-
-MOST_LEVELS = 64
-MOST_VALUES = 500_000  # with every alias expanded
+__all__ = ["Collection", "Node", "NodeReader", "Span", "tabs_outside"]
 
 _PREFIX = "tag:yaml.org,2002:"
 _LEFT_AS_TEXT = (f"{_PREFIX}timestamp", f"{_PREFIX}value")  # dates, and a lone equals sign

@@ -20,7 +20,7 @@ from brim.errors import BrimError, DoesNotFitError, LostError, RequestError, fir
 from brim.memory.failures import memory_remedies
 from brim.records import Mode, Probe, Unit
 from brim.settings.caller import given, named
-from brim.settings.search_settings import SearchSettings
+from brim.settings.find_settings import SearchSettings
 from brim.settings.sizes import format_bytes
 from brim.sizing.byte_model import ByteModel
 from brim.sizing.constants import (

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from brim.settings.config_files import SweepFile
-from brim.settings.experiment_ids import BATCH_KEY, MODEL_KEY
 from brim.settings.grid import Experiment
 from brim.settings.nested_keys import flatten
 from brim.settings.problems import Problem
 from brim.settings.sizes import format_bytes
+from brim.settings.train_settings import BATCH_KEY, MODEL_KEY
 from brim.storage.files import cache_folder, read_json, write_json
 from brim.storage.fingerprint import fingerprint
 

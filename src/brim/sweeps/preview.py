@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brim.records import settings_in_words
-from brim.settings.experiment_ids import BATCH_KEY, MODEL_KEY, value_text
 from brim.settings.grid import Expansion, Experiment
+from brim.settings.nested_keys import value_text
 from brim.settings.problems import render_problems
 from brim.settings.sizes import format_bytes
+from brim.settings.train_settings import BATCH_KEY, MODEL_KEY
 from brim.sizing.micro_batches import micro_batch_length
 from brim.sweeps.forecasts import SizeForecast
 

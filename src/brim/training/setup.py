@@ -61,7 +61,7 @@ class TrainingSetup:
         for name in ("epochs", "max_steps", "batch_size", "effective_batch", "base_batch"):
             settings["hp"].pop(name)
         kept = ("gradient_clip", "lr_scale", "scale_betas", "fsdp")
-        settings["training"] = {name: settings["training"][name] for name in kept}
+        settings["training"] = {name: value for name, value in settings["training"].items() if name in kept}
         settings["data"].pop("num_workers")
         return {
             "model": {"name": self.bundle.name, **self.bundle.identity, "shapes": shapes},

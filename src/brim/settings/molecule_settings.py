@@ -1,4 +1,4 @@
-"""The settings of `brim ood`: in- and out-of-distribution molecules, and the heads that separate them."""
+"""What `brim ood` and `brim encode` take: molecules, the heads that tell two kinds of them apart, and features."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from brim.settings.setting_checks import (
     WrongEntryError,
     choice,
     entries_of,
-    flag,
     names,
     number,
     numbers,
@@ -30,7 +29,10 @@ from brim.settings.setting_checks import (
 from brim.settings.shared import BATCH, DATA, FAST_PATHS, LARGEST_SIZE, OUTPUT, read_seeds, seeds_from
 from brim.settings.sizes import parse_bytes
 
-__all__ = ["BASELINES", "DEFAULT_BATCH", "ENCODERS", "LOSSES", "LossName", "OodCommand", "OodRequest"]
+__all__ = [
+    "BASELINES", "DEFAULT_BATCH", "ENCODERS", "LOSSES", "EncodeRequest", "EncodeSettings", "LossName", "OodCommand",
+    "OodRequest",
+]  # fmt: skip
 
 ENCODERS = ("morgan", "minimol", "unimol")
 LossName = Literal["energy", "reference", "hinge", "bce", "mse"]
@@ -38,6 +40,13 @@ LOSSES: tuple[LossName, ...] = get_args(LossName)
 BASELINES = ("msp", "energy", "odin", "mahalanobis", "knn", "lof", "mc_dropout", "logistic")
 DEFAULT_BATCH = 512  # samples of each side in a step, where nothing else is asked for
 LOSS, TRAINING = "Loss", "Training"
+_KNOBS = shared.setting_of(  # of an encoder, as those of a model
+    shared.Knobs,
+    help="A setting of the encoder, repeatable: --knob bits=1024.",
+    check=pairs("NAME=VALUE, for example --knob bits=1024"),
+    python_help="Settings of the encoder: {'bits': 1024}.",
+)
+_NO_CACHE = shared.setting_of(shared.NoCache, help="Neither use cached features nor keep any.", panel="")
 # How it is computed and where: a resumed run may change that. The data's content is compared separately.
 _NOT_THE_RESULT = (
     "resume", "device", "fast_path", "batch_size", "effective_batch", "eval_batch_size", "memory_limit", "margin",
@@ -90,22 +99,17 @@ class OodRequest:
         str | None,
         Setting(
             help="In-distribution: SMILES (.csv, .smi) or features (.safetensors).", panel=DATA, metavar="FILE",
-            check=path_text(), python="str | os.PathLike[str] | None",
+            check=path_text(),
         ),
     ] = None  # fmt: skip
     ood: Annotated[
-        str | None,
-        Setting(
-            help="Out-of-distribution, likewise.", panel=DATA, metavar="FILE", check=path_text(),
-            python="str | os.PathLike[str] | None",
-        ),
-    ] = None  # fmt: skip
+        str | None, Setting(help="Out-of-distribution, likewise.", panel=DATA, metavar="FILE", check=path_text())
+    ] = None
     mapping: Annotated[
         Mapping[str, str],
         Setting(
             name="map", help="smiles=COLUMN or label=COLUMN, where they are called otherwise.", panel=DATA,
-            metavar="FIELD=COLUMN", many=True,
-            check=pairs("smiles=COLUMN or label=COLUMN", ("smiles", "label")), python="Mapping[str, str] | None",
+            metavar="FIELD=COLUMN", many=True, check=pairs("smiles=COLUMN or label=COLUMN", ("smiles", "label")),
             python_help="The columns, where they are called otherwise: {'smiles': 'structure', 'label': 'y'}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
@@ -113,11 +117,8 @@ class OodRequest:
         int | None, Setting(help="At most N of each split.", panel=DATA, metavar="N", check=whole(1))
     ] = None
     split_seed: Annotated[
-        int,
-        Setting(
-            help="How files without splits are divided.", panel=DATA, metavar="N", check=whole(0, MOST_SEED),
-        ),
-    ] = 0  # fmt: skip
+        int, Setting(help="How files without splits are divided.", panel=DATA, metavar="N", check=whole(0, MOST_SEED))
+    ] = 0
     encoders: Annotated[
         tuple[str, ...],
         Setting(
@@ -126,14 +127,9 @@ class OodRequest:
             python_help="morgan (default), minimol, unimol, or several.",
         ),
     ] = ("morgan",)  # fmt: skip
-    knobs: Annotated[
-        Mapping[str, Any],
-        Setting(
-            name="knob", help="A setting of the encoder, repeatable: --knob bits=1024.", panel=DATA,
-            metavar="NAME=VALUE", many=True, check=pairs("NAME=VALUE, for example --knob bits=1024"),
-            python="Mapping[str, object] | None", python_help="Settings of the encoder: {'bits': 1024}.",
-        ),
-    ] = dataclasses.field(default_factory=dict)  # fmt: skip
+    knobs: Annotated[Mapping[str, Any], dataclasses.replace(_KNOBS, panel=DATA)] = dataclasses.field(
+        default_factory=dict
+    )
     losses: Annotated[
         tuple[str, ...],
         Setting(
@@ -146,7 +142,7 @@ class OodRequest:
         str | None,
         Setting(
             help="all or matched; all, and for the reference loss matched.", panel=LOSS, metavar="WHICH",
-            check=choice("all", "matched"), python='Literal["all", "matched"] | None',
+            check=choice("all", "matched"),
         ),
     ] = None  # fmt: skip
     beta: Annotated[
@@ -166,7 +162,7 @@ class OodRequest:
         str | None,
         Setting(
             help="The frozen head; by default each run's own first weights.", panel=LOSS, metavar="FILE",
-            check=path_text(), python="str | os.PathLike[str] | None",
+            check=path_text(),
         ),
     ] = None  # fmt: skip
     hidden: Annotated[
@@ -190,8 +186,8 @@ class OodRequest:
     lrs: Annotated[
         tuple[float, ...],
         Setting(
-            name="lr", help="Learning rates; several by commas.", panel=TRAINING, metavar="RATES",
-            check=numbers(float), default="1e-3", python="float | str | Sequence[float]", python_default=1e-3,
+            name="lr", help="Learning rates; several by commas.", panel=TRAINING, metavar="RATES", check=numbers(float),
+            default="1e-3", python="float | str | Sequence[float]", python_default=1e-3,
             python_help="The learning rate, or several.",
         ),
     ] = (1e-3,)  # fmt: skip
@@ -204,11 +200,8 @@ class OodRequest:
         ),
     ] = 10  # fmt: skip
     validate_every: Annotated[
-        int,
-        Setting(
-            name="eval_every", help="Epochs between validations.", panel=TRAINING, metavar="N", check=whole(1)
-        ),
-    ] = 1  # fmt: skip
+        int, Setting(name="eval_every", help="Epochs between validations.", panel=TRAINING, metavar="N", check=whole(1))
+    ] = 1
     optimizer: Annotated[str, Setting(help="Any of torch.optim, by name.", panel=TRAINING, metavar="NAME")] = "adamw"
     weight_decay: Annotated[
         float | None,
@@ -230,7 +223,7 @@ class OodRequest:
         str,
         Setting(
             help="auto, off, resident (data on the device) or stacked (seeds as one).", panel=TRAINING, metavar="PATH",
-            check=choice("auto", *FAST_PATHS), python='Literal["auto", "off", "resident", "stacked"]',
+            check=choice("auto", *FAST_PATHS),
         ),
     ] = "auto"  # fmt: skip
     batch_size: Annotated[  # samples of each side in one pass; None: as many as fit
@@ -241,34 +234,22 @@ class OodRequest:
         int | None,
         Setting(
             help="Samples of each side in a step: N; auto is -b, or 512.", panel=BATCH, metavar="auto|N",
-            check=size_or_none(LARGEST_SIZE), default="auto", python='int | Literal["auto"]',
-            python_help="Samples of each side in a step: N; auto is batch_size, or 512.",
+            check=size_or_none(LARGEST_SIZE), default="auto",
         ),
     ] = None  # fmt: skip
     eval_batch_size: Annotated[
         int | None,
         Setting(
             help="Rows in one pass of a validation.", panel=BATCH, metavar="auto|N", check=size_or_none(LARGEST_SIZE),
-            default="auto", python='int | Literal["auto"]',
+            default="auto",
         ),
     ] = None  # fmt: skip
     memory_limit: shared.MemoryLimit = None
     margin: shared.Margin = None
-    use_cache: Annotated[
-        bool,
-        Setting(
-            name="no_cache", help="Neither use cached features nor keep any.", panel=DATA, check=flag(), inverted=True
-        ),
-    ] = True
+    use_cache: Annotated[bool, dataclasses.replace(_NO_CACHE, panel=DATA)] = True
     device: shared.Device = "auto"
     dtype: shared.Dtype = "auto"
-    resume: Annotated[
-        bool,
-        Setting(
-            help="Continue the run in -o: finished cells are kept.", panel=OUTPUT, check=flag(),
-            python_help="Continue the run in output: finished cells are kept.",
-        ),
-    ] = False  # fmt: skip
+    resume: Annotated[bool, Setting(help="Continue the run in -o: finished cells are kept.", panel=OUTPUT)] = False
 
     def __post_init__(self) -> None:
         if (self.id is None) != (self.ood is None):
@@ -321,7 +302,7 @@ class OodCommand:
         str,
         Setting(
             help="How the detectors learn: dpo, by preferring one molecule of a pair.", metavar="dpo",
-            check=choice("dpo"), python='Literal["dpo"]',
+            check=choice("dpo"),
         ),
     ] = "dpo"  # fmt: skip
     output: shared.RunFolder = None
@@ -329,3 +310,54 @@ class OodCommand:
 
     def __post_init__(self) -> None:
         shared.check_resume(self.request.resume, self.output)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodeRequest:
+    """A file of molecules, the encoder, and the file of features to write."""
+
+    data: Annotated[
+        str,
+        Setting(
+            help="SMILES: .csv or .tsv with a header, .smi or .txt.", flags=("-d", "--data"), metavar="FILE",
+            check=path_text(), positional=True, missing="give the file of molecules, such as smiles.csv",
+        ),
+    ]  # fmt: skip
+    output: Annotated[
+        str,
+        Setting(
+            help="Where the features go: FILE.safetensors.", flags=("-o", "--output"), metavar="FILE",
+            check=path_text(), positional=True, missing="give the file to write, FILE.safetensors",
+        ),
+    ]  # fmt: skip
+    model: Annotated[str, Setting(help="morgan, minimol or unimol.", flags=("-m", "--model"), metavar="ENCODER")] = (
+        "morgan"
+    )
+    mapping: Annotated[
+        Mapping[str, str],
+        Setting(
+            name="map", help="The column of SMILES, where it is called otherwise.", metavar="smiles=COLUMN", many=True,
+            check=pairs("smiles=COLUMN", ("smiles",)),
+            python_help="The column of SMILES, where it is called otherwise: {'smiles': 'structure'}.",
+        ),
+    ] = dataclasses.field(default_factory=dict)  # fmt: skip
+    limit: Annotated[int | None, Setting(help="Only the first N molecules.", metavar="N", check=whole(1))] = None
+    knobs: Annotated[Mapping[str, Any], _KNOBS] = dataclasses.field(default_factory=dict)
+    batch_size: shared.BatchSize = None
+    memory_limit: shared.MemoryLimit = None
+    use_cache: Annotated[bool, _NO_CACHE] = True
+    device: shared.Device = "auto"
+    resume: Annotated[bool, Setting(help="Continue a stopped run of the same file.")] = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.output.endswith(".safetensors"):
+            raise RequestError(f"{given('output', self.output)}: features are written as FILE.safetensors")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodeSettings:
+    """An encoding, and how its figures are shown."""
+
+    request: EncodeRequest
+    json_output: shared.JsonOutput = False

@@ -1,4 +1,4 @@
-"""What `brim report`, `brim demo` and `brim cache` take."""
+"""What `brim report` and `brim.report` take."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Annotated
 from brim.errors import RequestError
 from brim.settings import shared
 from brim.settings.caller import given, named
-from brim.settings.declare import Setting, check_fields
-from brim.settings.setting_checks import Check, byte_size, flag, path, texts, whole
+from brim.settings.declare import Setting
+from brim.settings.setting_checks import Check, path, texts
 from brim.settings.shared import OUTPUT
 
-__all__ = ["COMPARISON", "REPORT", "ClearSettings", "DemoSettings", "ListSettings", "ReportSettings"]
+__all__ = ["COMPARISON", "REPORT", "ReportSettings"]
 
 REPORT, COMPARISON = "report.html", "report-compare.html"  # in the run's folder, and in the current one
 
@@ -31,8 +31,7 @@ class ReportSettings:
         tuple[Path, ...],
         Setting(
             help="The folder of a run; with several, they are compared.", argument=True, many=True,
-            metavar="RUN [RUN2 …]", check=_paths(),
-            python="str | os.PathLike[str] | Sequence[str | os.PathLike[str]]",
+            metavar="RUN [RUN2 …]", check=_paths(), python="str | os.PathLike[str] | Sequence[str | os.PathLike[str]]",
         ),
     ]  # fmt: skip
     output: Annotated[
@@ -40,7 +39,6 @@ class ReportSettings:
         Setting(
             help="Where the page goes (RUN/report.html; of a comparison ./report-compare.html).",
             flags=("-o", "--output"), panel=OUTPUT, metavar="FILE", check=path(),
-            python="str | os.PathLike[str] | None",
         ),
     ] = None  # fmt: skip
     json_output: shared.JsonOutput = False
@@ -58,36 +56,3 @@ class ReportSettings:
         if self.output is not None and self.output.is_dir():
             return self.output / (REPORT if len(self.runs) == 1 else COMPARISON)
         return self.output if self.output is not None or len(self.runs) == 1 else Path(COMPARISON)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DemoSettings:
-    """How large the demonstration is."""
-
-    questions: Annotated[
-        int, Setting(help="How many questions about how many boards.", metavar="N", check=whole(8))
-    ] = 200
-    memory_limit: Annotated[
-        str, Setting(help="The memory of a card to pretend.", metavar="SIZE", check=byte_size())
-    ] = "80MiB"  # the costliest values do not fit 64 boards into it, as on a card that is too small
-    resume: shared.Resume = False
-    output: shared.RunFolder = None
-    json_output: shared.JsonOutput = False
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        shared.check_resume(self.resume, self.output)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ListSettings:
-    """How the cached plans are shown."""
-
-    json_output: Annotated[
-        bool, Setting(name="json", help="One JSON document on standard output.", check=flag(), only="flags")
-    ] = False
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ClearSettings:
-    """Nothing: every cached plan goes."""

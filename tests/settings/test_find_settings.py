@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from brim.errors import RequestError
-from brim.settings.search_settings import DEFAULT_MAX_SIZE, SearchSettings
+from brim.settings.find_settings import DEFAULT_MAX_SIZE, SearchSettings
 
 
 def test_the_defaults_are_those_of_the_interface() -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.errors import RequestError
-from brim.settings.profile_settings import make_points, parse_values, sample_points, start_from
+from brim.profiling.points import make_points, sample_points, start_from
+from brim.settings.profile_settings import parse_values
 
 LISTS = st.dictionaries(
     st.sampled_from(["a", "b", "c"]), st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True), min_size=1
