@@ -115,7 +115,7 @@ def evaluate(
     gpus_per_worker: float | None = None,
     output: str | os.PathLike[str] | None = None,
 ) -> EvalResult:
-    """Evaluate a model on a data set: every sample once, at the batch size the card takes.
+    """Evaluate a model on a data set: every sample once, at the fastest batch size that fits.
 
     As `brim eval` on the command line.
 
@@ -125,16 +125,16 @@ def evaluate(
         split: Which split of the data.
         limit: Only N samples, classes in proportion.
         map: Which column is what: {'prompt': 'query'}.
-        images: The folder that image names start from.
+        images: The folder that relative image names refer to.
         skip_bad: Leave out records that cannot be read.
         task: generate, vqa, choice or classify; by default what the data is for.
         metrics: Such as bleu,rouge,exact_match; by default the task's own.
         plugin: A Python file with tasks or metrics of your own; repeatable.
         knob: Settings of the model: {'size': 224, 'frames': 16}.
         max_tokens: Short for the knob max_new_tokens.
-        temperature: 0 is greedy; above, tokens are drawn.
-        top_p: Draw from the likeliest tokens up to this.
-        seed: For drawn tokens.
+        temperature: 0 is greedy; above 0, tokens are sampled.
+        top_p: Sample from the most likely tokens up to this total probability.
+        seed: Seed of the sampling.
         stop: An answer ends before this text; repeatable.
         chat: Use the model's chat template; by default if it has one.
         system: A system prompt before every sample.
@@ -150,13 +150,13 @@ def evaluate(
         no_cache: Neither use a cached plan nor keep this one.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: auto, float32, float16 or bfloat16; in training, autocast.
-        num_workers: Loading processes; by default as many as a short trial asks for.
+        num_workers: Loading processes; by default chosen by a short trial.
         pin_memory: Load into pinned memory.
         prefetch_factor: Samples each process prepares ahead.
-        fail_fast: Stop at the first sample that fails by an error of its own.
-        resume: Continue the run in output: samples that are done are not done again.
+        fail_fast: Stop at the first sample that raises an error.
+        resume: Continue the run in output: finished samples are kept.
         retry_failed: With resume: samples that failed are tried again.
-        on: ray: by the workers of a Ray cluster, one GPU each.
+        on: ray: run on the workers of a Ray cluster, one GPU each.
         workers: With on='ray': how many; by default one for each GPU.
         gpus_per_worker: With on='ray': the part of a GPU that each has (1).
         output: The run's folder (default runs/<command>-<time>).
@@ -221,8 +221,8 @@ def find(
     As `brim find` on the command line.
 
     Args:
-        model: A torchvision or timm name, a transformers folder, or py:FILE_OR_MODULE:FACTORY; prefixes
-            torchvision:, timm:, hf:, py: decide. With step: what it changes.
+        model: A torchvision or timm name, a transformers folder, or py:FILE_OR_MODULE:FACTORY; a prefix
+            (torchvision:, timm:, hf:, py:) selects the source. With step: what it changes.
         mode: forward, generate or train; by default what the model is for.
         knob: Settings of the model: {'size': 224, 'frames': 16}.
         device: auto, cpu, cuda, cuda:N or mps.
@@ -241,7 +241,7 @@ def find(
         split: Which split of the data.
         limit: Only N samples, classes in proportion.
         map: Which column is what: {'prompt': 'query'}.
-        images: The folder that image names start from.
+        images: The folder that relative image names refer to.
         task: generate, vqa, choice or classify; by default what the data is for.
         max_tokens: Short for the knob max_new_tokens.
         batch_size: auto, or N as a ceiling: lowered only where N does not fit.
@@ -310,8 +310,8 @@ def forecast(
     As `brim forecast` on the command line.
 
     Args:
-        model: A torchvision or timm name, a transformers folder, or py:FILE_OR_MODULE:FACTORY; prefixes
-            torchvision:, timm:, hf:, py: decide. With step: what it changes.
+        model: A torchvision or timm name, a transformers folder, or py:FILE_OR_MODULE:FACTORY; a prefix
+            (torchvision:, timm:, hf:, py:) selects the source. With step: what it changes.
         mode: forward, generate or train; by default what the model is for.
         knob: Settings of the model: {'size': 224, 'frames': 16}.
         dtype: auto, float32, float16 or bfloat16; in training, autocast.
@@ -328,7 +328,7 @@ def forecast(
         split: Which split of the data.
         limit: Only N samples, classes in proportion.
         map: Which column is what: {'prompt': 'query'}.
-        images: The folder that image names start from.
+        images: The folder that relative image names refer to.
         task: generate, vqa, choice or classify; by default what the data is for.
         max_tokens: Short for the knob max_new_tokens.
         gpu: A card by name, such as a100-80gb or 'rtx 4090', or several.
@@ -406,7 +406,7 @@ def ood(
         encoder: morgan (default), minimol, unimol, or several.
         knob: Settings of the encoder: {'bits': 1024}.
         loss: energy, reference, hinge, bce, mse, or several.
-        pairs: all or matched; all, and for the reference loss matched.
+        pairs: all or matched; by default all, and matched for the reference loss.
         beta: Steepness of the preference.
         regulariser: Weight of squared energies (0.01; reference: 0).
         hinge_margin: Of the hinge loss.
@@ -422,7 +422,7 @@ def ood(
         weight_decay: By default the optimizer's own.
         clip_norm: Largest gradient norm of a seed.
         baselines: Names, or 'all': msp, energy, odin, mahalanobis, knn, lof, mc_dropout, logistic.
-        fast_path: auto, off, resident (data on the device) or stacked (seeds as one).
+        fast_path: auto, off, resident (data on the device) or stacked (all seeds in one model).
         batch_size: Samples of each side in one pass: auto, or N as a ceiling.
         effective_batch: Samples of each side in a step: N; auto is batch_size, or 512.
         eval_batch_size: Rows in one pass of a validation.
@@ -508,15 +508,15 @@ def profile(
         split: Which split of the data.
         limit: Only N samples, classes in proportion.
         map: Which column is what: {'prompt': 'query'}.
-        images: The folder that image names start from.
+        images: The folder that relative image names refer to.
         skip_bad: Leave out records that cannot be read.
         task: generate, vqa, choice or classify; by default what the data is for.
         metrics: Such as bleu,rouge,exact_match; by default the task's own.
         plugin: A Python file with tasks or metrics of your own; repeatable.
         max_tokens: Short for the knob max_new_tokens.
-        temperature: 0 is greedy; above, tokens are drawn.
-        top_p: Draw from the likeliest tokens up to this.
-        seed: For drawn tokens.
+        temperature: 0 is greedy; above 0, tokens are sampled.
+        top_p: Sample from the most likely tokens up to this total probability.
+        seed: Seed of the sampling.
         stop: An answer ends before this text; repeatable.
         chat: Use the model's chat template; by default if it has one.
         system: A system prompt before every sample.
@@ -531,7 +531,7 @@ def profile(
         no_cache: Neither use a cached plan nor keep this one.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: auto, float32, float16 or bfloat16; in training, autocast.
-        num_workers: Loading processes; by default as many as a short trial asks for.
+        num_workers: Loading processes; by default chosen by a short trial.
         pin_memory: Load into pinned memory.
         prefetch_factor: Samples each process prepares ahead.
         pairing: Several knobs: cross (all combinations) or zip (one to one).
@@ -539,13 +539,13 @@ def profile(
         num_points: With sample: how many.
         start_from: Drop smaller values.
         order: given, ascending or descending (the costliest first).
-        initial_scale: With batch_size=N: the first guess where nothing is known ('4=1,8=0.75,12=0.5,0.4' of N).
+        initial_scale: With batch_size=N: the first guess for the first value ('4=1,8=0.75,12=0.5,0.4' of N).
         batch_size_for: One point's size by hand: {13: 24}, or {'max_crops=13,max_new_tokens=8': 24}.
         latency_samples: Samples timed alone at each point; 0 for none, 100 for a P99.
-        within: Recommend the cheapest this close to the best accuracy.
+        within: Recommend the cheapest point within this fraction of the best accuracy.
         target_latency_ms: Also the cheapest that answers one sample in this time.
         target_memory: Also the cheapest that stays below this peak.
-        resume: Continue the run in output: samples that are done are not done again.
+        resume: Continue the run in output: finished samples are kept.
         values: With one knob: '2-13', '2-13:3' or [2, 4, 8].
         output: The run's folder (default runs/<command>-<time>).
 
@@ -616,7 +616,7 @@ def sweep(
 
     Args:
         file: A YAML file with a grid; docs/sweeps.md.
-        overrides: Settings of the file, changed: {'hp.learning_rate': [0.1, 0.01]}.
+        overrides: Overrides of settings in the file: {'hp.learning_rate': [0.1, 0.01]}.
         on: local, ray or slurm.
         jobs_per_gpu: Experiments that may share a GPU (default: as many as fit), or the CPU (default 1).
         timeout: Seconds; an experiment that takes longer is ended.
@@ -675,14 +675,14 @@ def train(
     fast_path: Literal["auto", "off", "resident", "stacked"] = "auto",
     output: str | os.PathLike[str] | None = None,
 ) -> TrainResult:
-    """Train a model as a file says: your effective batch, in micro-batches that fit the card.
+    """Train the model that a YAML file describes: your effective batch, in micro-batches that fit.
 
     As `brim train` on the command line.
 
     Args:
         config: A YAML file, or a mapping of the same keys; docs/training.md lists them.
-        overrides: Settings of the file, changed: {'hp.epochs': 3}.
-        num_workers: Loading processes; by default as many as a short trial asks for.
+        overrides: Overrides of settings in the file: {'hp.epochs': 3}.
+        num_workers: Loading processes; by default chosen by a short trial.
         batch_size: Samples of a micro-batch on each rank: auto (default), or N as a ceiling.
         effective_batch: Samples of an optimizer step over all ranks: N, or auto to let it grow.
         optimizer: Any of torch.optim, by name.
@@ -700,9 +700,9 @@ def train(
         plan: Use the sizes of an earlier run.
         no_cache: Neither use a cached plan nor keep this one.
         resume: Continue from the last checkpoint in output.
-        seeds: The same for several: how many from hp.seed on, or which (3,5,8).
+        seeds: Train several seeds: how many from hp.seed on, or a list (3,5,8).
         learning_rates: Every seed at each of these: 1e-3,3e-4.
-        fast_path: auto, off (one by one), resident (data on the device) or stacked (seeds as one).
+        fast_path: auto, off (one by one), resident (data on the device) or stacked (all seeds in one model).
         output: The run's folder (default runs/<command>-<time>).
 
     Returns:

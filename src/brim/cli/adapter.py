@@ -119,7 +119,7 @@ def _file_parameter(settings: list[Declared]) -> inspect.Parameter:
         return file
 
     info = typer.Option(
-        "--settings", help="A YAML file with these settings, by the names of the flags; a flag comes before it.",
+        "--settings", help="A YAML file with these settings, named like the flags; a flag overrides the file.",
         metavar="FILE", is_eager=True, callback=read, rich_help_panel="Output",
     )  # fmt: skip
     return _parameter("settings_file", str, info, needed=False)

@@ -99,7 +99,7 @@ def forecast(settings: ForecastSettings, *, note: Callable[[str], None] | None =
 
 
 def language_model_table(progress: Callable[[str], None] | None = None) -> BatchTable:
-    """Batch sizes by card memory and size of language model, computed."""
+    """Compute a table of batch sizes by card memory and language model size."""
     return (
         batch_size_table(_language_model) if progress is None else batch_size_table(_language_model, progress=progress)
     )

@@ -71,7 +71,7 @@ COMMANDS = {
         ),
         Command(
             name="eval",
-            summary="Evaluate a model on a data set: every sample once, at the batch size the card takes.",
+            summary="Evaluate a model on a data set: every sample once, at the fastest batch size that fits.",
             settings="eval_settings:EvaluateSettings",
             example="brim eval -m ./my-model -d questions.jsonl --metrics exact_match,rouge -o runs/first",
             python=PythonCall(
@@ -116,7 +116,7 @@ COMMANDS = {
         ),
         Command(
             name="train",
-            summary="Train a model as a file says: your effective batch, in micro-batches that fit the card.",
+            summary="Train the model that a YAML file describes: your effective batch, in micro-batches that fit.",
             settings="train_request:TrainCommand",
             schema="train.schema.json",
             alone_is_help=True,
@@ -178,7 +178,7 @@ COMMANDS = {
         Command(
             name="report",
             summary="Write a run's report again, or compare runs of one kind.",
-            more="The page is one HTML file: it opens offline, on a phone, in the dark and on paper.",
+            more="The page is one HTML file: it opens offline, on a phone, in dark mode and in print.",
             settings="report_settings:ReportSettings",
             example="brim report runs/eval-20260131-093000",
             python=PythonCall(

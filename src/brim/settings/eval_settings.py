@@ -59,15 +59,19 @@ class EvalRequest:
     knobs: shared.Knobs = dataclasses.field(default_factory=dict)
     max_new_tokens: shared.MaxTokens = None
     temperature: Annotated[
-        float, Setting(help="0 is greedy; above, tokens are drawn.", panel=ANSWERS, metavar="T", check=number(least=0))
+        float,
+        Setting(help="0 is greedy; above 0, tokens are sampled.", panel=ANSWERS, metavar="T", check=number(least=0)),
     ] = 0.0
     top_p: Annotated[
         float,
         Setting(
-            help="Draw from the likeliest tokens up to this.", panel=ANSWERS, metavar="P", check=number(above=0, most=1)
+            help="Sample from the most likely tokens up to this total probability.",
+            panel=ANSWERS,
+            metavar="P",
+            check=number(above=0, most=1),
         ),
     ] = 1.0
-    seed: Annotated[int, Setting(help="For drawn tokens.", panel=ANSWERS, metavar="N", check=whole())] = 0
+    seed: Annotated[int, Setting(help="Seed of the sampling.", panel=ANSWERS, metavar="N", check=whole())] = 0
     stop: Annotated[
         tuple[str, ...],
         Setting(
@@ -111,7 +115,7 @@ class EvalRequest:
     overlap: Annotated[bool, _switched("Start a batch before the last one's answers are read and scored.")] = True
     non_blocking: Annotated[bool, _switched("Copy to the device without holding up the host.")] = True
     decode_loop: Annotated[bool, _switched("Brim's own where it fits the model; else transformers' generate.")] = True
-    fail_fast: Annotated[bool, Setting(help="Stop at the first sample that fails by an error of its own.")] = False
+    fail_fast: Annotated[bool, Setting(help="Stop at the first sample that raises an error.")] = False
     resume: shared.Resume = False
     retry_failed: Annotated[bool, Setting(help="With --resume: samples that failed are tried again.", panel=OUTPUT)] = (
         False
@@ -156,7 +160,7 @@ class EvaluateSettings:
     on: Annotated[
         str | None,
         Setting(
-            help="ray: by the workers of a Ray cluster, one GPU each.", panel=WHERE, metavar="ray",
+            help="ray: run on the workers of a Ray cluster, one GPU each.", panel=WHERE, metavar="ray",
             check=Check("ray", _read_place),
         ),
     ] = None  # fmt: skip

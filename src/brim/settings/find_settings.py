@@ -25,7 +25,7 @@ __all__ = [
 ]  # fmt: skip
 
 DEFAULT_MAX_SIZE = 65536
-_MODEL = f"{shared.MODEL_HELP}; prefixes torchvision:, timm:, hf:, py: decide."
+_MODEL = f"{shared.MODEL_HELP}; a prefix (torchvision:, timm:, hf:, py:) selects the source."
 _OBJECTS = ("scaler", "scheduler", "batch_length", "unit", "key")  # what goes with a step of the caller's own
 _BY_NAME = ("data", "split", "limit", "map", "images", "task", "mode", "knob", "max_tokens", "dtype", "isolate")
 
@@ -275,7 +275,7 @@ class ForecastSettings:
     power_of_two: shared.PowerOfTwo = False
     max_batch_size: shared.MaxBatchSize = DEFAULT_MAX_SIZE
     table: Annotated[
-        bool, Setting(help="Batch sizes by card memory and size of language model, computed.", only="flags")
+        bool, Setting(help="Compute a table of batch sizes by card memory and language model size.", only="flags")
     ] = False
     gpus: Annotated[bool, Setting(help="List the cards that are known, and stop.", only="flags")] = False
     plot: Annotated[

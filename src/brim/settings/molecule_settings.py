@@ -122,7 +122,7 @@ class OodRequest:
     encoders: Annotated[
         tuple[str, ...],
         Setting(
-            name="encoder", help="morgan (default), minimol, unimol; several by commas.", panel=DATA, metavar="NAMES",
+            name="encoder", help="morgan (default), minimol, unimol; separated by commas.", panel=DATA, metavar="NAMES",
             check=_some_of(ENCODERS), many=True, default=None, python="str | Sequence[str] | None",
             python_help="morgan (default), minimol, unimol, or several.",
         ),
@@ -133,7 +133,7 @@ class OodRequest:
     losses: Annotated[
         tuple[str, ...],
         Setting(
-            name="loss", help="energy, reference, hinge, bce, mse; several by commas.", panel=LOSS, metavar="NAMES",
+            name="loss", help="energy, reference, hinge, bce, mse; separated by commas.", panel=LOSS, metavar="NAMES",
             check=_some_of(LOSSES), default="energy", python="str | Sequence[str]",
             python_help="energy, reference, hinge, bce, mse, or several.",
         ),
@@ -141,7 +141,7 @@ class OodRequest:
     pairs: Annotated[
         str | None,
         Setting(
-            help="all or matched; all, and for the reference loss matched.", panel=LOSS, metavar="WHICH",
+            help="all or matched; by default all, and matched for the reference loss.", panel=LOSS, metavar="WHICH",
             check=choice("all", "matched"),
         ),
     ] = None  # fmt: skip
@@ -186,7 +186,7 @@ class OodRequest:
     lrs: Annotated[
         tuple[float, ...],
         Setting(
-            name="lr", help="Learning rates; several by commas.", panel=TRAINING, metavar="RATES", check=numbers(float),
+            name="lr", help="Learning rates; separated by commas.", panel=TRAINING, metavar="RATES", check=numbers(float),
             default="1e-3", python="float | str | Sequence[float]", python_default=1e-3,
             python_help="The learning rate, or several.",
         ),
@@ -222,7 +222,7 @@ class OodRequest:
     fast_path: Annotated[
         str,
         Setting(
-            help="auto, off, resident (data on the device) or stacked (seeds as one).", panel=TRAINING, metavar="PATH",
+            help="auto, off, resident (data on the device) or stacked (all seeds in one model).", panel=TRAINING, metavar="PATH",
             check=choice("auto", *FAST_PATHS),
         ),
     ] = "auto"  # fmt: skip

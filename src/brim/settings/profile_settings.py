@@ -188,10 +188,10 @@ class ProfileRequest:
     initial_scale: Annotated[
         tuple[ScaleStep, ...],
         Setting(
-            help="With -b N: the first guess where nothing is known (4=1,8=0.75,12=0.5,0.4 of N).", panel=BATCH,
+            help="With -b N: the first guess for the first value (4=1,8=0.75,12=0.5,0.4 of N).", panel=BATCH,
             metavar="STEPS", check=Check("steps", _read_scale), default=None,
             python="str | Sequence[tuple[float, float]] | None",
-            python_help="With batch_size=N: the first guess where nothing is known ('4=1,8=0.75,12=0.5,0.4' of N).",
+            python_help="With batch_size=N: the first guess for the first value ('4=1,8=0.75,12=0.5,0.4' of N).",
         ),
     ] = SEED_SCALE  # fmt: skip
     batch_size_for: Annotated[
@@ -213,7 +213,7 @@ class ProfileRequest:
     within: Annotated[
         float,
         Setting(
-            help="Recommend the cheapest this close to the best accuracy.", panel=CHOICE, metavar="FRACTION",
+            help="Recommend the cheapest point within this fraction of the best accuracy.", panel=CHOICE, metavar="FRACTION",
             check=fraction(),
         ),
     ] = 0.01  # fmt: skip
@@ -280,7 +280,7 @@ class ProfileSettings:
     explain_speed: Annotated[
         bool,
         Setting(
-            help="Instead: switch off in turn each thing that makes it fast, and measure what it brings.", only="flags"
+            help="Instead of a profile: switch off each optimisation in turn and measure its effect.", only="flags"
         ),
     ] = False
     output: shared.RunFolder = None
@@ -316,7 +316,7 @@ class DemoSettings:
         int, Setting(help="How many questions about how many boards.", metavar="N", check=whole(8))
     ] = 200
     memory_limit: Annotated[
-        str, Setting(help="The memory of a card to pretend.", metavar="SIZE", check=byte_size())
+        str, Setting(help="The memory of the simulated card.", metavar="SIZE", check=byte_size())
     ] = "80MiB"  # the costliest values do not fit 64 boards into it, as on a card that is too small
     resume: shared.Resume = False
     output: shared.RunFolder = None

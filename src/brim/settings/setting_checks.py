@@ -160,7 +160,7 @@ def names() -> Check:
     def read(value: Any) -> tuple[str, ...]:
         listed = value.split(",") if isinstance(value, str) else value
         if not isinstance(listed, Sequence) or not all(isinstance(name, str) for name in listed):
-            raise ValueError("it must be names, several by commas or as a list")
+            raise ValueError("it must be names, separated by commas or as a list")
         return tuple(name.strip() for name in listed if name.strip())
 
     return Check("names", read, python="str | Sequence[str]")
@@ -194,7 +194,7 @@ def numbers(kind: Callable[[str], Any]) -> Check:
         try:
             return tuple(kind(str(part)) for part in _listed(value) if str(part).strip())
         except ValueError:
-            raise ValueError("write numbers, several by commas") from None
+            raise ValueError("write numbers, separated by commas") from None
 
     return Check("numbers", read)
 

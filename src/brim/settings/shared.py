@@ -122,13 +122,14 @@ Limit = Annotated[
 Columns = Annotated[
     Mapping[str, str],
     Setting(
-        name="map", help="Which column is what: --map prompt=query; repeatable.", panel=DATA, metavar="FIELD=COLUMN",
+        name="map", help="The column of a field: --map prompt=query; repeatable.", panel=DATA, metavar="FIELD=COLUMN",
         check=pairs("FIELD=COLUMN, such as prompt=question", FIELDS), many=True,
         python_help="Which column is what: {'prompt': 'query'}.",
     ),
 ]  # fmt: skip
 Images = Annotated[
-    str | None, Setting(help="The folder that image names start from.", panel=DATA, metavar="DIR", check=path_text())
+    str | None,
+    Setting(help="The folder that relative image names refer to.", panel=DATA, metavar="DIR", check=path_text()),
 ]
 Task = Annotated[
     str | None, Setting(help="generate, vqa, choice or classify; by default what the data is for.", metavar="TASK")
@@ -196,7 +197,7 @@ Dtype = Annotated[
 NumWorkers = Annotated[
     int | None,
     Setting(
-        help="Loading processes; by default as many as a short trial asks for.", panel=LOADING, metavar="N",
+        help="Loading processes; by default chosen by a short trial.", panel=LOADING, metavar="N",
         check=whole(0),
     ),
 ]  # fmt: skip
@@ -215,9 +216,7 @@ Chat = Annotated[
 
 # ----------------------------------------------------------------------------------------------- output
 
-Resume = Annotated[
-    bool, Setting(help="Continue the run in -o: samples that are done are not done again.", panel=OUTPUT)
-]
+Resume = Annotated[bool, Setting(help="Continue the run in -o: finished samples are kept.", panel=OUTPUT)]
 RunFolder = Annotated[
     Path | None,
     Setting(
@@ -246,7 +245,7 @@ def read_seeds(value: Any) -> int | tuple[int, ...]:
     try:
         found: tuple[int, ...] = numbers(int)(value)
     except ValueError:
-        raise ValueError("write numbers, several by commas") from None
+        raise ValueError("write numbers, separated by commas") from None
     if not found:
         raise ValueError("give how many, from 1, or which, by commas")
     return found[0] if isinstance(value, str) and "," not in value else found

@@ -59,10 +59,10 @@ class SweepRequest:
     overrides: Annotated[
         tuple[str, ...],
         Setting(
-            help="Settings of the file, changed: hp.learning_rate=[0.1,0.01].", argument=True, many=True,
+            help="Overrides of settings in the file: hp.learning_rate=[0.1,0.01].", argument=True, many=True,
             metavar="KEY=VALUE", check=Check("settings", _read_texts),
             python="Mapping[str, object] | Sequence[str] | None",
-            python_help="Settings of the file, changed: {'hp.learning_rate': [0.1, 0.01]}.",
+            python_help="Overrides of settings in the file: {'hp.learning_rate': [0.1, 0.01]}.",
         ),
     ] = ()  # fmt: skip
     on: Annotated[

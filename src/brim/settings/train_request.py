@@ -47,7 +47,7 @@ class TrainRequest:
     seeds: Annotated[  # the same training for each; none: for hp.seed alone, in the run's own folder
         tuple[int, ...],
         Setting(
-            help="The same for several: how many from hp.seed on, or which (3,5,8).", panel=SEEDS, metavar="N|LIST",
+            help="Train several seeds: how many from hp.seed on, or a list (3,5,8).", panel=SEEDS, metavar="N|LIST",
             check=Check("seeds", read_seeds), python="int | str | Sequence[int] | None",
         ),
     ] = ()  # fmt: skip
@@ -61,7 +61,7 @@ class TrainRequest:
     fast_path: Annotated[  # how seeds are trained
         str,
         Setting(
-            help="auto, off (one by one), resident (data on the device) or stacked (seeds as one).", panel=SEEDS,
+            help="auto, off (one by one), resident (data on the device) or stacked (all seeds in one model).", panel=SEEDS,
             metavar="PATH", check=choice("auto", *FAST_PATHS),
         ),
     ] = "auto"  # fmt: skip
@@ -136,9 +136,9 @@ class TrainCommand:
     overrides: Annotated[
         Mapping[str, Any],
         Setting(
-            help="Settings of the file, changed: hp.epochs=3.", argument=True, many=True, metavar="KEY=VALUE",
+            help="Overrides of settings in the file: hp.epochs=3.", argument=True, many=True, metavar="KEY=VALUE",
             check=Check("settings", shared.read_changes), python="Mapping[str, object] | Sequence[str] | None",
-            python_help="Settings of the file, changed: {'hp.epochs': 3}.",
+            python_help="Overrides of settings in the file: {'hp.epochs': 3}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
     request: Annotated[TrainRequest, NestedSettings()]
