@@ -7,6 +7,7 @@ one pass over the longest stream; a shorter one starts again as often as needed,
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -57,27 +58,27 @@ class EpochPlan:
         if self.batch_size < 1:
             raise RequestError(f"a batch of {self.batch_size} rows: it must be at least 1")
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Rows of the longest stream in a full step: never more than there are."""
         return min(self.batch_size, max(self.lengths))
 
-    @property
+    @functools.cached_property
     def steps(self) -> int:
         """Steps in an epoch."""
         return math.ceil(max(self.lengths) / self.size)
 
-    @property
+    @functools.cached_property
     def full(self) -> Counts:
         """Rows of each stream in every step but perhaps the last."""
         return self._counts(self.size)
 
-    @property
+    @functools.cached_property
     def last(self) -> Counts:
         """Rows of each stream in the last step."""
         return self._counts(max(self.lengths) - (self.steps - 1) * self.size)
 
-    @property
+    @functools.cached_property
     def spans(self) -> tuple[int, ...]:
         """How many rows of each stream an epoch takes in all."""
         return tuple((self.steps - 1) * full + last for full, last in zip(self.full, self.last, strict=True))
@@ -234,7 +235,6 @@ class RunOutcome:
     spec: RunSpec
     weights: dict[str, torch.Tensor]  # of the best epoch, on the CPU
     best_epoch: int  # from 1; the last one where nothing was validated; 0: none
-    losses: tuple[float, ...]  # the mean of each epoch
     progress: Progress = dataclasses.field(default_factory=Progress)
     step_losses: tuple[torch.Tensor, ...] = ()  # of each epoch, [steps]
     skipped_steps: int = 0  # by loss scaling
@@ -245,6 +245,11 @@ class RunOutcome:
     def epochs(self) -> int:
         """Epochs that were ended."""
         return self.progress.epoch
+
+    @functools.cached_property
+    def losses(self) -> tuple[float, ...]:
+        """The mean of each epoch, without the steps that loss scaling skipped."""
+        return tuple(float(losses[losses.isfinite()].double().mean()) for losses in self.step_losses)
 
     @property
     def validations(self) -> tuple[float, ...]:

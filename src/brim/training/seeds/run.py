@@ -21,7 +21,7 @@ from brim.monitor.sampler import Sampler
 from brim.ranks.world import current_world
 from brim.records import Plan
 from brim.settings.caller import given, named, resume_with
-from brim.settings.train_request import TrainRequest
+from brim.settings.train_request import TrainCommand, TrainRequest
 from brim.storage.files import csv_text, write_atomic, write_json
 from brim.storage.run_folder import check_no_other_run, write_run
 from brim.storage.run_lock import locked_folder
@@ -38,7 +38,16 @@ from brim.training.seeds.summary import best_rate, mean_epochs, mean_steps, summ
 from brim.training.seeds.variants import Variant, variants_of
 from brim.training.setup import TrainingSetup, open_setup
 
-__all__ = ["OneRunListener", "run_seeds"]
+__all__ = ["OneRunListener", "run_seeds", "train_as"]
+
+
+def train_as(settings: TrainCommand, *, listener: TrainListener | None = None) -> TrainResult:
+    """Train, and leave the run's folder behind; with several seeds each has a folder of its own inside it."""
+    for note in settings.notes:
+        if listener is not None:
+            listener.note(note)
+    train = run_seeds if settings.request.several else run_training
+    return train(settings.request, output=settings.output, listener=listener)
 
 
 def run_seeds(
