@@ -268,6 +268,17 @@ class AdaptiveBatch:
         """Samples of the next optimizer step over all ranks."""
         return self._effective_batch
 
+    def rate_facts(self) -> dict[str, Any]:
+        """How the learning rate came about, for the record."""
+        asked = self.rate.request
+        return {
+            "base": asked.learning_rate,
+            "base_batch": self.base_batch,
+            "rule": self.rule,
+            "factor": self.rate.factor,
+            "warmup_steps": asked.warmup_steps,
+        }
+
     def measures(self, step: int, sizes: MicroBatchSizer, share: int, ranks: int) -> bool:
         """Whether this step's noise is measured: where it costs nothing, or where the batch is to grow."""
         if step % MEASURE_EVERY:

@@ -31,6 +31,7 @@ __all__ = [
     "RunOutcome",
     "RunSpec",
     "RunsListener",
+    "RunsRequest",
     "Settings",
     "TrainingTask",
     "Validate",
@@ -226,6 +227,21 @@ class TrainingTask:
     def plan(self, settings: Settings) -> EpochPlan:
         """The steps of an epoch."""
         return EpochPlan(lengths=self.data.lengths, batch_size=settings.batch_size, matched=settings.matched)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunsRequest:
+    """Which runs of a task are trained, on which device and path, and within what memory."""
+
+    task: TrainingTask
+    specs: Sequence[RunSpec]
+    settings: Settings
+    device: torch.device | str
+    path: str = "auto"  # or off, resident, stacked
+    micro_batch_size: int | None = None  # None: as many rows in one pass as fit
+    memory_limit_bytes: int | None = None
+    margin: float | None = None
+    graphs: bool = True  # steps may be replayed from a CUDA graph
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
