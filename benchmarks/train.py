@@ -255,8 +255,9 @@ def _epoch_of_stack(
     specs = [RunSpec(seed=seed, lr=1e-3) for seed in range(count)]
     settings = Settings(epochs=1, batch_size=batch, matched=loss.matched)
     data = RowData(tensors={"features": torch.cat(sides)}, lengths=(len(sides[0]), len(sides[1])))
-    plan = TrainingTask(make_model=make, data=data, criterion=criterion).plan(settings)
-    runs = StackedRuns([make(spec.seed) for spec in specs], specs, criterion, settings, cpu)
+    task = TrainingTask(make_model=make, data=data, criterion=criterion)
+    plan = task.plan(settings)
+    runs = StackedRuns([make(spec.seed) for spec in specs], specs, task, settings, cpu)
     feed = RowFeed(data, plan, specs, stacked=runs.stacked, device=cpu, resident=True)
     runner = EpochRunner(runs, feed, plan)
 

@@ -52,7 +52,7 @@ WITHOUT_TORCH = (
 ENTRIES = (
     "brim.cli.", "brim.settings.", "brim.errors", "brim.records", "brim.reporting.", "brim.storage.files",
     "brim.storage.run_lock", "brim.ranks.world", "brim.planning.", "brim.evaluation.run", "brim.profiling.run",
-    "brim.profiling.explain_speed", "brim.training.api", "brim.training.compare", "brim.molecules.run",
+    "brim.profiling.explain_speed", "brim.training.seeds.run", "brim.training.compare", "brim.molecules.run",
     "brim.molecules.encoding", "brim.sweeps.prepare", "brim.sweeps.preview", "brim.sweeps.results",
     "brim.models.build", "brim.forecasting.gpus", "brim.sizing.plans", "brim.demo.model",
 )  # fmt: skip

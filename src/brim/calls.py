@@ -24,7 +24,7 @@ _RUNNERS = {  # the function that the command line calls as well
     "forecast": "brim.planning.forecast:forecast",
     "eval": "brim.evaluation.run:evaluate_as",
     "profile": "brim.profiling.run:profile_as",
-    "train": "brim.training.api:train_as",
+    "train": "brim.training.seeds.run:train_as",
     "sweep": "brim.sweeps.prepare:sweep",
     "ood": "brim.molecules.run:ood",
     "encode": "brim.molecules.encoding:encode",

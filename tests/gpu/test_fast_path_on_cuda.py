@@ -15,7 +15,7 @@ from brim.molecules.data_sets import PARTS, FeatureSet
 from brim.molecules.heads import make_heads, train_heads
 from brim.molecules.losses import LogSigmoid, PreferenceLoss, mean_over_pairs
 from brim.settings.molecule_settings import LOSSES, OodRequest
-from brim.training.fast_path.task import Batch, RowData, RunSpec, Settings, TrainingTask
+from brim.training.fast_path.task import Batch, RowData, RunSpec, RunsRequest, Settings, TrainingTask
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from tests.training.training_runs import largest_difference, losses, record_of, run, settings_of, write_features
 from tests.training.training_runs import weights as saved_weights
@@ -52,7 +52,8 @@ def train(
 ) -> TrainedRuns:
     settings = Settings(**{"epochs": 6, "batch_size": 64, **more})
     specs = [RunSpec(seed=seed, lr=1e-3 * (1 + seed)) for seed in range(runs)]
-    return train_runs(asked, specs, settings, device=device, path=path, graphs=graphs)
+    request = RunsRequest(task=asked, specs=specs, settings=settings, device=device, path=path, graphs=graphs)
+    return train_runs(request)
 
 
 def assert_same(one: TrainedRuns, other: TrainedRuns, tolerance: float = 1e-9) -> None:
@@ -192,7 +193,10 @@ def test_a_memory_limit_changes_nothing_but_memory() -> None:
     asked = problem()
     settings = Settings(epochs=6, batch_size=64)
     specs = [RunSpec(seed=seed, lr=1e-3 * (1 + seed)) for seed in range(8)]
-    tight = train_runs(asked, specs, settings, device="cuda", path="stacked", memory_limit_bytes=512 * 2**20)
+    request = RunsRequest(
+        task=asked, specs=specs, settings=settings, device="cuda", path="stacked", memory_limit_bytes=512 * 2**20
+    )
+    tight = train_runs(request)
     assert_same(train(asked, "stacked", runs=8), tight)
     assert tight.peak_reserved_bytes is not None
     assert tight.peak_reserved_bytes <= 512 * 2**20

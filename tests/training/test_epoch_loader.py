@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from brim.running.loader import LoaderSettings
-from brim.training.epoch_loader import EpochLoader
+from brim.training.epoch_loader import EpochLoader, LoaderKeys
 from brim.training.items import FactoryItems, seeded_rng
 from brim.training.loop import Window, epoch_order
 from tests.training.training_runs import StopsAt, largest_difference, losses, run, settings_of, weights
@@ -38,10 +38,9 @@ class Draws(Sequence[Any]):
 def epoch_loader(*, workers: int, epochs: int = 3, rank: int = 0, ranks: int = 1, seed: int = 5) -> EpochLoader:
     settings = LoaderSettings(num_workers=workers, prefetch_factor=2)
     notes: list[str] = []
-    loader = EpochLoader(
-        FactoryItems(Draws(), label_dtype=None), settings, seed=seed, epochs=epochs, rank=rank, ranks=ranks, pin=False,
-        note=notes.append,
-    )  # fmt: skip
+    items = FactoryItems(Draws(), label_dtype=None)
+    keys = LoaderKeys(items=items, seed=seed, rank=rank, ranks=ranks, epochs=epochs)
+    loader = EpochLoader(keys, settings, pin=False, note=notes.append)
     loader.notes = notes  # type: ignore[attr-defined]
     return loader
 
@@ -144,7 +143,8 @@ def test_arrays_become_tensors_unless_the_user_collates() -> None:
 def test_samples_for_a_users_collate_are_not_in_reused_memory(join: Any) -> None:
     """The collate function may keep them."""
     items = FactoryItems([torch.full((4,), float(place)) for place in range(COUNT)], label_dtype=None, join=join)
-    loader = EpochLoader(items, LoaderSettings(num_workers=1), seed=5, epochs=1, rank=0, ranks=1, pin=False, note=print)
+    keys = LoaderKeys(items=items, seed=5, rank=0, ranks=1, epochs=1)
+    loader = EpochLoader(keys, LoaderSettings(num_workers=1), pin=False, note=print)
     loader.begin(0, 0)
     (sample,) = loader.take([epoch_order(COUNT, seed=5, epoch=0)[0]])
     assert sample.is_shared() is (join is None)

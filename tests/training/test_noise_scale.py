@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from brim.training.effective_batch import PATIENCE, BatchGrowth
-from brim.training.noise_scale import NoiseScale
+from brim.training.effective_batch import PATIENCE, BatchGrowth, NoiseScale
 
 
 def measured(signal: float, variance: float, *, small: int = 8, large: int = 64, times: int = 400) -> NoiseScale:

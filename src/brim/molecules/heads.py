@@ -25,7 +25,7 @@ from brim.molecules.table import ResultCell
 from brim.settings.caller import given, named, written
 from brim.settings.molecule_settings import OodRequest
 from brim.training.fast_path.row_feed import InPasses
-from brim.training.fast_path.task import RowData, RunOutcome, RunsListener, RunSpec, Settings, TrainingTask
+from brim.training.fast_path.task import RowData, RunOutcome, RunsListener, RunSpec, RunsRequest, Settings, TrainingTask
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from brim.training.heads import MOST_WIDTH, refuse_too_wide
 
@@ -154,22 +154,22 @@ def train_heads(
         inner, outer = (passes(outputs, rows) for rows in validation)
         return stacked_auroc(inner, outer)
 
-    trained = train_runs(
-        TrainingTask(
+    asked = RunsRequest(
+        task=TrainingTask(
             make_model=make_head,
             data=_training_rows(features, loss, runs, request, reference, device),
             criterion=_criterion(_in_small_blocks(loss, request.memory_limit_bytes)),
             validate=validate,
         ),
-        [RunSpec(seed=seed, lr=lr) for seed, lr in runs],
-        _training_settings(request, loss),
+        specs=[RunSpec(seed=seed, lr=lr) for seed, lr in runs],
+        settings=_training_settings(request, loss),
         device=device,
         path=request.fast_path,
         micro_batch_size=2 * one_pass if one_pass is not None and one_pass < request.step_size else None,
         memory_limit_bytes=request.memory_limit_bytes,
         margin=request.margin,
-        listener=listener,
     )
+    trained = train_runs(asked, listener=listener)
     memory.release(thorough=False)
     started = time.perf_counter()
     tester = InPasses(memory, batch_size=request.eval_batch_size)
@@ -351,19 +351,19 @@ def train_classifiers(
 
     rows = features.features["train_in"]
     make_model = _seeded(lambda: _perceptron(features.width, settings.hidden, labels.count, dropout=settings.dropout))
-    trained = train_runs(
-        TrainingTask(
+    asked = RunsRequest(
+        task=TrainingTask(
             make_model=make_model,
             data=RowData(tensors={"features": rows, "labels": labels.train}, lengths=(len(rows),)),
             criterion=criterion,
             validate=validate,
         ),
-        [RunSpec(seed=seed, lr=settings.lr) for seed in seeds],
-        Settings(epochs=settings.epochs, batch_size=settings.batch_size, patience=settings.patience),
+        specs=[RunSpec(seed=seed, lr=settings.lr) for seed in seeds],
+        settings=Settings(epochs=settings.epochs, batch_size=settings.batch_size, patience=settings.patience),
         device=device,
         path=settings.path,
-        listener=listener,
     )
+    trained = train_runs(asked, listener=listener)
     found = []
     for outcome in trained.outcomes:
         seed = outcome.spec.seed

@@ -186,8 +186,8 @@ class OodRequest:
     lrs: Annotated[
         tuple[float, ...],
         Setting(
-            name="lr", help="Learning rates; separated by commas.", panel=TRAINING, metavar="RATES", check=numbers(float),
-            default="1e-3", python="float | str | Sequence[float]", python_default=1e-3,
+            name="lr", help="Learning rates, separated by commas.", panel=TRAINING, metavar="RATES",
+            check=numbers(float), default="1e-3", python="float | str | Sequence[float]", python_default=1e-3,
             python_help="The learning rate, or several.",
         ),
     ] = (1e-3,)  # fmt: skip
@@ -222,8 +222,8 @@ class OodRequest:
     fast_path: Annotated[
         str,
         Setting(
-            help="auto, off, resident (data on the device) or stacked (all seeds in one model).", panel=TRAINING, metavar="PATH",
-            check=choice("auto", *FAST_PATHS),
+            help="auto, off, resident (data on the device) or stacked (all seeds in one model).", panel=TRAINING,
+            metavar="PATH", check=choice("auto", *FAST_PATHS),
         ),
     ] = "auto"  # fmt: skip
     batch_size: Annotated[  # samples of each side in one pass; None: as many as fit

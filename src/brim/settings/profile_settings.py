@@ -213,8 +213,8 @@ class ProfileRequest:
     within: Annotated[
         float,
         Setting(
-            help="Recommend the cheapest point within this fraction of the best accuracy.", panel=CHOICE, metavar="FRACTION",
-            check=fraction(),
+            help="Recommend the cheapest point within this fraction of the best accuracy.", panel=CHOICE,
+            metavar="FRACTION", check=fraction(),
         ),
     ] = 0.01  # fmt: skip
     target_latency_ms: Annotated[

@@ -61,8 +61,8 @@ class TrainRequest:
     fast_path: Annotated[  # how seeds are trained
         str,
         Setting(
-            help="auto, off (one by one), resident (data on the device) or stacked (all seeds in one model).", panel=SEEDS,
-            metavar="PATH", check=choice("auto", *FAST_PATHS),
+            help="auto, off (one by one), resident (data on the device) or stacked (all seeds in one model).",
+            panel=SEEDS, metavar="PATH", check=choice("auto", *FAST_PATHS),
         ),
     ] = "auto"  # fmt: skip
 

@@ -269,6 +269,9 @@ class TrainerParts:
         world = self.context.agreement.world
         asked = self.request.settings.training.eval_batch_size
         request = ValidationRequest(
+            share=range(world.rank, len(items), world.size),
+            precision=self.precision,
+            loading=LoaderSettings(num_workers=self.request.settings.data.num_workers),
             batch_size=asked if isinstance(asked, int) else None,
             known=self.earlier.eval_batch if self.earlier is not None else None,
             limit_bytes=self.limit_bytes if self.metered else None,
@@ -276,12 +279,9 @@ class TrainerParts:
         )
         return Validation(
             items,
-            range(world.rank, len(items), world.size),
             self.subject.objective,
             self.memory,
             request,
-            precision=self.precision,
-            loading=LoaderSettings(num_workers=self.request.settings.data.num_workers),
             remedies=lambda length: self.subject.remedies(length, training=False),
             note=self.note,
             between=self.context.interrupt.check if world.size == 1 else lambda: None,

@@ -21,7 +21,6 @@ from brim.sizing.micro_batches import MicroBatchSizer
 from brim.sizing.plans import PlanFile
 from brim.storage.files import read_json
 from brim.training.learning_rate import LearningRate, ScheduleRequest, adjusted_betas, adjusted_eps, lr_factor
-from brim.training.noise_scale import NoiseScale
 from brim.training.optimizers import make_training_optimizer
 
 __all__ = [
@@ -30,12 +29,15 @@ __all__ = [
     "BatchGrowth",
     "EarlierSizes",
     "EffectiveBatch",
+    "NoiseScale",
     "choose_effective_batch",
     "make_adaptive_batch",
     "training_plan",
 ]
 
 DEFAULT_EFFECTIVE_BATCH = 128  # where neither batch_size nor effective_batch says anything
+DECAY = 0.95  # of the running means of the noise scale, with each measurement
+MIN_MEASUREMENTS = 8  # before it has a value
 FEWEST_STEPS = 8  # an epoch, for that default: a batch that is most of the data learns little from it
 
 
@@ -141,6 +143,61 @@ PATIENCE = 16  # noise measurements between two steps up: the means have to foll
 
 
 @dataclasses.dataclass(kw_only=True)
+class NoiseScale:
+    """The gradient noise scale: the batch size beyond which more samples in a step help less than they cost.
+
+    A gradient over B samples has E|g|² = |G|² + S/B, where G is the true gradient and S the trace of the covariance of
+    the gradients of single samples. |g|² at two batch sizes of the same step gives |G|² and S. At a batch of S/|G|²,
+    noise and signal are equally large (McCandlish et al. 2018). A single pair is very noisy, so |G|² and S are averaged
+    over steps before the division.
+    """
+
+    signal: float = 0.0  # decaying sum of |G|²
+    noise: float = 0.0  # decaying sum of S
+    total: float = 0.0  # decaying sum of ones: the sums are divided by it
+    measurements: int = 0
+
+    def observe(self, *, small: float, small_batch: float, large: float, large_batch: float) -> None:
+        """Add a measurement: |g|² of the mean gradient over a small batch and over a large one that contains it."""
+        if not 0 < small_batch < large_batch:
+            return
+        signal = (large_batch * large - small_batch * small) / (large_batch - small_batch)
+        noise = (small - large) / (1 / small_batch - 1 / large_batch)
+        self.signal = DECAY * self.signal + signal
+        self.noise = DECAY * self.noise + noise
+        self.total = DECAY * self.total + 1.0
+        self.measurements += 1
+
+    @property
+    def value(self) -> float | None:
+        """S/|G|² in samples; None with too few measurements, or where |G|² is too noisy to be positive."""
+        if self.measurements < MIN_MEASUREMENTS or self.signal <= 0:
+            return None
+        return max(self.noise, 0.0) / self.signal
+
+    def useful_batch(self) -> int | None:
+        """The noise scale as a batch size: beyond it, a larger batch gains less than half of what it costs."""
+        value = self.value
+        return None if value is None else max(round(value), 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return dataclasses.asdict(self)
+
+    def report(self) -> dict[str, Any] | None:
+        """The entry in run.json; None without measurements."""
+        if self.measurements == 0:
+            return None
+        return {
+            "noise_scale": self.value,
+            "useful_batch": self.useful_batch(),
+            "measurements": self.measurements,
+            "gradient_square": self.signal / self.total,
+            "gradient_variance": self.noise / self.total,
+        }
+
+
+@dataclasses.dataclass(kw_only=True)
 class BatchGrowth:
     """The effective batch, and when it may double.
 
@@ -210,6 +267,17 @@ class AdaptiveBatch:
     def effective_batch(self) -> int:
         """Samples of the next optimizer step over all ranks."""
         return self._effective_batch
+
+    def rate_facts(self) -> dict[str, Any]:
+        """How the learning rate came about, for the record."""
+        asked = self.rate.request
+        return {
+            "base": asked.learning_rate,
+            "base_batch": self.base_batch,
+            "rule": self.rule,
+            "factor": self.rate.factor,
+            "warmup_steps": asked.warmup_steps,
+        }
 
     def measures(self, step: int, sizes: MicroBatchSizer, share: int, ranks: int) -> bool:
         """Whether this step's noise is measured: where it costs nothing, or where the batch is to grow."""

@@ -16,20 +16,20 @@ from brim.running.loader import Loader, LoaderSettings
 from brim.training.items import Items
 from brim.training.loop import Window, epoch_order
 
-__all__ = ["EpochLoader"]
+__all__ = ["EpochLoader", "LoaderKeys"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _LoaderKeys:
+class LoaderKeys:
     """A key for every sample of a rank in every remaining epoch, in the order of the run."""
 
     items: Items
     seed: int
     rank: int
     ranks: int
-    epoch: int  # the first remaining one
-    position: int  # where it starts
     epochs: int  # of the whole run
+    epoch: int = 0  # the first remaining one
+    position: int = 0  # where it starts
 
     def __len__(self) -> int:
         per_epoch = len(range(self.rank, len(self.items), self.ranks))
@@ -44,9 +44,11 @@ class _LoaderKeys:
                 yield self.key(epoch, item)
 
     def key(self, epoch: int, item: int) -> int:
+        """The number of a sample in an epoch."""
         return epoch * len(self.items) + item
 
     def prepare(self, key: int) -> Any:
+        """The sample of that number, ready to be batched."""
         epoch, item = divmod(key, len(self.items))
         return self.items.prepare_for_epoch(epoch, item, seed=self.seed)
 
@@ -63,24 +65,11 @@ class EpochLoader:
     `wait_seconds` is how long `take` has waited, `workers` the number of processes.
     """
 
-    def __init__(
-        self,
-        items: Items,
-        settings: LoaderSettings,
-        *,
-        seed: int,
-        epochs: int,
-        rank: int,
-        ranks: int,
-        pin: bool,
-        note: Callable[[str], None],
-    ) -> None:
+    def __init__(self, keys: LoaderKeys, settings: LoaderSettings, *, pin: bool, note: Callable[[str], None]) -> None:
         self.wait_seconds = 0.0
         self.workers = 0
-        self._settings = items.loader_settings(settings)
-        self._pin = pin
-        self._note = note
-        self._keys = _LoaderKeys(items=items, seed=seed, rank=rank, ranks=ranks, epoch=0, position=0, epochs=epochs)
+        self._keys, self._settings = keys, keys.items.loader_settings(settings)
+        self._pin, self._note = pin, note
         self._loader: Loader | None = None
         self._stack = contextlib.ExitStack()
         self._epoch = 0

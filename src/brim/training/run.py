@@ -13,7 +13,6 @@ import torch
 
 from brim.errors import RankError, RequestError
 from brim.memory.devices import device_uuid
-from brim.memory.environment import environment_facts
 from brim.monitor.sampler import Sampler
 from brim.ranks.agreement import Agreement, Vote, check_same_work, shared_folder, stop_signal_as_error
 from brim.ranks.gradients import RankGroup, shard_model
@@ -23,13 +22,13 @@ from brim.settings.setting_checks import MOST_SEED
 from brim.settings.train_request import TrainRequest
 from brim.storage.files import read_json
 from brim.storage.fingerprint import combined_fingerprint, differing_parts
-from brim.storage.run_folder import check_no_other_run, write_run
+from brim.storage.run_folder import check_no_other_run
 from brim.training.assembly import RunContext, TrainerParts
 from brim.training.checkpoint import find_checkpoint
 from brim.training.effective_batch import EarlierSizes, choose_effective_batch, training_plan
 from brim.training.epoch_loader import EpochLoader
 from brim.training.listener import TrainListener, interrupt_as_request
-from brim.training.run_files import read_steps
+from brim.training.run_files import read_steps, write_record
 from brim.training.setup import TrainingSetup, open_setup
 from brim.training.summary import RankReport, summarise
 from brim.training.trainer import Trainer
@@ -254,20 +253,13 @@ class _TrainingRun:
 
     def _record(self, parts: TrainerParts, ranks: list[RankReport]) -> TrainResult:
         """Sum up and write run.json."""
-        rate = parts.adaptive.rate
         notes = tuple(dict.fromkeys(note for rank in ranks for note in rank.notes))
         summary = summarise(
             parts.progress,
             ranks,
             steps=read_steps(self.folder / "steps.jsonl"),
             effective_batch=parts.adaptive.effective_batch,
-            learning_rate={
-                "base": rate.request.learning_rate,
-                "base_batch": parts.adaptive.base_batch,
-                "rule": parts.adaptive.rule,
-                "factor": rate.factor,
-                "warmup_steps": rate.request.warmup_steps,
-            },
+            learning_rate=parts.adaptive.rate_facts(),
             noise=parts.adaptive.noise.report(),
             seed=self.request.settings.hp.seed,
         )
@@ -275,11 +267,10 @@ class _TrainingRun:
         if len(ranks) > 1:
             plan = dataclasses.replace(plan, batch_sizes_per_rank=tuple(rank.plan.size for rank in ranks))
         subject = parts.subject
-        write_run(
+        write_record(
             self.folder,
-            kind="train",
-            request={**self.request.to_json(), "command": "train", "task": subject.objective.task},
-            environment=environment_facts(subject.device) | {"device": str(subject.device)},
+            {**self.request.to_json(), "task": subject.objective.task},
+            device=subject.device,
             plan=plan.to_json(),
             summary={**summary, "notes": list(notes), "fingerprint": parts.context.fingerprint},
             started_at=self.started_at,

@@ -9,22 +9,25 @@ bad_batch.json               the samples of a step whose loss was not a number
 
 from __future__ import annotations
 
+import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from torch import nn
 
+from brim.memory.environment import environment_facts
 from brim.ranks.agreement import Agreement, Vote
 from brim.ranks.gradients import load_whole_states, whole_states
 from brim.storage.files import cannot_write, csv_text, write_atomic, write_json
+from brim.storage.run_folder import write_run
 from brim.training.checkpoint import find_checkpoint, generator_states, save_checkpoint, save_weights
 from brim.training.listener import StepRecord
 from brim.training.loop import Progress
 
-__all__ = ["RunFiles", "WholeState", "read_steps"]
+__all__ = ["RunFiles", "WholeState", "read_steps", "write_record", "write_steps"]
 
 
 class RunFiles:
@@ -55,7 +58,7 @@ class RunFiles:
         kept = [line for line in lines if line["step"] <= keep_steps]
         try:
             if lines:
-                write_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))
+                write_steps(self.folder, kept)
             path.parent.mkdir(parents=True, exist_ok=True)
             self._steps = path.open("a", encoding="utf-8", buffering=1)
         except OSError as error:
@@ -117,6 +120,28 @@ class RunFiles:
                 "own": [rank["own"] for rank in ranks],
             },
         )
+
+
+def write_steps(folder: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """The whole steps.jsonl at once."""
+    write_atomic(folder / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_record(
+    folder: Path,
+    request: Mapping[str, Any],
+    *,
+    device: torch.device,
+    plan: dict[str, Any] | None,
+    summary: dict[str, Any],
+    started_at: datetime.datetime,
+) -> None:
+    """The run.json of a training; `request` as it was asked for, with the task."""
+    environment = environment_facts(device) | {"device": str(device)}
+    write_run(
+        folder, kind="train", request={**request, "command": "train"}, environment=environment, plan=plan,
+        summary=summary, started_at=started_at,
+    )  # fmt: skip
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from brim.errors import BrimError, RequestError
 from brim.ranks.agreement import Vote
 from brim.running.loader import LoaderSettings, NotPrepared
 from brim.training.assembly import TrainerParts
-from brim.training.epoch_loader import EpochLoader
+from brim.training.epoch_loader import EpochLoader, LoaderKeys
 from brim.training.items import Items
 from brim.training.listener import StepRecord
 from brim.training.loop import EndedEpoch, EpochBackend, Progress, Window, epoch_order, next_window, run_epochs
@@ -73,12 +73,12 @@ class Trainer(EpochBackend):
     def _make_loader(self, loading: LoaderSettings) -> EpochLoader | None:
         if not self._items.uses_loader:
             return None
-        ahead = math.ceil(self._adaptive.effective_batch / self._world.size)
-        return EpochLoader(
-            self._items, dataclasses.replace(loading, ahead=ahead), seed=self._seed, epochs=self._rules.epochs,
-            rank=self._world.rank, ranks=self._world.size, pin=self._micro.gradients.device.type == "cuda",
-            note=self._listener.note,
-        )  # fmt: skip
+        world, pin = self._world, self._micro.gradients.device.type == "cuda"
+        ahead = math.ceil(self._adaptive.effective_batch / world.size)
+        keys = LoaderKeys(
+            items=self._items, seed=self._seed, rank=world.rank, ranks=world.size, epochs=self._rules.epochs
+        )
+        return EpochLoader(keys, dataclasses.replace(loading, ahead=ahead), pin=pin, note=self._listener.note)
 
     def run(self) -> None:
         """Train to the end; a `KeyboardInterrupt` after a checkpoint where somebody asked to stop."""

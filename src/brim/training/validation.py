@@ -19,7 +19,6 @@ from torch import nn
 
 from brim.errors import DoesNotFitError, RequestError
 from brim.memory.devices import DeviceMemory, ModelMemory
-from brim.memory.failures import memory_remedies
 from brim.models.placement import Precision
 from brim.running.executor import BatchWork, ExecutionPolicy, Executor, Finished, Pending
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
@@ -28,7 +27,6 @@ from brim.sizing.live import LiveSizer
 from brim.sizing.older_checkpoints import validation_state
 from brim.sizing.priors import AvailableMemory, LiveRequest, Prior, start_live
 from brim.training.items import Items
-from brim.training.listener import ignore_note
 from brim.training.objective import Objective
 from brim.workloads.base import in_mode
 
@@ -37,8 +35,11 @@ __all__ = ["Validation", "ValidationRequest"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ValidationRequest:
-    """What the batches of a validation are bound by."""
+    """One rank's part of a validation, and what its batches are bound by."""
 
+    share: Sequence[int]  # the samples of this rank
+    precision: Precision
+    loading: LoaderSettings
     batch_size: int | None = None  # as the user gave it; None: found while it runs
     known: int | None = None  # of an earlier run
     limit_bytes: int | None = None  # to keep, or None where measuring would slow the batches
@@ -51,29 +52,23 @@ class Validation:
     def __init__(
         self,
         items: Items,
-        share: Sequence[int],
         objective: Objective,
         memory: DeviceMemory,
         request: ValidationRequest,
         *,
-        precision: Precision,
-        loading: LoaderSettings | None = None,
-        remedies: Callable[[int], list[str]] = lambda length: memory_remedies((), batch_size=length),
-        note: Callable[[str], None] = ignore_note,
-        between: Callable[[], None] = lambda: None,
+        remedies: Callable[[int], list[str]],
+        note: Callable[[str], None],
+        between: Callable[[], None],
     ) -> None:
-        self.items = items
-        self.share = list(share)
-        self.objective = objective
+        self.items, self.objective = items, objective
+        self.share = list(request.share)
         self.by_size = request.batch_size is not None  # the user gave it
         self.by_count = self.by_size or items.uniform
         self.batch_sizes: list[int] = []
         self.seconds = 0.0
         self.oom_events = 0
-        self._memory = memory
-        self._precision = precision
-        self._request = request
-        self._loading = items.loader_settings(loading or LoaderSettings(num_workers=0))
+        self._memory, self._request = memory, request
+        self._loading = items.loader_settings(request.loading)
         self._note, self._between, self._remedies = note, between, remedies
         self._costs = [items.cost(item) for item in range(len(items))]
         self.sizer = self._make_sizer(request)
@@ -179,10 +174,11 @@ class Validation:
 
     def _judge(self, model: nn.Module, batch: Sequence[int], prepared: Sequence[Any] | None) -> torch.Tensor:
         device = self._memory.device
-        autocast = self._precision.autocast
+        precision = self._request.precision
+        autocast = precision.autocast
         with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
             joined = self.items.batch(batch, prepared, device=device)
-            return self.objective.sample_metrics(model, joined.to(device, self._precision.weights))
+            return self.objective.sample_metrics(model, joined.to(device, precision.weights))
 
     def _refuse(self, done: Finished) -> None:
         assert done.failure is not None

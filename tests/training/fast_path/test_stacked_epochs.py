@@ -16,7 +16,7 @@ from brim.training.fast_path import stacked_epochs
 from brim.training.fast_path.row_feed import RowFeed
 from brim.training.fast_path.stacked_epochs import EpochRunner, StackFigures, train_together
 from brim.training.fast_path.stacked_runs import StackedRuns
-from brim.training.fast_path.task import RunOutcome, RunsListener, Settings
+from brim.training.fast_path.task import RunOutcome, RunsListener, RunsRequest, Settings
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from tests.training.fast_path.fast_path_problems import preference_problem, specs
 
@@ -44,7 +44,8 @@ def simulated_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train(path: str = "stacked", listener: RunsListener | None = None, **more: Any) -> TrainedRuns:
     settings = Settings(**{"epochs": 5, "batch_size": 8, "lr_factor": lambda step: 0.9**step, **more})
-    return train_runs(preference_problem(), specs(3), settings, device="cpu", path=path, listener=listener)
+    asked = RunsRequest(task=preference_problem(), specs=specs(3), settings=settings, device="cpu", path=path)
+    return train_runs(asked, listener=listener)
 
 
 @pytest.mark.parametrize("path", ["stacked", "resident"])
@@ -128,7 +129,7 @@ def train_spoilt(*, spoilt: int | None, hopeless: bool = False) -> tuple[list[Ru
     problem = preference_problem()
     plan, device = problem.plan(SETTINGS), torch.device("cpu")
     models = [problem.make_model(spec.seed) for spec in specs(3)]
-    runs = StackedRuns(models, specs(3), problem.criterion, SETTINGS, device)
+    runs = StackedRuns(models, specs(3), problem, SETTINGS, device)
     feed = RowFeed(problem.data, plan, specs(3), stacked=True, device=device, resident=True)
     runner = SpoiltRunner(runs, feed, plan, spoilt=spoilt, hopeless=hopeless)
     outcomes, figures = train_together(runner, SETTINGS, problem, RunsListener())

@@ -17,6 +17,7 @@ from brim.training.fast_path.task import (
     RunOutcome,
     RunsListener,
     RunSpec,
+    RunsRequest,
     Settings,
     TrainingTask,
     epoch_orders,
@@ -46,7 +47,9 @@ class Notes(RunsListener):
 def train(problem: TrainingTask, count: int, path: str, **more: Any) -> TrainedRuns:
     run = {key: more.pop(key) for key in ("listener", "micro_batch_size", "memory_limit_bytes") if key in more}
     settings = Settings(**{"epochs": 3, "batch_size": 8, **more})
-    return train_runs(problem, specs(count), settings, device="cpu", path=path, **run)
+    listener = run.pop("listener", None)
+    asked = RunsRequest(task=problem, specs=specs(count), settings=settings, device="cpu", path=path, **run)
+    return train_runs(asked, listener=listener)
 
 
 def assert_same(one: RunOutcome, other: RunOutcome, tolerance: float = 1e-12) -> None:
@@ -209,7 +212,9 @@ def test_dropout_draws_other_noise_for_each_run_of_a_stack() -> None:
 
     problem = preference_problem(build)
     same_seed = [RunSpec(seed=4, lr=0.01), RunSpec(seed=4, lr=0.01)]
-    trained = train_runs(problem, same_seed, Settings(epochs=1, batch_size=8), device="cpu", path="stacked")
+    settings = Settings(epochs=1, batch_size=8)
+    asked = RunsRequest(task=problem, specs=same_seed, settings=settings, device="cpu", path="stacked")
+    trained = train_runs(asked)
     assert not torch.equal(trained.outcomes[0].weights["1.weight"], trained.outcomes[1].weights["1.weight"])
 
 
@@ -330,7 +335,7 @@ def test_micro_batches_drop_the_same_units_in_both_passes() -> None:
 
     batch = {"features": torch.randn(10, 6, dtype=torch.float64)}
     run = PlainRun(
-        build(), RunSpec(seed=0, lr=0.1), preference_criterion, Settings(epochs=1, batch_size=5, optimizer="sgd"),
+        build(), RunSpec(seed=0, lr=0.1), preference_problem(), Settings(epochs=1, batch_size=5, optimizer="sgd"),
         torch.device("cpu"), micro_batch_size=4,
     )  # fmt: skip
     model = build()
@@ -459,7 +464,7 @@ def test_what_belongs_to_a_run_goes_with_it() -> None:
     settings = Settings(epochs=60, batch_size=8, optimizer="sgd", optimizer_options={"momentum": 0.0})
     runs = [RunSpec(seed=seed, lr=0.2) for seed in range(3)]
     for path in ("stacked", "resident", "off"):
-        trained = train_runs(problem, runs, settings, device="cpu", path=path)
+        trained = train_runs(RunsRequest(task=problem, specs=runs, settings=settings, device="cpu", path=path))
         for run, outcome in enumerate(trained.outcomes):
             total = float(outcome.weights["0.weight"].sum() + outcome.weights["0.bias"].sum())
             assert total == pytest.approx(run + 1, abs=1e-6)

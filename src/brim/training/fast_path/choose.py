@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from brim.errors import BrimError, DoesNotFitError, RequestError, first_line, plural
-from brim.memory.devices import DeviceMemory, MemoryReading
+from brim.memory.devices import DeviceMemory
 from brim.memory.failures import FailureKind, classify, memory_remedies, memory_savings
 from brim.settings.caller import given, written
 from brim.settings.shared import FAST_PATHS, FastPath
@@ -23,7 +23,7 @@ from brim.training.fast_path.row_feed import RowFeed
 from brim.training.fast_path.runs import NotStackableError, PlainRun, Runs
 from brim.training.fast_path.stacked_epochs import WARM_UP_STEPS, EpochRunner
 from brim.training.fast_path.stacked_runs import StackedRuns
-from brim.training.fast_path.task import RowData, RunSpec, Settings, TrainingTask
+from brim.training.fast_path.task import RowData, RunSpec, RunsRequest, Settings
 
 __all__ = ["PathChoice", "PathChooser", "PathTrial", "is_memory_failure"]
 
@@ -75,29 +75,14 @@ class PathChooser:
     """Makes runners of a task for any path, tries them, and chooses."""
 
     def __init__(
-        self,
-        task: TrainingTask,
-        specs: Sequence[RunSpec],
-        settings: Settings,
-        memory: DeviceMemory,
-        *,
-        limit_bytes: int,
-        graphs: bool = True,
-        micro_batch_size: int | None = None,
-        note: Callable[[str], None],
+        self, request: RunsRequest, memory: DeviceMemory, limit_bytes: int, note: Callable[[str], None]
     ) -> None:
-        self.task = task
-        self.specs = tuple(specs)
-        self.settings = settings
-        self.memory = memory
-        self.device = memory.device
-        self.plan = task.plan(settings)
+        self.task, self.specs, self.settings = request.task, tuple(request.specs), request.settings
+        self.memory, self.device = memory, memory.device
+        self.plan = self.task.plan(self.settings)
         self.trials: list[PathTrial] = []
         self.oom_events = 0
-        self._limit_bytes = limit_bytes
-        self._graphs = graphs
-        self._micro = micro_batch_size
-        self._note = note
+        self._request, self._limit_bytes, self._note = request, limit_bytes, note
         self._resident: RowData | None = None
 
     @property
@@ -115,7 +100,7 @@ class PathChooser:
             data, self.plan, specs, stacked=made.stacked, device=self.device, resident=resident,
             order_of=self.task.orders,
         )  # fmt: skip
-        return EpochRunner(made, feed, self.plan, lr_factor=self.settings.lr_factor, graphs=self._graphs)
+        return EpochRunner(made, feed, self.plan, lr_factor=self.settings.lr_factor, graphs=self._request.graphs)
 
     def choose(self, asked: str) -> PathChoice:
         """The path that was asked for where it can be had, or the fastest; a note says why one is not possible."""
@@ -143,16 +128,15 @@ class PathChooser:
 
     def _alone(self) -> PathChoice:
         """A single run on the device, in the stacked form where it has one."""
-        if self._micro is not None and self._micro < self.rows:
+        micro = self._request.micro_batch_size
+        if micro is not None and micro < self.rows:
             return PathChoice(
-                path="resident", torch_optimizer=True, micro_batch_size=self._micro,
+                path="resident", torch_optimizer=True, micro_batch_size=micro,
                 reason="batches in several passes are not stacked",
             )  # fmt: skip
         try:
-            StackedRuns(
-                [self.task.make_model(self.specs[0].seed)], self.specs[:1], self.task.criterion, self.settings,
-                torch.device("cpu"), inputs=self.task.inputs,
-            )  # fmt: skip
+            first = self.task.make_model(self.specs[0].seed)
+            StackedRuns([first], self.specs[:1], self.task, self.settings, torch.device("cpu"))
         except NotStackableError as error:
             return self._not_stacked(str(error))
         return PathChoice(path="resident")
@@ -256,20 +240,21 @@ class PathChooser:
         whole_seconds = timings[0] * self.plan.steps * self.settings.epochs * len(self.specs) / choice.stack
         if timings[0] < LONG_STEP_SECONDS and whole_seconds > SHORT_TRAINING_SECONDS:
             timings = [self.memory.timed(advance, repeats=steps_per_timing) / steps_per_timing for _ in range(TIMINGS)]
-        seconds = min(timings)
-        return _seen(choice, seconds, reading)
+        return PathTrial(
+            path=choice.path,
+            runs=choice.stack,
+            seconds_per_step=min(timings) / choice.stack,
+            peak_allocated_bytes=reading.peak_allocated_bytes or None,
+            peak_reserved_bytes=reading.peak_reserved_bytes or None,
+        )
 
     def _runs(self, choice: PathChoice, specs: Sequence[RunSpec]) -> Runs:
-        task, settings = self.task, self.settings
-        models = [task.make_model(spec.seed) for spec in specs]
-        if choice.torch_optimizer:
-            if choice.micro_batch_size is not None and _normalises_batches(models[0]):
-                self._note("batch normalisation sees micro-batches: the step is not quite the whole batch's")
-            return PlainRun(
-                models[0], specs[0], task.criterion, settings, self.device, inputs=task.inputs,
-                micro_batch_size=choice.micro_batch_size,
-            )  # fmt: skip
-        return StackedRuns(models, specs, task.criterion, settings, self.device, inputs=task.inputs)
+        models, micro = [self.task.make_model(spec.seed) for spec in specs], choice.micro_batch_size
+        if not choice.torch_optimizer:
+            return StackedRuns(models, specs, self.task, self.settings, self.device)
+        if micro is not None and _normalises_batches(models[0]):
+            self._note("batch normalisation sees micro-batches: the step is not quite the whole batch's")
+        return PlainRun(models[0], specs[0], self.task, self.settings, self.device, micro_batch_size=micro)
 
 
 def _normalises_batches(model: nn.Module) -> bool:
@@ -286,13 +271,3 @@ def does_not_fit(rows: int, error: Exception, settings: Settings) -> DoesNotFitE
     savings = memory_savings(half_precision=written("dtype", "bfloat16") if settings.autocast_dtype is None else "")
     remedies = "\n  - ".join(memory_remedies(savings, batch_size=rows))
     return DoesNotFitError(f"not even one row at a time fits ({first_line(error)}).\nWhat may help:\n  - {remedies}")
-
-
-def _seen(choice: PathChoice, seconds: float, reading: MemoryReading) -> PathTrial:
-    return PathTrial(
-        path=choice.path,
-        runs=choice.stack,
-        seconds_per_step=seconds / choice.stack,
-        peak_allocated_bytes=reading.peak_allocated_bytes or None,
-        peak_reserved_bytes=reading.peak_reserved_bytes or None,
-    )

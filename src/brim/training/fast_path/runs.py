@@ -20,7 +20,7 @@ from torch import nn
 
 from brim.errors import RequestError
 from brim.settings.caller import given, written
-from brim.training.fast_path.task import Batch, Counts, Criterion, RunSpec, Settings
+from brim.training.fast_path.task import Batch, Counts, RunSpec, Settings, TrainingTask
 from brim.workloads.optimizers import make_optimizer
 
 __all__ = ["NotStackableError", "PlainRun", "Runs"]
@@ -88,19 +88,17 @@ class PlainRun(Runs):
         self,
         model: nn.Module,
         spec: RunSpec,
-        criterion: Criterion,
+        task: TrainingTask,
         settings: Settings,
         device: torch.device,
         *,
-        inputs: str = "features",
         micro_batch_size: int | None = None,
     ) -> None:
         super().__init__((spec,), device)
         self.micro_batch_size = micro_batch_size
         self._module = model.to(device)
-        self._criterion = criterion
+        self._criterion, self._inputs = task.criterion, task.inputs
         self._settings = settings
-        self._inputs = inputs
         learning = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
         self._optimizer = make_optimizer(settings.optimizer, learning, spec.lr)
         closure = inspect.signature(self._optimizer.step).parameters.get("closure")

@@ -166,7 +166,6 @@ class StackTrainer(EpochBackend):
         self._runner, self._runs, self._plan = runner, runner.runs, runner.plan
         self._settings, self._task, self._listener = settings, task, listener
         self._orders: Sequence[torch.Tensor] = runner.feed.orders(0)
-        self._losses: list[list[float]] = [[] for _ in self.progress]  # the mean of each epoch
         self._step_losses: list[list[torch.Tensor]] = [[] for _ in self.progress]
         self._errors: dict[int, str] = {}
         self._epoch = 0  # the one under way, from 1
@@ -183,10 +182,12 @@ class StackTrainer(EpochBackend):
         self.figures.rows += len(running) * sum(spans)
         self.figures.rows_of_longest += len(running) * max(spans)
         finite = losses.isfinite()
-        every = bool(finite[list(running)].all())
-        trained = list(running) if every else [run for run in running if self._usable(finite[run])]
-        for run in sorted(set(running) - set(trained)):
-            self._fail(run, epoch, losses[run], orders)
+        every = bool(finite.all()) or bool(finite[list(running)].all())  # those that failed before are in it too
+        trained = list(running)
+        if not every:
+            trained = [run for run in running if self._usable(finite[run])]
+            for run in sorted(set(running) - set(trained)):
+                self._fail(run, epoch, losses[run], orders)
         seconds = time.perf_counter() - started
         self.figures.train_seconds += seconds
         for run in trained:
@@ -228,7 +229,6 @@ class StackTrainer(EpochBackend):
             spec=self._runs.specs[run],
             weights={} if best is None else self._runs.weights(run, remembered=True),
             best_epoch=0 if best is None else best + 1,
-            losses=tuple(self._losses[run]),
             progress=self.progress[run],
             step_losses=tuple(self._step_losses[run]),
             skipped_steps=self._runs.skipped_steps()[run],
@@ -265,7 +265,6 @@ class StackTrainer(EpochBackend):
         self._step_losses[run].append(losses.clone())
         total = float(max(self._plan.spans)) if finite is None else float(rows[finite].sum())
         losses, rows = (losses.double(), rows) if finite is None else (losses[finite].double(), rows[finite])
-        self._losses[run].append(float(losses.mean()))
         progress.add_steps(max(self._plan.spans), steps=self._plan.steps)
         progress.add_seconds(seconds)
         progress.add_loss(float(losses @ rows), total)

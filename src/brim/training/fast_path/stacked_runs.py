@@ -16,7 +16,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from brim.training.fast_path.runs import NotStackableError, Runs
-from brim.training.fast_path.task import Batch, Counts, Criterion, RunSpec, Settings
+from brim.training.fast_path.task import Batch, Counts, RunSpec, Settings, TrainingTask
 from brim.training.fast_path.update_rules import UpdateRule, rule_for
 
 __all__ = ["StackedRuns"]
@@ -34,18 +34,15 @@ class StackedRuns(Runs):
         self,
         models: Sequence[nn.Module],
         specs: Sequence[RunSpec],
-        criterion: Criterion,
+        task: TrainingTask,
         settings: Settings,
         device: torch.device,
-        *,
-        inputs: str = "features",
     ) -> None:
         super().__init__(specs, device)
         self.stacked = len(models) > 1
         self._rule = _rule(settings)
-        self._criterion = criterion
+        self._criterion, self._inputs = task.criterion, task.inputs
         self._settings = settings
-        self._inputs = inputs
         self._module = copy.deepcopy(models[0]).to(device)
         wide = torch.float32 if device.type == "mps" else torch.float64
         self._layout = _WeightLayout(models)

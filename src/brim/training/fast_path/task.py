@@ -7,6 +7,7 @@ one pass over the longest stream; a shorter one starts again as often as needed,
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ __all__ = [
     "RunOutcome",
     "RunSpec",
     "RunsListener",
+    "RunsRequest",
     "Settings",
     "TrainingTask",
     "Validate",
@@ -57,27 +59,27 @@ class EpochPlan:
         if self.batch_size < 1:
             raise RequestError(f"a batch of {self.batch_size} rows: it must be at least 1")
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Rows of the longest stream in a full step: never more than there are."""
         return min(self.batch_size, max(self.lengths))
 
-    @property
+    @functools.cached_property
     def steps(self) -> int:
         """Steps in an epoch."""
         return math.ceil(max(self.lengths) / self.size)
 
-    @property
+    @functools.cached_property
     def full(self) -> Counts:
         """Rows of each stream in every step but perhaps the last."""
         return self._counts(self.size)
 
-    @property
+    @functools.cached_property
     def last(self) -> Counts:
         """Rows of each stream in the last step."""
         return self._counts(max(self.lengths) - (self.steps - 1) * self.size)
 
-    @property
+    @functools.cached_property
     def spans(self) -> tuple[int, ...]:
         """How many rows of each stream an epoch takes in all."""
         return tuple((self.steps - 1) * full + last for full, last in zip(self.full, self.last, strict=True))
@@ -228,13 +230,27 @@ class TrainingTask:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RunsRequest:
+    """Which runs of a task are trained, on which device and path, and within what memory."""
+
+    task: TrainingTask
+    specs: Sequence[RunSpec]
+    settings: Settings
+    device: torch.device | str
+    path: str = "auto"  # or off, resident, stacked
+    micro_batch_size: int | None = None  # None: as many rows in one pass as fit
+    memory_limit_bytes: int | None = None
+    margin: float | None = None
+    graphs: bool = True  # steps may be replayed from a CUDA graph
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOutcome:
     """The result of one run: its weights at the best validation (or the end), its epochs and its losses."""
 
     spec: RunSpec
     weights: dict[str, torch.Tensor]  # of the best epoch, on the CPU
     best_epoch: int  # from 1; the last one where nothing was validated; 0: none
-    losses: tuple[float, ...]  # the mean of each epoch
     progress: Progress = dataclasses.field(default_factory=Progress)
     step_losses: tuple[torch.Tensor, ...] = ()  # of each epoch, [steps]
     skipped_steps: int = 0  # by loss scaling
@@ -245,6 +261,11 @@ class RunOutcome:
     def epochs(self) -> int:
         """Epochs that were ended."""
         return self.progress.epoch
+
+    @functools.cached_property
+    def losses(self) -> tuple[float, ...]:
+        """The mean of each epoch, without the steps that loss scaling skipped."""
+        return tuple(float(losses[losses.isfinite()].double().mean()) for losses in self.step_losses)
 
     @property
     def validations(self) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ from brim.training.fast_path.choose import (
     is_memory_failure,
 )
 from brim.training.fast_path.stacked_epochs import StackFigures, train_together
-from brim.training.fast_path.task import RunOutcome, RunsListener, RunSpec, Settings, TrainingTask
+from brim.training.fast_path.task import RunOutcome, RunsListener, RunsRequest
 
 __all__ = ["TrainedRuns", "train_runs"]
 
@@ -61,73 +61,48 @@ class TrainedRuns:
 
 
 def train_runs(
-    task: TrainingTask,
-    specs: Sequence[RunSpec],
-    settings: Settings,
+    request: RunsRequest,
     *,
-    device: torch.device | str,
-    path: str = "auto",
-    micro_batch_size: int | None = None,
-    memory_limit_bytes: int | None = None,
-    margin: float | None = None,
-    graphs: bool = True,
     listener: RunsListener | None = None,
     keep: Callable[[TrainedRuns], None] | None = None,
 ) -> TrainedRuns:
     """Train every run of the task; each comes out as if it had been trained alone.
 
     As a loop over seeds, but with the rows on the device, and where that is faster with all runs stacked into one and
-    their steps replayed from a CUDA graph. `path` is auto, off, resident or stacked. What runs out of memory is started
-    again with half the stack, and at last in micro-batches, which leave the step as it is. `keep` is given the runs of
-    every stack as soon as they are done.
+    their steps replayed from a CUDA graph. What runs out of memory is started again with half the stack, and at last in
+    micro-batches, which leave the step as it is. `keep` is given the runs of every stack as soon as they are done.
 
-        trained = train_runs(task, [RunSpec(seed=s, lr=1e-3) for s in range(10)],
-                             Settings(epochs=50, batch_size=512), device="cuda")
+        specs = [RunSpec(seed=s, lr=1e-3) for s in range(10)]
+        settings = Settings(epochs=50, batch_size=512)
+        trained = train_runs(RunsRequest(task=task, specs=specs, settings=settings, device="cuda"))
         trained.outcomes[3].weights
     """
-    memory = memory_of(device)
-    limit = resolve_limit(memory, asked_bytes=memory_limit_bytes, margin=margin)
-    limited = memory_limit_bytes is not None
-    with contextlib.ExitStack() as stack:
-        if limited:
-            stack.enter_context(memory.limited(limit.usable_bytes))
-        return _TrainRuns(
-            task, specs, settings, memory, limit_bytes=limit.usable_bytes, limited=limited, graphs=graphs,
-            micro_batch_size=micro_batch_size, listener=listener or RunsListener(), keep=keep,
-        ).run(path)  # fmt: skip
+    memory = memory_of(request.device)
+    limit = resolve_limit(memory, asked_bytes=request.memory_limit_bytes, margin=request.margin).usable_bytes
+    limited = contextlib.nullcontext() if request.memory_limit_bytes is None else memory.limited(limit)
+    with limited:
+        return _TrainRuns(request, memory, limit, listener or RunsListener(), keep).run()
 
 
 class _TrainRuns:
     def __init__(
         self,
-        task: TrainingTask,
-        specs: Sequence[RunSpec],
-        settings: Settings,
+        request: RunsRequest,
         memory: DeviceMemory,
-        *,
         limit_bytes: int,
-        limited: bool,
-        graphs: bool,
-        micro_batch_size: int | None,
         listener: RunsListener,
-        keep: Callable[[TrainedRuns], None] | None = None,
+        keep: Callable[[TrainedRuns], None] | None,
     ) -> None:
+        self.request, self.specs, self.settings = request, request.specs, request.settings
+        self.memory, self.listener, self.keep = memory, listener, keep
         self.notes: list[str] = []
-        self.keep = keep
-        self.specs = specs
-        self.settings = settings
-        self.memory = memory
-        self.listener = listener
         self.readings: list[MemoryReading] = []
         self.oom_events = 0
-        self._metered = limited or not memory.meter_slows
-        self.paths = PathChooser(
-            task, specs, settings, memory, limit_bytes=limit_bytes, graphs=graphs,
-            micro_batch_size=micro_batch_size, note=self._note,
-        )  # fmt: skip
+        self._metered = request.memory_limit_bytes is not None or not memory.meter_slows
+        self.paths = PathChooser(request, memory, limit_bytes, self._note)
 
-    def run(self, asked: str) -> TrainedRuns:
-        choice = self.paths.choose(asked)
+    def run(self) -> TrainedRuns:
+        choice = self.paths.choose(self.request.path)
         done: dict[int, RunOutcome] = {}
         figures: list[StackFigures] = []
         while len(done) < len(self.specs):
@@ -151,7 +126,7 @@ class _TrainRuns:
             with self._measured():
                 torch.manual_seed(self.specs[group[0]].seed)  # dropout: the same noise whenever the same are stacked
                 runner = self.paths.runner(choice, group)
-                outcomes, figures = train_together(runner, self.settings, self.paths.task, self.listener)
+                outcomes, figures = train_together(runner, self.settings, self.request.task, self.listener)
             for note in figures.notes:
                 self._note(note)
             return outcomes, figures, None
@@ -167,7 +142,7 @@ class _TrainRuns:
         self.oom_events += 1
         smaller = choice.smaller(self.paths.rows)
         if smaller is None:
-            raise does_not_fit(self.paths.rows, failure, self.paths.settings) from failure
+            raise does_not_fit(self.paths.rows, failure, self.settings) from failure
         micro = smaller.micro_batch_size
         now = f"micro-batches of {micro}" if micro is not None else f"{smaller.stack} at once"
         self._note(f"out of memory while training {plural(choice.stack, 'run')} at once; begun again with {now}")

@@ -14,10 +14,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from brim.errors import RequestError
 
 __all__ = ["AdamRule", "SgdRule", "UpdateRule", "rule_for"]
+
+State = tuple[Tensor, ...]  # as wide as the weights, each
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,30 +31,15 @@ class UpdateRule(abc.ABC):
     maximize: bool = False
 
     @abc.abstractmethod
-    def start(self, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def start(self, weights: Tensor) -> State:
         """The state before the first step."""
 
     @abc.abstractmethod
-    def move(
-        self,
-        weights: torch.Tensor,
-        gradients: torch.Tensor,
-        state: tuple[torch.Tensor, ...],
-        *,
-        lr: torch.Tensor,
-        taken: torch.Tensor,
-    ) -> None:
+    def move(self, weights: Tensor, gradients: Tensor, state: State, *, lr: Tensor, taken: Tensor) -> None:
         """One step of every run, in place; `gradients` may be overwritten, `taken` counts this step already."""
 
     def step(
-        self,
-        weights: torch.Tensor,
-        gradients: torch.Tensor,
-        state: tuple[torch.Tensor, ...],
-        *,
-        lr: torch.Tensor,
-        taken: torch.Tensor,
-        active: torch.Tensor | None = None,
+        self, weights: Tensor, gradients: Tensor, state: State, lr: Tensor, taken: Tensor, active: Tensor | None = None
     ) -> None:
         """One step in place; runs whose `active` is false keep weights, state and count.
 
@@ -75,18 +63,10 @@ class SgdRule(UpdateRule):
     dampening: float = 0.0
     nesterov: bool = False
 
-    def start(self, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def start(self, weights: Tensor) -> State:
         return (torch.zeros_like(weights),) if self.momentum else ()
 
-    def move(
-        self,
-        weights: torch.Tensor,
-        gradients: torch.Tensor,
-        state: tuple[torch.Tensor, ...],
-        *,
-        lr: torch.Tensor,
-        taken: torch.Tensor,
-    ) -> None:
+    def move(self, weights: Tensor, gradients: Tensor, state: State, *, lr: Tensor, taken: Tensor) -> None:
         if self.weight_decay:
             gradients.add_(weights, alpha=self.weight_decay)
         direction = gradients
@@ -107,18 +87,10 @@ class AdamRule(UpdateRule):
     eps: float = 1e-8
     decoupled: bool = False
 
-    def start(self, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def start(self, weights: Tensor) -> State:
         return torch.zeros_like(weights), torch.zeros_like(weights)
 
-    def move(
-        self,
-        weights: torch.Tensor,
-        gradients: torch.Tensor,
-        state: tuple[torch.Tensor, ...],
-        *,
-        lr: torch.Tensor,
-        taken: torch.Tensor,
-    ) -> None:
+    def move(self, weights: Tensor, gradients: Tensor, state: State, *, lr: Tensor, taken: Tensor) -> None:
         dtype, (beta1, beta2), (mean, square) = weights.dtype, self.betas, state
         if self.weight_decay:
             if self.decoupled:

@@ -15,15 +15,14 @@ from typing import Any
 
 from brim.errors import BrimError, DoesNotFitError, RequestError, plural
 from brim.memory.devices import device_uuid
-from brim.memory.environment import environment_facts
 from brim.models.placement import resolve_device
 from brim.monitor.sampler import Sampler
 from brim.ranks.world import current_world
 from brim.records import Plan
 from brim.settings.caller import given, named, resume_with
-from brim.settings.train_request import TrainRequest
+from brim.settings.train_request import TrainCommand, TrainRequest
 from brim.storage.files import csv_text, write_atomic, write_json
-from brim.storage.run_folder import check_no_other_run, write_run
+from brim.storage.run_folder import check_no_other_run
 from brim.storage.run_lock import locked_folder
 from brim.training.checkpoint import find_checkpoint
 from brim.training.fast_path.task import RunsListener
@@ -31,6 +30,7 @@ from brim.training.listener import StepRecord, TrainFacts, TrainListener
 from brim.training.models import input_kind
 from brim.training.objective import choose_monitor
 from brim.training.run import SEVERAL, TrainResult, run_fingerprint, run_training
+from brim.training.run_files import write_record, write_steps
 from brim.training.seeds.seed_folder import RunRecord, check_same, loop_record, read_finished, write_stack
 from brim.training.seeds.stacked import TrainedStack, train_stacked
 from brim.training.seeds.suitability import StackSetup, judge_suitability, refused_by_kind, refused_by_request
@@ -38,7 +38,16 @@ from brim.training.seeds.summary import best_rate, mean_epochs, mean_steps, summ
 from brim.training.seeds.variants import Variant, variants_of
 from brim.training.setup import TrainingSetup, open_setup
 
-__all__ = ["OneRunListener", "run_seeds"]
+__all__ = ["OneRunListener", "run_seeds", "train_as"]
+
+
+def train_as(settings: TrainCommand, *, listener: TrainListener | None = None) -> TrainResult:
+    """Train, and leave the run's folder behind; with several seeds each has a folder of its own inside it."""
+    for note in settings.notes:
+        if listener is not None:
+            listener.note(note)
+    train = run_seeds if settings.request.several else run_training
+    return train(settings.request, output=settings.output, listener=listener)
 
 
 def run_seeds(
@@ -110,9 +119,8 @@ class _SeedsRun:
                 self._note(f"runs are trained one after the other: {setup}")
             begun, fresh = left, []
         if fresh and isinstance(setup, StackSetup):
-            assert subject is not None
             try:
-                self._stacked(subject, setup, fresh)
+                self._stacked(setup, fresh)
             except DoesNotFitError as error:
                 reason = f"the fast path does not fit ({str(error).splitlines()[0]})"
                 self.choice |= {"path": "off", "stack": 1, "reason": reason}
@@ -144,26 +152,23 @@ class _SeedsRun:
                 check_same(record, run_fingerprint(own, asked))
             self.records[variant] = record
 
-    def _stacked(self, subject: TrainingSetup, setup: StackSetup, variants: list[Variant]) -> None:
+    def _stacked(self, setup: StackSetup, variants: list[Variant]) -> None:
         self._claim()
-        self._announce(subject, setup)
-        for note in (*subject.notes, *setup.notes):
+        self._announce(setup)
+        for note in setup.notes:
             self._note(note)
         self.listener.runs_begin(len(variants))
-        subject.model.to("cpu")  # out of the way: every run has weights of its own
-        with Sampler(self.folder / "monitor.csv", device_uuid=device_uuid(subject.device)) as sampler:
+        setup.subject.model.to("cpu")  # out of the way: every run has weights of its own
+        with Sampler(self.folder / "monitor.csv", device_uuid=device_uuid(setup.subject.device)) as sampler:
 
             def keep(done: TrainedStack) -> None:
                 self.choice = done.trained.path_to_json()
-                kept = write_stack(
-                    done, subject, self.request, setup, self.folder, started_at=self.started_at,
-                    monitor=sampler.summary(),
-                )  # fmt: skip
-                for record in kept:
+                monitor = sampler.summary()
+                for record in write_stack(done, setup, self.folder, started_at=self.started_at, monitor=monitor):
                     self._done(record)
 
             listener = _StackListener(self.listener, self._note)
-            train_stacked(subject, self.request, setup, variants, listener=listener, keep=keep)
+            train_stacked(setup, variants, listener=listener, keep=keep)
         self.machine = sampler.summary().to_json()
 
     def _one_by_one(self, variants: list[Variant]) -> None:
@@ -210,15 +215,10 @@ class _SeedsRun:
                 f"continue with {resume_with(self.folder)}"
             )
 
-    def _announce(self, subject: TrainingSetup, setup: StackSetup) -> None:
+    def _announce(self, setup: StackSetup) -> None:
         facts = next(iter(setup.tables.values())).facts
-        self.listener.opened(
-            subject.facts(
-                epochs=setup.epochs,
-                effective_batch=setup.effective.batch,
-                learning_rate=facts["base"] * facts["factor"],
-            )
-        )
+        rate, batch = facts["base"] * facts["factor"], setup.effective.batch
+        self.listener.opened(setup.subject.facts(epochs=setup.epochs, effective_batch=batch, learning_rate=rate))
 
     def _note(self, line: str) -> None:
         if line not in self.notes:
@@ -237,15 +237,13 @@ class _SeedsRun:
         epochs, lines = mean_epochs(best), mean_steps(best)
         summary = summarise_runs(records, monitor=self.monitor, steps=lines, choice=self.choice, machine=self.machine)
         write_atomic(self.folder / "epochs.csv", csv_text(epochs))
-        write_atomic(self.folder / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        write_steps(self.folder, lines)
         write_atomic(self.folder / "runs.csv", csv_text(summary["runs"]))
         plan = best[0].plan if best else None
-        device = resolve_device(self.request.settings.training.device)
-        write_run(
+        write_record(
             self.folder,
-            kind="train",
-            request={**self.request.to_json(), "command": "train", "task": self.task or self._task_of(best)},
-            environment=environment_facts(device) | {"device": str(device)},
+            {**self.request.to_json(), "task": self.task or self._task_of(best)},
+            device=resolve_device(self.request.settings.training.device),
             plan=None if plan is None else dict(plan),
             summary={**summary, "notes": self.notes},
             started_at=self.started_at,

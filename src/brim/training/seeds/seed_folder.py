@@ -12,22 +12,20 @@ from typing import Any
 
 from brim.errors import RequestError
 from brim.memory.devices import device_name, memory_of, resolve_limit
-from brim.memory.environment import environment_facts
 from brim.monitor.sampler import MonitorSummary
 from brim.records import BatchSizes, MemoryFigures, Plan
 from brim.settings.caller import named
 from brim.settings.train_request import TrainRequest
 from brim.storage.files import csv_text, read_json, write_atomic
 from brim.storage.fingerprint import differing_parts
-from brim.storage.run_folder import write_run
 from brim.training.checkpoint import save_weights
 from brim.training.listener import StepRecord
 from brim.training.loop import Window, next_window
 from brim.training.run import run_fingerprint
+from brim.training.run_files import write_record, write_steps
 from brim.training.seeds.stacked import TrainedStack
 from brim.training.seeds.suitability import StackSetup
 from brim.training.seeds.variants import Variant
-from brim.training.setup import TrainingSetup
 from brim.training.summary import RankReport, summarise
 
 __all__ = ["RunRecord", "check_same", "loop_record", "read_finished", "write_stack"]
@@ -107,46 +105,27 @@ def _other(folder: Path, what: str) -> RequestError:
 
 
 def write_stack(
-    done: TrainedStack,
-    subject: TrainingSetup,
-    request: TrainRequest,
-    setup: StackSetup,
-    folder: Path,
-    *,
-    started_at: datetime.datetime,
-    monitor: MonitorSummary,
+    done: TrainedStack, setup: StackSetup, folder: Path, *, started_at: datetime.datetime, monitor: MonitorSummary
 ) -> list[RunRecord]:
     """Write the folders of runs that were trained together; a run that failed has no run.json."""
-    return [
-        _RunFolderWriter(done, place, subject, request, setup, folder).keep(started_at, monitor)
-        for place in range(len(done.variants))
-    ]
+    places = range(len(done.variants))
+    return [_RunFolderWriter(done, place, setup, folder).keep(started_at, monitor) for place in places]
 
 
 class _RunFolderWriter:
     """Writes one run of a stack."""
 
-    def __init__(
-        self,
-        done: TrainedStack,
-        place: int,
-        subject: TrainingSetup,
-        request: TrainRequest,
-        setup: StackSetup,
-        folder: Path,
-    ) -> None:
-        self.done, self.place = done, place
+    def __init__(self, done: TrainedStack, place: int, setup: StackSetup, folder: Path) -> None:
+        self.done, self.place, self.setup = done, place, setup
         self.variant, self.outcome = done.variants[place], done.outcomes[place]
-        self.subject = dataclasses.replace(subject, settings=self.variant.settings(request.settings))
-        self.request = self.variant.request(request)
-        self.fast_path = request.fast_path
-        self.setup = setup
+        self.request = self.variant.request(setup.request)
+        self.subject = dataclasses.replace(setup.subject, settings=self.request.settings)
         self.folder = folder / self.variant.name
 
     def keep(self, started_at: datetime.datetime, monitor: MonitorSummary) -> RunRecord:
         self.folder.mkdir(parents=True, exist_ok=True)
         progress, lines = self.outcome.progress, list(self._step_lines())
-        write_atomic(self.folder / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        write_steps(self.folder, lines)
         write_atomic(self.folder / "epochs.csv", csv_text(progress.rows))
         for which, weights in (("best", self.outcome.weights), ("last", self.outcome.last_weights)):
             if weights:
@@ -169,16 +148,10 @@ class _RunFolderWriter:
             "notes": list(trained.notes),
             "fingerprint": run_fingerprint(self.subject, self.request),
         }
-        write_run(
+        write_record(
             self.folder,
-            kind="train",
-            request={
-                **self.request.to_json(),
-                "command": "train",
-                "task": self.subject.objective.task,
-                "fast_path": self.fast_path,
-            },
-            environment=environment_facts(self.subject.device) | {"device": str(self.subject.device)},
+            {**self.request.to_json(), "task": self.subject.objective.task, "fast_path": self.setup.request.fast_path},
+            device=self.subject.device,
             plan=plan.to_json(),
             summary=summary,
             started_at=started_at,

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from brim.memory.devices import DeviceMemory, memory_of
-from brim.settings.train_request import TrainRequest
 from brim.training.fast_path.row_feed import InPasses
 from brim.training.fast_path.task import (
     Batch,
@@ -23,6 +22,7 @@ from brim.training.fast_path.task import (
     RunOutcome,
     RunsListener,
     RunSpec,
+    RunsRequest,
     Settings,
     TrainingTask,
 )
@@ -32,7 +32,6 @@ from brim.training.loop import epoch_permutation, epoch_rules
 from brim.training.objective import Classification, Regression
 from brim.training.seeds.suitability import StackSetup
 from brim.training.seeds.variants import Variant
-from brim.training.setup import TrainingSetup
 
 __all__ = ["TrainedStack", "ValidationSet", "train_stacked"]
 
@@ -50,8 +49,6 @@ class TrainedStack:
 
 
 def train_stacked(
-    subject: TrainingSetup,
-    request: TrainRequest,
     setup: StackSetup,
     variants: Sequence[Variant],
     *,
@@ -67,7 +64,7 @@ def train_stacked(
         course = setup.tables[variant.learning_rate].factors(variant.learning_rate)
         courses.setdefault(course, []).append(variant)
     for course, together in courses.items():
-        _Stack(subject, request, setup, together, course, listener, keep).train()
+        _Stack(setup, together, course, listener, keep).train()
 
 
 class ValidationSet:
@@ -108,40 +105,35 @@ class _Stack:
 
     def __init__(
         self,
-        subject: TrainingSetup,
-        request: TrainRequest,
         setup: StackSetup,
         variants: Sequence[Variant],
         course: tuple[float, ...],
         listener: RunsListener,
         keep: Callable[[TrainedStack], None],
     ) -> None:
-        assert isinstance(subject.objective, (Classification, Regression))
-        self.subject, self.request, self.setup = subject, request, setup
-        self.objective = subject.objective
+        assert isinstance(setup.subject.objective, (Classification, Regression))
+        self.subject, self.request, self.setup = setup.subject, setup.request, setup
+        self.objective = setup.subject.objective
         self.variants = {variant.spec: variant for variant in variants}
         self.course = course
         self.listener, self.keep = listener, keep
-        self.memory = memory_of(subject.device)
-        self.settings = self._settings()
+        self.memory = memory_of(setup.subject.device)
         self.validation = self._validation()
         self.task = self._task()
         self._reported = (0, 0)  # OOM events and allocator retries of the stacks before
 
     def train(self) -> None:
         """To the end."""
-        training = self.request.settings.training
-        train_runs(
-            self.task,
-            list(self.variants),
-            self.settings,
+        asked = RunsRequest(
+            task=self.task,
+            specs=list(self.variants),
+            settings=self._settings(),
             device=self.subject.device,
             path=self.request.fast_path,
             memory_limit_bytes=self.request.memory_limit_bytes,
-            margin=training.margin,
-            listener=self.listener,
-            keep=self._done,
+            margin=self.request.settings.training.margin,
         )
+        train_runs(asked, listener=self.listener, keep=self._done)
 
     def _done(self, trained: TrainedRuns) -> None:
         passes = None if self.validation is None else self.validation.passes

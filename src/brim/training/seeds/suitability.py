@@ -37,11 +37,12 @@ _KINDS: dict[InputKind, str] = {"video": "clips", "image": "pictures", "text": "
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackSetup:
-    """What the fast path needs to know of the training beside its model and its rows."""
+    """A training that the fast path takes: model and rows, what was asked for, and what follows from both."""
 
+    subject: TrainingSetup
+    request: TrainRequest
     effective: EffectiveBatch
     epochs: int
-    steps_per_epoch: int
     tables: dict[float, RateTable]  # by learning rate
     notes: tuple[str, ...] = ()
 
@@ -95,10 +96,8 @@ def judge_suitability(subject: TrainingSetup, request: TrainRequest, variants: S
     refused = _refused_by_room(subject, request) or _refused_by_model(subject, request)
     if refused is not None:
         return refused
-    return StackSetup(
-        effective=effective, epochs=epochs, steps_per_epoch=steps, tables=tables,
-        notes=(*effective.notes, *first.notes),
-    )  # fmt: skip
+    notes = (*subject.notes, *effective.notes, *first.notes)
+    return StackSetup(subject=subject, request=request, effective=effective, epochs=epochs, tables=tables, notes=notes)
 
 
 def _rate_tables(

@@ -109,11 +109,4 @@ def make_rate_table(
         rate.epoch_done(0.0)
     given = {name: value for name, value in options.items() if name != "lr"}
     given |= {name: started[name] for name in ("betas", "eps") if name in started and name in group}
-    facts = {
-        "base": settings.hp.learning_rate,
-        "base_batch": adaptive.base_batch,
-        "rule": adaptive.rule,
-        "factor": rate.factor,
-        "warmup_steps": rate.request.warmup_steps,
-    }
-    return RateTable(rates=tuple(rates), options=given, facts=facts, notes=tuple(notes))
+    return RateTable(rates=tuple(rates), options=given, facts=adaptive.rate_facts(), notes=tuple(notes))
