@@ -155,7 +155,7 @@ class Generation:
         told = f"batch {summary['batch_size_used']}, {summary['oom_events']} OOM"
         told += f", padding {summary['padding_fraction']:.0%}"
         wait = summary["gpu_wait_fraction"]
-        told += f", GPU waited {wait:.1%}" if wait is not None else ""
+        told += f", idle between batches {wait:.1%}" if wait is not None else ""
         told += f", {summary['peak_reserved_bytes'] / 2**30:.0f} GiB" if summary["peak_reserved_bytes"] else ""
         self._row(way, len(prompts), seconds, notes="; ".join([told, *notes]))
         return len(prompts) / seconds

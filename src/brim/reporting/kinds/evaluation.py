@@ -84,7 +84,7 @@ FIGURES = (
     Figure("peak allocated", "peak_allocated_bytes", bytes_text),
     Figure("peak reserved", "peak_reserved_bytes", bytes_text),
     Figure("padding", "padding_fraction", fraction_text),
-    Figure("waited for data", "gpu_wait_fraction", fraction_text),
+    Figure("idle between batches", "gpu_wait_fraction", fraction_text),
     Figure("loading processes", "loader.num_workers", count_text),
     Figure("GPU use (mean)", "gpu_utilisation_mean", fraction_text),
     Figure("answer tokens, median", "answer_tokens.p50", count_text),
@@ -412,7 +412,7 @@ def _paired_section(document: Mapping[str, Any], labels: Sequence[str]) -> Secti
         return None
     chart = category_chart(
         f"Difference from {labels[0]}, with 95 % intervals", rows, x=Axis("difference of the mean score"), rule=0,
-        what="metric", series=series_for(labels)[1:],
+        what="metric", series=[dataclasses.replace(one, named=True) for one in series_for(labels)[1:]],
     )  # fmt: skip
     columns = (
         words("metric", "name"), words("run", "line"), Column("difference", "shown"),

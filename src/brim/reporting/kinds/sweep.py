@@ -236,7 +236,7 @@ def _size_section(rows: Sequence[Mapping[str, Any]]) -> Section:
     axis = Axis("experiment", "words", tuple(row["id"] for row in rows))
     chart = line_chart(
         "Batch size (samples)", drawn if len(rows) <= MOST_DRAWN else [], x=axis, y=Axis("samples", "sizes"),
-        series=list(_SIZES.values()), figure="samples", caption=f"Batch sizes of {len(rows)}: {said}.",
+        series=list(_SIZES.values()), caption=f"Batch sizes of {len(rows)}: {said}.",
     )  # fmt: skip
     return Section(title="Batch sizes", charts=present(chart), table=PageTable("Batch sizes", SIZE_COLUMNS, rows))
 
