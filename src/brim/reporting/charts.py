@@ -139,7 +139,8 @@ def line_chart(
     series = series or [Series(label=known[0]["line"], colour=series_colour(0))]
     counts = {one.label: sum(row["line"] == one.label for row in known) for one in series}
     crowded = {one.label for one in series if one.joined and counts[one.label] > MOST_POINTS}
-    bare = crowded | {one.label for one in series if one.bare and counts[one.label] != 1}
+    level = {one.label for one in series if one.bare and one.dash and counts[one.label] == 1}  # a limit at one place
+    bare = crowded | level | {one.label for one in series if one.bare and counts[one.label] != 1}
     # Words have no order that a line could follow.
     joined = bare | {one.label for one in series if one.joined and x.scale != "words"}
     pointed = [row for row in known if row["line"] not in bare]
@@ -151,6 +152,7 @@ def line_chart(
     stepped = {"interpolate": "step-after"} if any(one.stepped for one in series) else {}
     marks = [
         *(dataclasses.replace(one, hover=hovers.get(one.mark, {})) for one in marked),
+        Marks(mark="rule", rows=[{"y": row["y"]} for row in known if row["line"] in level], colour=LIMIT),
         Marks(mark="interval", rows=[row for row in known if row.get("low") is not None]),
         Marks(mark="line", rows=[row for row in known if row["line"] in joined], look=stepped),
         Marks(mark="hover", rows=[row for row in known if row["line"] in bare], hover=hover),

@@ -7,7 +7,7 @@ from typing import Any
 
 from brim.errors import plural
 from brim.reporting.base import Column, Fact, Page, PageTable, Section, facts, note_section, present, words
-from brim.reporting.charts import Axis, Chart, category_chart
+from brim.reporting.charts import Axis, Chart, category_chart, interval_ends
 from brim.reporting.kinds.seeds import seed_chart
 from brim.reporting.kinds.training_files import read_cells
 from brim.reporting.machine import machine_section
@@ -190,8 +190,7 @@ def _method_chart(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], metric
         if mean is None:
             continue
         place = {"name": row["method"], "line": row["set"]}
-        ends = {} if half is None else {"low": mean - half, "high": mean + half}
-        drawn.append({**place, "x": mean, "shown": row[f"{metric} shown"], **ends})
+        drawn.append({**place, "x": mean, "shown": row[f"{metric} shown"], **interval_ends(mean, half)})
         strokes += [
             {**place, "x": value, "seed": str(seed), "shown": score_text(value)}
             for seed, value in zip(row["seeds"], row[f"{metric} values"], strict=False)

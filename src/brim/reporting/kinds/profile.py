@@ -228,7 +228,8 @@ def _named_chart(
         for point in view.points
     ]  # fmt: skip
     series = view.series() if several else [fields[field] for field in known]
-    return view.chart(title, rows, Axis(title, scale), series=series, limit=limit)
+    note = "" if limit is None else f"The memory limit is {show(limit * size)}."
+    return view.chart(title, rows, Axis(title, scale), series=series, limit=limit, note=note)
 
 
 def _memory_section(view: ProfileView) -> Section:
@@ -326,8 +327,9 @@ def _search_section(view: ProfileView) -> Section:
     chosen = "" if view.chosen is None else view.points[view.chosen].short
     lines = ramp_for(list(dict.fromkeys(row["line"] for row in rows)))
     few = len(lines) <= _FEW_LINES
+    limit = _common_limit(view.points)
     charts = probe_charts(
-        rows, limit_bytes=_common_limit(view.points),
+        rows, limit_bytes=limit, note="" if limit is None else f"The memory limit is {bytes_text(limit)}.",
         series=[dataclasses.replace(one, joined=few or one.label == chosen, named=True) for one in lines],
         titles=("Reserved memory by batch size", "Throughput by batch size"),
     )  # fmt: skip

@@ -264,12 +264,19 @@ class ProfileView:
         return rows
 
     def chart(
-        self, title: str, rows: Sequence[Row], y: Axis, *, series: Sequence[Series] = (), limit: float | None = None
+        self,
+        title: str,
+        rows: Sequence[Row],
+        y: Axis,
+        *,
+        series: Sequence[Series] = (),
+        limit: float | None = None,
+        note: str = "",
     ) -> Chart | None:
         """Rows over the knob."""
         chosen = [row for row in rows if row["chosen"]]
         marked = (rings(chosen), *crosses(self.failed()), limit_line(limit))
-        return line_chart(title, rows, x=self.axis, y=y, series=series or self.series(), marked=marked)
+        return line_chart(title, rows, x=self.axis, y=y, series=series or self.series(), marked=marked, note=note)
 
     def trend(self, trend: Trend) -> Chart | None:
         """A figure over the knob, a line for each run; bytes in one unit."""

@@ -204,12 +204,12 @@ def _cost_section(rows: Sequence[Mapping[str, Any]], metric: str, *, higher: boo
     charts, tabled = [], []
     for field, title, size in costs:
         drawn = against_rows(rows, field, divide_by=size, higher_is_better=higher)
-        best = (max if higher else min)(drawn, key=lambda row: row["y"], default={"label": "", "shown": "", "x": 0})
-        caption = f"{metric} against {title}: the best is {best['label']} with {best['shown']}."
+        best = (max if higher else min)(drawn, key=lambda row: row["y"], default=None)
+        said = f": the best is {best['label']} with {best['shown']} at {best['cost_shown']}" if best else ""
         charts.append(
             front_chart(
                 f"{metric} against {title}", drawn, x=Axis(title, "knob"), figure=metric, what="experiment",
-                caption=caption, series=series,
+                caption=f"{metric} against {title}{said}.", series=series,
             )
         )  # fmt: skip
         tabled += [{"what": title, **row} for row in drawn]

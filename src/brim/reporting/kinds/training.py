@@ -23,7 +23,17 @@ from brim.reporting.base import (
     present,
     words,
 )
-from brim.reporting.charts import Axis, Chart, Marks, Row, category_chart, crosses, limit_line, line_chart
+from brim.reporting.charts import (
+    Axis,
+    Chart,
+    Marks,
+    Row,
+    category_chart,
+    crosses,
+    interval_ends,
+    limit_line,
+    line_chart,
+)
 from brim.reporting.kinds.compared import trained_on
 from brim.reporting.kinds.preference import preference_page
 from brim.reporting.kinds.seeds import runs_section
@@ -466,12 +476,7 @@ def _seed_section(metrics: Sequence[Mapping[str, Any]]) -> Section | None:
     if not several:
         return None
     shared = [row for row in several if all(value is not None and 0 <= value <= 1 for value in row["values"])]
-    drawn = [
-        {**row, "line": "run", "x": row["mean"],
-         **({} if row["deviation"] is None else {"low": row["mean"] - row["deviation"],
-                                                 "high": row["mean"] + row["deviation"]})}
-        for row in shared
-    ]  # fmt: skip
+    drawn = [{**row, "line": "run", "x": row["mean"], **interval_ends(row["mean"], row["deviation"])} for row in shared]
     seeds = [name for name in several[0] if name.startswith("seed ")]
     strokes = [
         {"name": row["name"], "line": "run", "x": row[seed], "seed": seed.removeprefix("seed "),
