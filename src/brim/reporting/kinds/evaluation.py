@@ -78,7 +78,7 @@ def _times(value: object) -> str:
 FIGURES = (
     Figure("samples", "num_samples", count_text),
     Figure("failed samples", "num_failed", count_text),
-    Figure("throughput", "samples_per_second", _rate),
+    Figure("throughput (samples/s)", "samples_per_second", significant),
     Figure("batch size used", "batch_size_used", count_text),
     Figure("out of memory", "oom_events", _times),
     Figure("peak allocated", "peak_allocated_bytes", bytes_text),
@@ -91,7 +91,7 @@ FIGURES = (
     Figure("answer tokens, P99", "answer_tokens.p99", count_text),
     Figure("answers cut off", "answer_tokens.truncated_fraction", fraction_text),
     Figure("ranks", "ranks", count_text),
-    Figure("resumed", "num_resumed", lambda value: f"{count_text(value)} samples"),
+    Figure("resumed samples", "num_resumed", count_text),
     Figure("run time", "seconds", duration_text),
 )
 METRIC_COLUMNS = (

@@ -87,8 +87,8 @@ def _waited(summary: Mapping[str, Any]) -> float | None:
 
 
 FIGURES = (
-    Figure("throughput", "samples_per_second", lambda value: f"{significant(value)} samples/s"),
-    Figure("throughput in pairs", "pairs_per_second", lambda value: f"{significant(value)} pairs/s"),
+    Figure("throughput (samples/s)", "samples_per_second", significant),
+    Figure("throughput (pairs/s)", "pairs_per_second", significant),
     Figure("samples seen", "samples", count_text),
     Figure("optimizer steps", "steps", count_text),
     Figure("effective batch", "effective_batch_size", count_text),
