@@ -210,7 +210,7 @@ def train_cases(arguments: argparse.Namespace) -> Iterator[Case]:
         for path in ("resident", "stacked"):
             flags = ["--seeds", "10", "--fast-path", path]
             yield trained(f"mlp, ten seeds, {path}, batch {batch}", features(batch, epochs // 2), flags, 30)
-    yield trained("mlp, epochs of two steps", features(rows, 4 if arguments.tiny else 1000), [], 25)
+    yield trained("mlp, epochs of two steps", features(rows, 4 if arguments.tiny else 60), [], 25)
     for model, size in {"r3d_18": 16}.items() if arguments.tiny else {**TRAIN_VIDEO}.items():
         frames = 2 if arguments.tiny else 16
         clips = {"frames": frames, "size": size, "distinct": 4 if arguments.tiny else 64, "where": device}

@@ -155,7 +155,7 @@ class Generation:
         figures = f"batch {summary['batch_size_used']}, {summary['oom_events']} OOM"
         figures += f", padding {summary['padding_fraction']:.0%}"
         wait = summary["gpu_wait_fraction"]
-        figures += f", GPU waited {wait:.1%}" if wait is not None else ""
+        figures += f", idle between batches {wait:.1%}" if wait is not None else ""
         figures += f", {summary['peak_reserved_bytes'] / 2**30:.0f} GiB" if summary["peak_reserved_bytes"] else ""
         self._row(way, len(prompts), seconds, notes="; ".join([figures, *notes]))
         return len(prompts) / seconds

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from brim.reporting.charts import Axis, Chart, Row, category_chart, line_chart
+from brim.reporting.charts import Axis, Chart, Row, category_chart, crosses, limit_line, line_chart
 from brim.reporting.drawing import draw
-from brim.reporting.theme import series_for
+from brim.reporting.theme import Series, series_for
 
 
 def rows_of(lines: str, figures: tuple[float, ...] = (0.0, 0.4, 1.0)) -> list[Row]:
@@ -19,7 +20,7 @@ def rows_of(lines: str, figures: tuple[float, ...] = (0.0, 0.4, 1.0)) -> list[Ro
 
 def lines_chart(lines: str, **options: Any) -> Chart:
     axes = {"x": Axis("epoch", "whole"), "y": Axis("score", "score")}
-    chart = line_chart("Score", rows_of(lines), series=series_for(list(lines)), **{**axes, **options})
+    chart = line_chart("Score", rows_of(lines), **{**axes, "series": series_for(list(lines)), **options})
     assert chart is not None
     return chart
 
@@ -37,9 +38,25 @@ def test_only_an_axis_of_scores_is_fixed_to_zero_and_one() -> None:
 
 
 def test_one_line_of_many_can_be_joined_and_the_others_stay_points() -> None:
-    chart = lines_chart("abcdef", joined="c")
+    series = [dataclasses.replace(one, joined=one.label == "c") for one in series_for(list("abcdef"))]
+    chart = lines_chart("abcdef", series=series)
     drawn = {marks.mark: {row["line"] for row in marks.rows} for marks in chart.marks}
     assert drawn == {"line": {"c"}, "point": set("abcdef")}
+
+
+def test_points_that_no_line_joins_stay_points_however_many_they_are() -> None:
+    rows = [{"x": float(n), "y": n % 7, "line": "a", "label": str(n), "shown": str(n)} for n in range(200)]
+    for joined, expected in ((True, {"line", "hover"}), (False, {"point"})):
+        series = [Series(label="a", colour="red", joined=joined)]
+        chart = line_chart("Sizes", rows, x=Axis("value"), y=Axis("size"), series=series)
+        assert chart is not None
+        assert {marks.mark for marks in chart.marks} == expected
+
+
+def test_a_legend_names_a_lone_series_beside_a_limit_and_of_very_many_the_first_and_the_last() -> None:
+    assert lines_chart("a").keys == []
+    assert [key.label for key in lines_chart("a", marked=[limit_line(0.5)]).keys] == ["a", "memory limit"]
+    assert [key.label for key in lines_chart("abcdefghijklmnopq").keys] == ["a", "to", "q"]
 
 
 def test_a_caption_names_few_lines_and_of_many_the_highest_and_the_lowest() -> None:
@@ -63,7 +80,7 @@ def test_failures_without_a_figure_are_drawn_at_the_bottom() -> None:
         {"x": 1.0, "label": "1", "reason": "no sample fits"},
         {"x": 2.0, "y": 0.5, "label": "2", "reason": "out of memory"},
     ]
-    chart = lines_chart("a", failed=failed)
-    crosses = {marks.mark: len(marks.rows) for marks in chart.marks if "cross" in marks.mark}
-    assert crosses == {"cross": 1, "cross at the bottom": 1}
-    assert "failed" in [key.label for key in chart.keys]
+    chart = lines_chart("a", marked=crosses(failed))
+    drawn = {marks.mark: len(marks.rows) for marks in chart.marks if "cross" in marks.mark}
+    assert drawn == {"cross": 1, "cross at the bottom": 1}
+    assert [key.label for key in chart.keys] == ["failed"]

@@ -9,9 +9,8 @@ import pytest
 
 from brim.errors import RequestError
 from brim.reporting.kinds.compared import labels_of
-from brim.reporting.kinds.registry import comparison_of
 from brim.reporting.read import open_run
-from brim.reporting.write import write_comparison
+from brim.reporting.write import comparison_of, write_comparison
 from tests.reported_runs import (
     profile_document,
     profile_entry,

@@ -11,9 +11,8 @@ import pytest
 
 from brim.reporting.base import Page, Section
 from brim.reporting.charts import Axis, Chart
-from brim.reporting.kinds.registry import page_of
 from brim.reporting.read import open_run
-from brim.reporting.write import write_report
+from brim.reporting.write import page_of, write_report
 from tests.reported_runs import (
     failed_entry,
     plan_document,

@@ -11,7 +11,6 @@ import pytest
 
 from brim.reporting.base import Page, Section
 from brim.reporting.drawing import draw
-from brim.reporting.kinds.registry import comparison_of, page_of
 from brim.reporting.kinds.training import batch_gain_rows, main_metric
 from brim.reporting.kinds.training_files import (
     MOST_EVENTS,
@@ -23,6 +22,7 @@ from brim.reporting.kinds.training_files import (
     smoothed,
 )
 from brim.reporting.read import open_run
+from brim.reporting.write import comparison_of, page_of
 from tests.reported_runs import write_evaluation
 from tests.reporting.chromium import Chromium
 from tests.reporting.test_pages_in_chromium import MARKS

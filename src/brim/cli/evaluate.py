@@ -161,7 +161,7 @@ def _figures(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("out of memory", plural(summary["oom_events"], "time")))
     rows.append(("padding", f"{summary['padding_fraction']:.1%}"))
     if summary["gpu_wait_fraction"] is not None:
-        rows.append(("waited for data", f"{summary['gpu_wait_fraction']:.1%}"))
+        rows.append(("idle between batches", f"{summary['gpu_wait_fraction']:.1%}"))
     if summary["peak_reserved_bytes"]:
         rows.append(("peak memory", format_bytes(summary["peak_reserved_bytes"])))
     lengths = summary["answer_tokens"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from brim.cli.forecast import PART_NAMES, sizes_of
 from brim.reporting.base import Column, Fact, Page, PageTable, Section, present, words
-from brim.reporting.charts import Axis, Chart, bar_chart
+from brim.reporting.charts import Axis, Chart, bar_chart, limit_line
 from brim.reporting.theme import series_for
 from brim.reporting.units import bytes_text, count_text, short_name
 from brim.settings.sizes import format_bytes
@@ -102,5 +102,5 @@ def _chart(rows: Sequence[Mapping[str, Any]], limit_bytes: int, caption: str) ->
     ]  # fmt: skip
     return bar_chart(
         "Memory on the card (GiB)", stacked, x=Axis("batch size"), figure="memory", caption=caption,
-        series=series_for(list(GROUP_NAMES.values())), limit=limit_bytes / GIB, limit_title="to use",
+        series=series_for(list(GROUP_NAMES.values())), marked=[limit_line(limit_bytes / GIB, "to use")],
     )  # fmt: skip

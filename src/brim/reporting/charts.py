@@ -26,8 +26,8 @@ from brim.reporting.theme import (
 from brim.reporting.units import course
 
 __all__ = [
-    "CHOSEN_KEY", "Axis", "Chart", "Marks", "Row", "bar_chart", "category_chart", "front_chart", "interval_ends",
-    "line_chart", "time_chart", "time_unit",
+    "Axis", "Chart", "Marks", "Row", "bar_chart", "category_chart", "crosses", "front_chart", "interval_ends",
+    "limit_line", "line_chart", "rings", "time_chart", "time_unit",
 ]  # fmt: skip
 
 Row = Mapping[str, Any]
@@ -38,9 +38,15 @@ Scale = Literal["zero", "near", "score", "sizes", "words", "whole", "span", "kno
 CHOSEN_KEY = LegendKey("recommended", ACCENT, "ring")
 MOST_POINTS = 60  # of a line: more are not told apart
 MOST_NAMED = 3  # series or rows that a caption names; of more, the highest and the lowest
+_MOST_KEYS = 14  # series that a legend names; of more, the first and the last
 _MOST_NAMES, _LONGEST_NAME = 16, 3  # points of a front that are named, characters of a name
 _ROOMY = 16  # so many rings stand beside each other on a phone
 _MOST_STRETCHES, _LONGEST_STRETCH, _NARROWEST = 24, 4, 0.05
+# What lies on what in a chart of lines, from the back.
+_LAYERS = (
+    "rule", "interval", "faint", "line", "ring", "small ring", "hover", "point", "hollow", "cross",
+    "cross at the bottom",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,23 +67,25 @@ class Marks:
     colour: str = ""
     hover: Mapping[str, str] = dataclasses.field(default_factory=dict)  # field and what it is called
     look: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further properties of the mark
+    key: LegendKey | None = None  # its entry in the legend
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chart:
-    """What is drawn, and what it shows for those who cannot see it."""
+    """What is drawn, and what it shows for those who cannot see it; marks without rows are left out."""
 
     title: str
     caption: str
     x: Axis
     y: Axis
-    marks: tuple[Marks, ...]
-    series: tuple[Series, ...] = ()
-    keys: tuple[LegendKey, ...] = ()
+    marks: Sequence[Marks]
+    series: Sequence[Series] = ()
+    keys: Sequence[LegendKey] = ()
     height: int = HEIGHT
 
     def __post_init__(self) -> None:
         assert self.caption.strip(), f"the chart {self.title} says nothing to those who cannot see it"
+        object.__setattr__(self, "marks", tuple(one for one in self.marks if one.rows))
 
 
 def interval_ends(value: float | None, half: float | None) -> dict[str, float]:
@@ -88,76 +96,80 @@ def interval_ends(value: float | None, half: float | None) -> dict[str, float]:
     return {"low": max(low, 0.0), "high": min(high, 1.0)} if 0 <= value <= 1 else {"low": low, "high": high}
 
 
+def limit_line(at: float | None, label: str = "memory limit") -> Marks:
+    """A dashed line across the chart; without a label it has no entry in the legend."""
+    key = LegendKey(label, LIMIT, "dashed") if label else None
+    return Marks(mark="rule", rows=[] if at is None else [{"y": at}], colour=LIMIT, key=key)
+
+
+def rings(rows: Sequence[Row], key: LegendKey = CHOSEN_KEY) -> Marks:
+    """Rings around the points of these rows."""
+    known = [row for row in rows if row["y"] is not None]
+    return Marks(mark="ring" if len(known) <= _ROOMY else "small ring", rows=known, colour=key.colour, key=key)
+
+
+def crosses(rows: Sequence[Row], label: str = "failed") -> tuple[Marks, Marks]:
+    """What did not work, each with its `reason`; rows without a `y` are at the bottom."""
+    key = LegendKey(label, BAD, "cross")
+    placed, others = ([row for row in rows if (row.get("y") is None) == without] for without in (False, True))
+    return Marks(mark="cross", rows=placed, key=key), Marks(mark="cross at the bottom", rows=others, key=key)
+
+
+def _legend(series: Sequence[Series], marks: Sequence[Marks] = ()) -> list[LegendKey]:
+    """The series, of very many the two ends, and what is marked beside them."""
+    keys = [one.key() for one in series]
+    if len(keys) > _MOST_KEYS:
+        keys = [keys[0], LegendKey("to", MUTED, "none"), keys[-1]]
+    return [*keys, *dict.fromkeys(one.key for one in marks if one.rows and one.key)]
+
+
 def line_chart(
-    title: str,
-    rows: Sequence[Row],
-    *,
-    x: Axis,
-    y: Axis,
-    series: Sequence[Series] = (),
-    figure: str = "",
-    faint: Sequence[Row] = (),
-    failed: Sequence[Row] = (),
-    limit: float | None = None,
-    stepped: bool = False,
-    joined: bool | str = True,
-    ringed: Sequence[Row] = (),
-    caption: str = "",
-    note: str = "",
-    keys: Sequence[LegendKey] | None = None,
-    ring: LegendKey = CHOSEN_KEY,
-) -> Chart | None:
+    title: str, rows: Sequence[Row], *, x: Axis, y: Axis, series: Sequence[Series] = (), marked: Sequence[Marks] = (),
+    caption: str = "", note: str = "",
+) -> Chart | None:  # fmt: skip
     """Lines with their points; None where no figure is known.
 
-    `faint` rows are drawn behind. `failed` rows are crosses, at the bottom unless they have a `y`, with a `reason`.
-    `ringed` rows get a ring beside those that are `chosen`. `joined` may name the one series whose points are joined.
-    A series that is `bare`, or has more rows than can be told apart, is a line whose points only answer the mouse.
+    `marked` is what is drawn beside them: a limit, rings, crosses, faint lines. Without a `caption` it is where each
+    line begins and ends; `note` follows it. A series that is `bare`, or has more rows than can be told apart, is a line
+    whose points only answer the mouse.
     """
     known = [row for row in rows if row["y"] is not None]
     if not known:
         return None
     series = series or [Series(label=known[0]["line"], colour=series_colour(0))]
-    hover = {"label": x.title or "value", "line": "line", "shown": figure or title}
+    counts = {one.label: sum(row["line"] == one.label for row in known) for one in series}
+    crowded = {one.label for one in series if one.joined and counts[one.label] > MOST_POINTS}
+    level = {one.label for one in series if one.bare and one.dash and counts[one.label] == 1}  # a limit at one place
+    bare = crowded | level | {one.label for one in series if one.bare and counts[one.label] != 1}
+    # Words have no order that a line could follow.
+    joined = bare | {one.label for one in series if one.joined and x.scale != "words"}
+    pointed = [row for row in known if row["line"] not in bare]
+    hover = {"label": x.title or "value", "line": "line", "shown": y.title or title}
     if len(series) == 1:
         del hover["line"]
-    counts = {one.label: sum(row["line"] == one.label for row in known) for one in series}
-    bare = {one.label for one in series if counts[one.label] != 1 and (one.bare or counts[one.label] > MOST_POINTS)}
-    pointed = [row for row in known if row["line"] not in bare]
-    chosen = [*(row for row in known if row.get("chosen")), *ringed]
-    connected = joined is True and x.scale != "words"  # words have no order that a line could follow
-    lines = [row for row in known if connected or row["line"] in bare or row["line"] == joined]
     crossed = {"label": x.title or "value", "reason": "what happened"}
+    hovers = {"ring": hover, "small ring": hover, "cross": crossed, "cross at the bottom": crossed}
+    stepped = {"interpolate": "step-after"} if any(one.stepped for one in series) else {}
     marks = [
-        Marks(mark="rule", rows=[{"y": limit}] if limit is not None else [], colour=LIMIT),
+        *(dataclasses.replace(one, hover=hovers.get(one.mark, {})) for one in marked),
+        Marks(mark="rule", rows=[{"y": row["y"]} for row in known if row["line"] in level], colour=LIMIT),
         Marks(mark="interval", rows=[row for row in known if row.get("low") is not None]),
-        Marks(mark="faint", rows=faint),
-        Marks(mark="line", rows=lines, look={"interpolate": "step-after"} if stepped else {}),
-        Marks(mark="ring" if len(chosen) <= _ROOMY else "small ring", rows=chosen, colour=ring.colour, hover=hover),
+        Marks(mark="line", rows=[row for row in known if row["line"] in joined], look=stepped),
         Marks(mark="hover", rows=[row for row in known if row["line"] in bare], hover=hover),
         Marks(mark="point", rows=[row for row in pointed if not row.get("hollow")], hover=hover),
         Marks(mark="hollow", rows=[row for row in pointed if row.get("hollow")], hover=hover),
-        Marks(mark="cross", rows=[row for row in failed if row.get("y") is not None], hover=crossed),
-        Marks(mark="cross at the bottom", rows=[row for row in failed if row.get("y") is None], hover=crossed),
-    ]  # fmt: skip
-    if keys is None:
-        drawn = [one for one in series if counts[one.label]]
-        keys = (
-            [dataclasses.replace(one, bare=one.label in bare).key() for one in drawn]
-            if len(drawn) > 1 or limit is not None
-            else []
-        )
-        keys = [*keys, *([ring] if chosen else []), *([LegendKey("failed", BAD, "cross")] if failed else [])]
-        keys += [LegendKey("memory limit", LIMIT, "dashed")] if limit is not None else []
-    said = caption or _lines_caption(title, known, series, counts)
+    ]
+    drawn = [dataclasses.replace(one, bare=one.label in bare) for one in series if counts[one.label]]
+    alone = len(drawn) == 1 and not drawn[0].named and not any(one.mark == "rule" and one.rows for one in marked)
+    said = caption or _lines_caption(title, known, [one.label for one in drawn])
     return Chart(
-        title=title, caption=f"{said} {note}".strip(), x=x, y=y, series=tuple(series),
-        marks=tuple(one for one in marks if one.rows), keys=tuple(keys),
+        title=title, caption=f"{said} {note}".strip(), x=x, y=y, series=series,
+        marks=sorted(marks, key=lambda one: _LAYERS.index(one.mark)), keys=_legend([] if alone else drawn, marked),
     )  # fmt: skip
 
 
-def _lines_caption(title: str, rows: Sequence[Row], series: Sequence[Series], counts: Mapping[str, int]) -> str:
+def _lines_caption(title: str, rows: Sequence[Row], drawn: Sequence[str]) -> str:
     """Where each line begins and ends; of many lines, the highest and the lowest point."""
-    drawn = [one.label for one in series if counts[one.label]]
     if len(drawn) > MOST_NAMED:
         return f"{title}: {_extremes(rows, 'y', _place_of)}."
     courses = {
@@ -179,33 +191,22 @@ def _extremes(rows: Sequence[Row], field: str, name: Any) -> str:
 
 
 def category_chart(
-    title: str,
-    rows: Sequence[Row],
-    *,
-    x: Axis,
-    what: str,
-    of: str = "run",
-    series: Sequence[Series] = (),
-    dots: Sequence[Row] = (),
-    rule: float | None = None,
-    note: str = "",
-) -> Chart | None:
-    """Names down the side, each with its figure `x` and perhaps an interval; `dots` are strokes behind (each seed)."""
+    title: str, rows: Sequence[Row], *, x: Axis, what: str, of: str = "run", series: Sequence[Series] = (),
+    strokes: Sequence[Row] = (), rule: float | None = None,
+) -> Chart | None:  # fmt: skip
+    """Names down the side, each with its figure `x` and perhaps an interval; `strokes` behind it are single seeds."""
     if not rows:
         return None
     series = series or [Series(label=rows[0]["line"], colour=series_colour(0))]
     names = tuple(dict.fromkeys(row["name"] for row in rows))
     hover = {"name": what, **({"line": of} if len(series) > 1 else {}), "shown": x.title}
-    figures = [row[field] for row in [*rows, *dots] for field in ("x", "low", "high") if row.get(field) is not None]
+    figures = [row[field] for row in [*rows, *strokes] for field in ("x", "low", "high") if row.get(field) is not None]
     near = rule is not None and (rule == 0 or min(figures) <= rule <= max(figures))
+    thick = {"strokeWidth": 2, "opacity": 1}
     marks = [
         Marks(mark="rule", rows=[{"x": rule}] if near else [], colour=MUTED, look={"strokeDash": [4, 3]}),
-        Marks(mark="stroke", rows=dots, hover={**hover, "seed": "seed"}),
-        Marks(
-            mark="interval",
-            rows=[row for row in rows if row.get("low") is not None],
-            look={"strokeWidth": 2, "opacity": 1},
-        ),
+        Marks(mark="stroke", rows=strokes, hover={**hover, "seed": "seed"}),
+        Marks(mark="interval", rows=[row for row in rows if row.get("low") is not None], look=thick),
         Marks(mark="point", rows=rows, hover=hover, look={"size": 64}),
     ]
 
@@ -216,41 +217,40 @@ def category_chart(
         said = "; ".join(f"{named(row)} {row['shown']}" for row in rows)
     else:
         said = _extremes(rows, "x", named)
+    seeds = len({row["seed"] for row in strokes})
+    note = f" Over {seeds} seeds; a stroke is a seed." if seeds else ""
     return Chart(
         title=title, caption=f"{x.title[:1].upper()}{x.title[1:]} by {what}: {said}.{note}", x=x,
-        y=Axis(what, "words", names), series=tuple(series), marks=tuple(one for one in marks if one.rows),
-        keys=tuple(one.key() for one in series) if len(series) > 1 or rule == 0 else (),  # whose difference it is
+        y=Axis(what, "words", names), series=series, marks=marks,
+        keys=_legend(series) if len(series) > 1 or series[0].named else (),
         height=max(round(len(names) * (34 if len(series) == 1 else 25 * len(series))), 76),
     )  # fmt: skip
 
 
 def bar_chart(
     title: str, rows: Sequence[Row], *, x: Axis, figure: str, caption: str, series: Sequence[Series] = (),
-    ticks: Sequence[Row] = (), tick_title: str = "", limit: float | None = None, limit_title: str = "",
+    marked: Sequence[Marks] = (),
 ) -> Chart | None:  # fmt: skip
     """Bars from zero: rows with `x` and `y`, of several series stacked; rows with `low` and `high` are bins.
 
-    `ticks` are marks above the bars.
+    `marked` is drawn over them: a limit, or a tick above each bar.
     """
     if not rows:
         return None
-    names = tuple(dict.fromkeys(row["x"] for row in [*rows, *ticks]))
+    placed = [row for group in (rows, *(one.rows for one in marked)) for row in group if "x" in row]
+    names = tuple(dict.fromkeys(row["x"] for row in placed))
     binned = "low" in rows[0]
     narrow = {"size": 56} if len(names) <= 3 and not binned else {}  # px: three bars need not fill the page
-    parts = {"line": "part"} if len(series) > 1 else {}
-    hover = {"label": x.title, **parts, "shown": figure}
+    hover = {"label": x.title, **({"line": "part"} if len(series) > 1 else {}), "shown": figure}
     marks = [
         Marks(mark="bin" if binned else "bar", rows=rows, hover=hover, look=narrow),
-        Marks(mark="tick", rows=ticks, colour=INK, hover={"label": x.title, "shown": tick_title}, look=narrow),
-        Marks(mark="rule", rows=[{"y": limit}] if limit is not None else [], colour=LIMIT),
+        *(dataclasses.replace(one, look=narrow if one.mark == "tick" else {}) for one in marked),
     ]
-    keys = [LegendKey(one.label, one.colour, "bar") for one in series] if len(series) > 1 or ticks else []
-    keys += [LegendKey(tick_title, INK, "line")] if ticks else []
-    keys += [LegendKey(limit_title, LIMIT, "dashed")] if limit is not None else []
+    others = _legend([], marked)
+    bars = [LegendKey(one.label, one.colour, "bar") for one in series] if len(series) > 1 or others else []
     return Chart(
         title=title, caption=caption, x=x if binned else Axis(x.title, "words", names), y=Axis(figure, "zero"),
-        series=tuple(series) or (Series(label="", colour=series_colour(0)),),
-        marks=tuple(one for one in marks if one.rows), keys=tuple(keys),
+        series=series or [Series(label="", colour=series_colour(0))], marks=marks, keys=[*bars, *others],
     )  # fmt: skip
 
 
@@ -292,8 +292,7 @@ def front_chart(
             *([LegendKey("recommended", ACCENT, "diamond")] if chosen else []),
         ]  # fmt: skip
     return Chart(
-        title=title, caption=caption, x=x, y=Axis(figure, "score"), series=tuple(series), height=300, keys=tuple(keys),
-        marks=tuple(one for one in marks if one.rows),
+        title=title, caption=caption, x=x, y=Axis(figure, "score"), series=series, height=300, keys=keys, marks=marks,
     )  # fmt: skip
 
 
@@ -317,7 +316,7 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 def time_chart(
     title: str, rows: Sequence[Row], *, y: Axis, stretches: Sequence[tuple[str, float, float]], caption: str,
-    limit: float | None = None,
+    limit: Marks,
 ) -> Chart:  # fmt: skip
     """A figure over time: rows with `seconds` and `y`; `stretches` are who ran from when to when."""
     end = max(row["seconds"] for row in rows) or 1.0
@@ -336,10 +335,9 @@ def time_chart(
         Marks(mark="name on top", rows=names),
         Marks(mark="area", rows=drawn, colour=series_colour(0)),
         Marks(mark="line", rows=drawn, colour=series_colour(0), hover=hover, look={"strokeWidth": 1.5}),
-        Marks(mark="rule", rows=[{"y": limit}] if limit is not None else [], colour=LIMIT),
+        limit,
     ]
     return Chart(
-        title=title, caption=caption, x=Axis(f"time ({unit})", "span"), y=y, height=HEIGHT - 60,
-        marks=tuple(one for one in marks if one.rows),
-        keys=(LegendKey("memory limit", LIMIT, "dashed"),) if limit is not None else (),
+        title=title, caption=caption, x=Axis(f"time ({unit})", "span"), y=y, height=HEIGHT - 60, marks=marks,
+        keys=_legend([], marks),
     )  # fmt: skip

@@ -16,7 +16,7 @@ __all__ = ["Spec", "draw", "vega_lite_version"]
 Spec = dict[str, Any]  # a Vega-Lite specification
 
 _MOST_TICKS = 16  # so many values are each worth a tick
-_MOST_LABELS = 24  # words beside each other that are not turned
+_MOST_LABELS, _MOST_LETTERS = 24, 50  # words beside each other that are not turned, and how long they are together
 _LOG_FROM = 30.0  # the highest over the lowest, from where on figures are drawn by multiples
 _RING = {"shape": "circle", "filled": False, "strokeWidth": 2.25, "opacity": 1}
 # How a mark looks: Vega's mark, and its properties.
@@ -163,7 +163,8 @@ def _words(channel: Any, axis: Axis, *, vertical: bool) -> Any:
     if vertical:
         return channel("name:N", sort=list(axis.values), title=None, axis=alt.Axis(grid=False, labelLimit=140))
     longest = max((len(str(value)) for value in axis.values), default=0)
-    turned = longest > 6 or len(axis.values) > _MOST_LABELS
+    crowded = longest > 6 and len(axis.values) * (longest + 2) > _MOST_LETTERS
+    turned = crowded or len(axis.values) > _MOST_LABELS
     labels = alt.Axis(labelAngle=-38 if turned else 0, labelLimit=150, labelOverlap="greedy")
     return channel("x:O", sort=list(axis.values), title=axis.title, axis=labels)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from brim.reporting.base import Column, PageTable, Section, present, words
-from brim.reporting.charts import Axis, Chart, Row, time_chart
+from brim.reporting.charts import Axis, Chart, Row, limit_line, time_chart
 from brim.reporting.units import byte_unit, bytes_text, duration_text, fraction_text, number, significant
 
 __all__ = ["MOST_ROWS", "MachineTrace", "join_traces", "machine_section"]
@@ -141,7 +141,7 @@ def _chart(trace: MachineTrace, measured: _Measured, limit_bytes: float | None) 
     low, mean, high = (measured.show(figure) for figure in (min(known), _mean(known), max(known)))
     caption = f"{title} over {duration_text(trace.stretches[-1][2])}: mean {mean}, from {low} to {high}."
     axis = Axis("", "percent" if measured.scale == "percent" else "zero")
-    return time_chart(title, rows, y=axis, stretches=trace.stretches, limit=limit, caption=caption)
+    return time_chart(title, rows, y=axis, stretches=trace.stretches, limit=limit_line(limit), caption=caption)
 
 
 def _table(trace: MachineTrace) -> PageTable:

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from brim.reporting.base import PageTable, Section, words
+from brim.reporting.base import PageTable, Section, present, words
 from brim.reporting.read import Run
 from brim.reporting.units import date_text, text
 from brim.settings.caller import flag_of
@@ -40,7 +40,7 @@ def repeat_sections(run: Run, *, command: str = "", source: str = "") -> tuple[S
     named = (words("setting", "name"), words("value"))
     asked = flat_rows(run.request, leave_out=("argv",))
     versions = PageTable("Versions and switches", named, flat_rows(run.environment))
-    return (
+    return present(
         Section(
             title="How to repeat it",
             paragraphs=(took, source or made),
@@ -48,7 +48,7 @@ def repeat_sections(run: Run, *, command: str = "", source: str = "") -> tuple[S
             table=PageTable("Settings", named, asked) if asked else None,
             open=False,
         ),
-        Section(title="Environment", table=versions),
+        Section(title="Environment", table=versions) if versions.rows else None,
     )
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from brim.reporting.base import Column, PageTable, Section, present, words
-from brim.reporting.charts import Axis, Chart, line_chart
+from brim.reporting.charts import Axis, Chart, crosses, limit_line, line_chart, rings
 from brim.reporting.read import entries, value_at
-from brim.reporting.theme import ACCENT, BAD, LIMIT, LegendKey, Series, series_colour
+from brim.reporting.theme import ACCENT, LegendKey, Series, series_colour
 from brim.reporting.units import byte_unit, bytes_text, count_text, listed, number, significant
 
-__all__ = ["FITS_KEYS", "PROBE_COLUMNS", "plan_section", "probe_charts", "probe_rows"]
+__all__ = ["FITS", "MISSED", "PROBE_COLUMNS", "plan_section", "probe_charts", "probe_rows"]
 
 # A probe's verdict, and what it is called for people; all but the first did not fit.
 VERDICTS = {
@@ -22,8 +22,7 @@ VERDICTS = {
     "timeout": "timed out",
     "fatal": "crashed",
 }
-FITS_KEYS = (LegendKey("fits", series_colour(0)), LegendKey("did not fit", BAD, "cross"))
-LIMIT_KEY = LegendKey("memory limit", LIMIT, "dashed")
+FITS, MISSED = Series(label="fits", colour=series_colour(0), named=True), "did not fit"
 _TAKEN = LegendKey("chosen", ACCENT, "ring")
 
 PROBE_COLUMNS = (
@@ -56,7 +55,7 @@ def probe_rows(
         known = [reserved] if fits else [one for one in (needed, reserved, limit_bytes) if one is not None]
         rows.append(
             {
-                "line": "probes", **(place or {}), "step": step, "batch_size": size, "fits": fits,
+                "line": FITS.label, **(place or {}), "step": step, "batch_size": size, "fits": fits,
                 "verdict": VERDICTS.get(verdict, verdict), "reserved_bytes": reserved,
                 "allocated_bytes": number(probe.get("peak_allocated_bytes")),
                 "drawn_bytes": known[0] if known else None,
@@ -88,7 +87,7 @@ def plan_section(
 
 def probe_charts(
     rows: Sequence[Mapping[str, Any]], *, limit_bytes: float | None, titles: tuple[str, str], note: str = "",
-    series: Sequence[Series] = (), keys: Sequence[LegendKey] = (), joined: bool | str = True,
+    series: Sequence[Series] = (FITS,),
 ) -> tuple[Chart, ...]:  # fmt: skip
     """Reserved memory and samples per second over the batch size; a chart of which nothing was measured is left out.
 
@@ -108,14 +107,14 @@ def probe_charts(
             if row[field] is not None
         ]  # fmt: skip
         fitting = list({(row["line"], row["x"]): row for row in sized if row["fits"]}.values())
-        missed = [row for row in sized if not row["fits"]]
         memory = field == "drawn_bytes"
-        legend = [*(keys or FITS_KEYS[:1]), *(FITS_KEYS[1:] if missed else ())]
-        legend += [_TAKEN] if any(row.get("chosen") for row in fitting) and not keys else []
-        legend += [LIMIT_KEY] if memory and limit_bytes else []
+        marked = (
+            *crosses([row for row in sized if not row["fits"]], MISSED),
+            rings([row for row in fitting if row.get("chosen")], _TAKEN),
+            limit_line(unit.of(limit_bytes) if memory else None),
+        )
         chart = line_chart(
-            title, fitting, x=Axis("batch size", "sizes"), y=Axis(title, "zero"), series=series, failed=missed,
-            limit=unit.of(limit_bytes) if memory else None, keys=legend, ring=_TAKEN, joined=joined,
+            title, fitting, x=Axis("batch size", "sizes"), y=Axis(title, "zero"), series=series, marked=marked,
             note=note if memory else "",
         )  # fmt: skip
         charts.append(chart)

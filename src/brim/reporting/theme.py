@@ -65,6 +65,9 @@ class Series:
     shape: str = "circle"
     dash: tuple[int, ...] = ()
     bare: bool = False  # a line without points: a limit, a ceiling, a dense curve
+    joined: bool = True  # whether a line joins its points
+    stepped: bool = False  # whether a figure holds until the next one
+    named: bool = False  # in the legend also where it is the only one
 
     def key(self) -> LegendKey:
         """Its entry in the legend."""

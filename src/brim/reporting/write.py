@@ -1,21 +1,47 @@
-"""`report.html` beside a run's documents, and a page that compares runs; both written whole or not at all."""
+"""`report.html` beside a run's documents, and a page that compares runs; both written whole or not at all.
+
+Which file makes the page of which kind of run, alone and compared, is here: a new kind adds one file and one line.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
+from brim.reporting.base import Page
+from brim.reporting.kinds.evaluation import compare_evaluations, evaluation_page
+from brim.reporting.kinds.profile import profile_page
+from brim.reporting.kinds.profiles import compare_profiles
+from brim.reporting.kinds.search import compare_others, other_page, search_page
+from brim.reporting.kinds.sweep import sweep_page
+from brim.reporting.kinds.training import training_page
+from brim.reporting.kinds.trainings import compare_trainings
 from brim.reporting.read import Run, open_run
 from brim.settings.report_settings import REPORT, ReportSettings
 from brim.storage.files import write_atomic
 
-__all__ = ["ReportResult", "check_libraries", "report_as", "write_comparison", "write_report"]
+__all__ = [
+    "COMPARISONS", "PAGES", "ReportResult", "check_libraries", "comparison_of", "page_of", "report_as",
+    "write_comparison", "write_report",
+]  # fmt: skip
 
 _LIBRARIES = {"altair": "altair", "vl_convert": "vl-convert-python", "jinja2": "jinja2"}
+PAGES: Mapping[str, Callable[[Run], Page]] = {
+    "eval": evaluation_page,
+    "find": search_page,
+    "profile": profile_page,
+    "sweep": sweep_page,
+    "train": training_page,
+}
+COMPARISONS: Mapping[str, Callable[[Sequence[Run]], tuple[dict[str, Any], Page]]] = {
+    "eval": compare_evaluations,
+    "profile": compare_profiles,
+    "train": compare_trainings,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +75,6 @@ def write_report(folder: Path, *, output: Path | None = None) -> Path:
     """
     run = open_run(folder)
     check_libraries()
-    from brim.reporting.kinds.registry import page_of
     from brim.reporting.page import render
 
     warnings = _write_parts(run)
@@ -79,12 +104,31 @@ def write_comparison(folders: Sequence[Path], output: Path) -> dict[str, Any]:
         raise RequestError("a comparison needs two runs or more")
     runs = [open_run(folder) for folder in folders]
     check_libraries()
-    from brim.reporting.kinds.registry import comparison_of
     from brim.reporting.page import render
 
     document, page = comparison_of(runs)
     write_atomic(output, render(page))
     return document
+
+
+def page_of(run: Run) -> Page:
+    """The page of a run; of a kind without one of its own, its summary as tables."""
+    return PAGES.get(run.kind, other_page)(run)
+
+
+def comparison_of(runs: Sequence[Run]) -> tuple[dict[str, Any], Page]:
+    """The runs compared, as a document and as a page; of different kinds, or one twice, they are a `RequestError`."""
+    folders = [run.folder.resolve() for run in runs]
+    for place, folder in enumerate(folders):
+        if folder in folders[:place]:
+            raise RequestError(f"{runs[place].folder}: it is given twice; give different runs to compare")
+    for run in runs[1:]:
+        if run.kind != runs[0].kind:
+            raise RequestError(
+                f"{runs[0].folder} is of the kind {runs[0].kind}, {run.folder} of the kind {run.kind}; "
+                f"compare runs of one kind"
+            )
+    return COMPARISONS.get(runs[0].kind, compare_others)(runs)
 
 
 def check_libraries() -> None:

@@ -15,8 +15,8 @@ import brim
 from brim.errors import RequestError
 from brim.ranks.world import World
 from brim.reporting.drawing import draw
-from brim.reporting.kinds.registry import page_of
 from brim.reporting.read import open_run
+from brim.reporting.write import page_of
 from brim.training.fast_path.stacked_epochs import StackTrainer
 from brim.training.heads import FeatureHead
 from brim.training.run import TrainResult, run_training

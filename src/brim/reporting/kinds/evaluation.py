@@ -78,20 +78,20 @@ def _times(value: object) -> str:
 FIGURES = (
     Figure("samples", "num_samples", count_text),
     Figure("failed samples", "num_failed", count_text),
-    Figure("throughput", "samples_per_second", _rate),
+    Figure("throughput (samples/s)", "samples_per_second", significant),
     Figure("batch size used", "batch_size_used", count_text),
     Figure("out of memory", "oom_events", _times),
     Figure("peak allocated", "peak_allocated_bytes", bytes_text),
     Figure("peak reserved", "peak_reserved_bytes", bytes_text),
     Figure("padding", "padding_fraction", fraction_text),
-    Figure("waited for data", "gpu_wait_fraction", fraction_text),
+    Figure("idle between batches", "gpu_wait_fraction", fraction_text),
     Figure("loading processes", "loader.num_workers", count_text),
     Figure("GPU use (mean)", "gpu_utilisation_mean", fraction_text),
     Figure("answer tokens, median", "answer_tokens.p50", count_text),
     Figure("answer tokens, P99", "answer_tokens.p99", count_text),
     Figure("answers cut off", "answer_tokens.truncated_fraction", fraction_text),
     Figure("ranks", "ranks", count_text),
-    Figure("resumed", "num_resumed", lambda value: f"{count_text(value)} samples"),
+    Figure("resumed samples", "num_resumed", count_text),
     Figure("run time", "seconds", duration_text),
 )
 METRIC_COLUMNS = (
@@ -412,7 +412,7 @@ def _paired_section(document: Mapping[str, Any], labels: Sequence[str]) -> Secti
         return None
     chart = category_chart(
         f"Difference from {labels[0]}, with 95 % intervals", rows, x=Axis("difference of the mean score"), rule=0,
-        what="metric", series=series_for(labels)[1:],
+        what="metric", series=[dataclasses.replace(one, named=True) for one in series_for(labels)[1:]],
     )  # fmt: skip
     columns = (
         words("metric", "name"), words("run", "line"), Column("difference", "shown"),

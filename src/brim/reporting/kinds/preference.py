@@ -7,7 +7,7 @@ from typing import Any
 
 from brim.errors import plural
 from brim.reporting.base import Column, Fact, Page, PageTable, Section, facts, note_section, present, words
-from brim.reporting.charts import Axis, Chart, category_chart
+from brim.reporting.charts import Axis, Chart, category_chart, interval_ends
 from brim.reporting.kinds.seeds import seed_chart
 from brim.reporting.kinds.training_files import read_cells
 from brim.reporting.machine import machine_section
@@ -184,15 +184,14 @@ def _method_section(rows: Sequence[Mapping[str, Any]], sets: Sequence[str]) -> S
 
 def _method_chart(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], metric: str) -> Chart | None:
     """Each row's mean with the ends of its deviation, and each seed's value."""
-    drawn, dots = [], []
+    drawn, strokes = [], []
     for row in rows:
         mean, half = row[metric], row[f"{metric} deviation"]
         if mean is None:
             continue
         place = {"name": row["method"], "line": row["set"]}
-        ends = {} if half is None else {"low": mean - half, "high": mean + half}
-        drawn.append({**place, "x": mean, "shown": row[f"{metric} shown"], **ends})
-        dots += [
+        drawn.append({**place, "x": mean, "shown": row[f"{metric} shown"], **interval_ends(mean, half)})
+        strokes += [
             {**place, "x": value, "seed": str(seed), "shown": score_text(value)}
             for seed, value in zip(row["seeds"], row[f"{metric} values"], strict=False)
             if value is not None and half is not None
@@ -200,8 +199,7 @@ def _method_chart(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], metric
     title = METRICS[metric]
     return category_chart(
         f"{title}, lower is better" if metric == "fpr95" else title, drawn, x=Axis(title, "score"), what="method",
-        of="data", series=series_for(sets), dots=dots, rule=0.5 if metric == "auroc" else None,
-        note=" A stroke is a seed." if dots else "",
+        of="data", series=series_for(sets), strokes=strokes, rule=0.5 if metric == "auroc" else None,
     )  # fmt: skip
 
 

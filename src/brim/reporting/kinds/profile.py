@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,13 +20,13 @@ from brim.reporting.base import (
     present,
     words,
 )
-from brim.reporting.charts import Axis, Chart, bar_chart, line_chart
+from brim.reporting.charts import Axis, Chart, Marks, bar_chart, crosses, line_chart, rings
 from brim.reporting.kinds.profile_view import KnobPoint, ProfileView, Trend, cost_of, make_points, recommended
 from brim.reporting.machine import machine_section
 from brim.reporting.read import Run, entries, mapping, value_at
 from brim.reporting.repeat import repeat_sections
-from brim.reporting.search import FITS_KEYS, PROBE_COLUMNS, probe_charts, probe_rows
-from brim.reporting.theme import INK, LIMIT, MUTED, LegendKey, Series, ramp_for, series_colour, series_for
+from brim.reporting.search import FITS, MISSED, PROBE_COLUMNS, probe_charts, probe_rows
+from brim.reporting.theme import INK, LIMIT, LegendKey, Series, ramp_for, series_colour, series_for
 from brim.reporting.units import (
     byte_unit,
     bytes_text,
@@ -47,7 +48,6 @@ __all__ = ["THROUGHPUT", "latency_rows", "profile_page"]
 PARTS = ("vision", "prefill", "decode")
 THROUGHPUT = Trend("Throughput (samples/s)", "samples_per_second", significant)
 TOKENS = Trend("Vision tokens per sample (mean)", "vision_tokens_mean", significant)
-_MOST_KEYS = 14  # entries of a legend that are still read
 _FEW_LINES = 3  # so many lines of a search are followed where they cross
 
 _SIZES = {
@@ -228,7 +228,8 @@ def _named_chart(
         for point in view.points
     ]  # fmt: skip
     series = view.series() if several else [fields[field] for field in known]
-    return view.chart(title, rows, Axis(title, scale), series=series, limit=limit)
+    note = "" if limit is None else f"The memory limit is {show(limit * size)}."
+    return view.chart(title, rows, Axis(title, scale), series=series, limit=limit, note=note)
 
 
 def _memory_section(view: ProfileView) -> Section:
@@ -303,9 +304,14 @@ def _latency_chart(view: ProfileView, title: str, rows: Sequence[Mapping[str, An
     whole = [(row["short"], row["p50"], f"{significant(row['p50'])} ms") for row in rows if row["p50"] is not None]
     absent = [p.short for p in view.points if p.done and p.short not in {row["short"] for row in rows}]
     few = f" Not measured, or in too few batches for a median, at {listed(absent)}." if absent else ""
+    highest = "p95 of the whole"
+    marked = Marks(
+        mark="tick", rows=ticks, colour=INK, hover={"label": view.what, "shown": highest},
+        key=LegendKey(highest, INK, "line"),
+    )  # fmt: skip
     return bar_chart(
-        title, stacked, x=Axis(view.what), figure="median", series=series_for(list(parts)), ticks=ticks,
-        tick_title="p95 of the whole", caption=f"{title}, stacked by part; the whole: {course(whole)}.{few}",
+        title, stacked, x=Axis(view.what), figure="median", series=series_for(list(parts)), marked=[marked],
+        caption=f"{title}, stacked by part; the whole: {course(whole)}.{few}",
     )  # fmt: skip
 
 
@@ -318,14 +324,13 @@ def _search_section(view: ProfileView) -> Section:
         rows += probe_rows(probes, place=place, limit_bytes=point.figure("limit_bytes"))
     if not rows:
         return Section(title="Batch-size search", paragraphs=("No size was searched for: there are no probes.",))
-    series = ramp_for(list(dict.fromkeys(row["line"] for row in rows)))
-    keys = [one.key() for one in series]
-    if len(series) > _MOST_KEYS:  # nobody reads so many: the two ends of the ramp say which way it goes
-        keys = [keys[0], LegendKey("to", MUTED, "none"), keys[-1]]
     chosen = "" if view.chosen is None else view.points[view.chosen].short
-    few = len(series) <= _FEW_LINES
+    lines = ramp_for(list(dict.fromkeys(row["line"] for row in rows)))
+    few = len(lines) <= _FEW_LINES
+    limit = _common_limit(view.points)
     charts = probe_charts(
-        rows, limit_bytes=_common_limit(view.points), series=series, keys=keys, joined=few or chosen,
+        rows, limit_bytes=limit, note="" if limit is None else f"The memory limit is {bytes_text(limit)}.",
+        series=[dataclasses.replace(one, joined=few or one.label == chosen, named=True) for one in lines],
         titles=("Reserved memory by batch size", "Throughput by batch size"),
     )  # fmt: skip
     crossed = (
@@ -360,13 +365,10 @@ def _tried_chart(view: ProfileView, rows: Sequence[Mapping[str, Any]]) -> Chart 
     }
     fitting = [row for row in tried if row["fits"]]
     missed = [row for row in tried if not row["fits"]]
-    used = LegendKey("used", INK, "ring")
-    keys = [*FITS_KEYS[: 2 if missed else 1], *([used] if sizes["batch_size_used"] else [])]
-    keys += [LegendKey("ceiling", LIMIT, "dashed")] if sizes["batch_size_ceiling"] else []
     return line_chart(
-        "Sizes tried (samples)", [*fitting, *sizes["batch_size_ceiling"]], x=axis, y=Axis("samples", "sizes"),
-        figure="batch size", failed=missed, ringed=sizes["batch_size_used"], ring=used, keys=keys, joined=False,
-        series=[Series(label="fits", colour=series_colour(0)), _SIZES["batch_size_ceiling"]],
+        "Sizes tried (samples)", [*fitting, *sizes["batch_size_ceiling"]], x=axis, y=Axis("batch size", "sizes"),
+        series=[dataclasses.replace(one, joined=False) for one in (FITS, _SIZES["batch_size_ceiling"])],
+        marked=[*crosses(missed, MISSED), rings(sizes["batch_size_used"], LegendKey("used", INK, "ring"))],
         caption=_tried_words(rows),
     )  # fmt: skip
 

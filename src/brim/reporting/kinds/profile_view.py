@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from brim.reporting.base import Column, PageTable, Section, present, words
-from brim.reporting.charts import Axis, Chart, Row, front_chart, interval_ends, line_chart
+from brim.reporting.charts import Axis, Chart, Row, crosses, front_chart, interval_ends, limit_line, line_chart, rings
 from brim.reporting.read import mapping, value_at
 from brim.reporting.theme import Series, series_for
 from brim.reporting.units import byte_unit, bytes_text, interval_text, listed, number, score_text, significant, text
@@ -264,12 +264,19 @@ class ProfileView:
         return rows
 
     def chart(
-        self, title: str, rows: Sequence[Row], y: Axis, *, series: Sequence[Series] = (), limit: float | None = None
+        self,
+        title: str,
+        rows: Sequence[Row],
+        y: Axis,
+        *,
+        series: Sequence[Series] = (),
+        limit: float | None = None,
+        note: str = "",
     ) -> Chart | None:
         """Rows over the knob."""
-        return line_chart(
-            title, rows, x=self.axis, y=y, series=series or self.series(), failed=self.failed(), limit=limit
-        )
+        chosen = [row for row in rows if row["chosen"]]
+        marked = (rings(chosen), *crosses(self.failed()), limit_line(limit))
+        return line_chart(title, rows, x=self.axis, y=y, series=series or self.series(), marked=marked, note=note)
 
     def trend(self, trend: Trend) -> Chart | None:
         """A figure over the knob, a line for each run; bytes in one unit."""

@@ -10,7 +10,7 @@ from typing import Any
 from brim.advice.pareto import Candidate, pareto_front
 from brim.errors import RequestError, plural
 from brim.reporting.base import Column, Page, Section, present, run_columns, words
-from brim.reporting.charts import Axis, line_chart
+from brim.reporting.charts import Axis, limit_line, line_chart
 from brim.reporting.kinds.compared import (
     DataNote,
     by_place,
@@ -212,8 +212,7 @@ def _difference_section(view: ProfileView, document: Mapping[str, Any]) -> Secti
     series = [one for one in view.series() if one.label in used]
     chart = line_chart(
         f"Accuracy less that of {view.labels[0]}", rows, x=view.axis, y=Axis("difference", "zero"), series=series,
-        figure="difference", caption=f"Differences from {view.labels[0]} over {view.what}. {said}.",
-        keys=[one.key() for one in series], limit=0.0,
+        marked=[limit_line(0.0, "")], caption=f"Differences from {view.labels[0]} over {view.what}. {said}.",
     )  # fmt: skip
     columns = (
         words("run", "line"), Column("difference", "shown"), Column("samples", "count", count_text), words("how"),

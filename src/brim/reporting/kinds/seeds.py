@@ -8,7 +8,7 @@ from typing import Any
 
 from brim.errors import plural
 from brim.reporting.base import Column, PageTable, Section, present, words
-from brim.reporting.charts import Axis, Chart, line_chart
+from brim.reporting.charts import Axis, Chart, Marks, line_chart
 from brim.reporting.kinds.training_files import figure_names, read_epochs
 from brim.reporting.read import Run, entries
 from brim.reporting.theme import Series, series_colour
@@ -36,9 +36,8 @@ def seed_chart(groups: Mapping[str, Mapping[str, Curve]], *, title: str, figure:
             faint += [{**_at(x, y, name), "run": f"{name}: {seed}"} for x, y in curve]
     several = max((sum(bool(curve) for curve in curves.values()) for curves in groups.values()), default=0)
     note = f"Means of {plural(several, 'run')}; a faint line is a run." if faint else ""
-    return line_chart(
-        title, rows, x=Axis("epoch", "whole"), y=Axis(figure), series=series, figure=figure, faint=faint, note=note
-    )
+    behind = Marks(mark="faint", rows=faint)
+    return line_chart(title, rows, x=Axis("epoch", "whole"), y=Axis(figure), series=series, marked=[behind], note=note)
 
 
 def _at(x: float, y: float, line: str) -> dict[str, Any]:

@@ -204,12 +204,12 @@ def _cost_section(rows: Sequence[Mapping[str, Any]], metric: str, *, higher: boo
     charts, tabled = [], []
     for field, title, size in costs:
         drawn = against_rows(rows, field, divide_by=size, higher_is_better=higher)
-        best = (max if higher else min)(drawn, key=lambda row: row["y"], default={"label": "", "shown": "", "x": 0})
-        caption = f"{metric} against {title}: the best is {best['label']} with {best['shown']}."
+        best = (max if higher else min)(drawn, key=lambda row: row["y"], default=None)
+        said = f": the best is {best['label']} with {best['shown']} at {best['cost_shown']}" if best else ""
         charts.append(
             front_chart(
                 f"{metric} against {title}", drawn, x=Axis(title, "knob"), figure=metric, what="experiment",
-                caption=caption, series=series,
+                caption=f"{metric} against {title}{said}.", series=series,
             )
         )  # fmt: skip
         tabled += [{"what": title, **row} for row in drawn]
@@ -236,7 +236,7 @@ def _size_section(rows: Sequence[Mapping[str, Any]]) -> Section:
     axis = Axis("experiment", "words", tuple(row["id"] for row in rows))
     chart = line_chart(
         "Batch size (samples)", drawn if len(rows) <= MOST_DRAWN else [], x=axis, y=Axis("samples", "sizes"),
-        series=list(_SIZES.values()), figure="samples", caption=f"Batch sizes of {len(rows)}: {said}.",
+        series=list(_SIZES.values()), caption=f"Batch sizes of {len(rows)}: {said}.",
     )  # fmt: skip
     return Section(title="Batch sizes", charts=present(chart), table=PageTable("Batch sizes", SIZE_COLUMNS, rows))
 

@@ -23,7 +23,17 @@ from brim.reporting.base import (
     present,
     words,
 )
-from brim.reporting.charts import Axis, Chart, Row, category_chart, line_chart
+from brim.reporting.charts import (
+    Axis,
+    Chart,
+    Marks,
+    Row,
+    category_chart,
+    crosses,
+    interval_ends,
+    limit_line,
+    line_chart,
+)
 from brim.reporting.kinds.compared import trained_on
 from brim.reporting.kinds.preference import preference_page
 from brim.reporting.kinds.seeds import runs_section
@@ -40,7 +50,7 @@ from brim.reporting.machine import machine_section
 from brim.reporting.read import Run, entries, mapping, value_at
 from brim.reporting.repeat import repeat_sections
 from brim.reporting.search import plan_section
-from brim.reporting.theme import BAD, LIMIT, LegendKey, Series, series_colour, series_for
+from brim.reporting.theme import LIMIT, Series, series_colour, series_for
 from brim.reporting.units import (
     UNKNOWN,
     byte_unit,
@@ -65,8 +75,8 @@ _LOSSES = (
     Series(label="validation", colour=series_colour(1), shape="square", dash=(6, 3)),
 )
 _SIZES = (
-    Series(label="effective batch", colour=LIMIT, dash=(6, 4), bare=True),
-    Series(label="micro-batch", colour=series_colour(0), bare=True),
+    Series(label="effective batch", colour=LIMIT, dash=(6, 4), bare=True, stepped=True),
+    Series(label="micro-batch", colour=series_colour(0), bare=True, stepped=True),
 )
 _RATE_ROWS = 12  # of the table of learning rates
 
@@ -77,8 +87,8 @@ def _waited(summary: Mapping[str, Any]) -> float | None:
 
 
 FIGURES = (
-    Figure("throughput", "samples_per_second", lambda value: f"{significant(value)} samples/s"),
-    Figure("throughput in pairs", "pairs_per_second", lambda value: f"{significant(value)} pairs/s"),
+    Figure("throughput (samples/s)", "samples_per_second", significant),
+    Figure("throughput (pairs/s)", "pairs_per_second", significant),
     Figure("samples seen", "samples", count_text),
     Figure("optimizer steps", "steps", count_text),
     Figure("effective batch", "effective_batch_size", count_text),
@@ -222,9 +232,8 @@ def _loss_section(training: TrainingRun) -> Section:
         return Section(title="Loss", paragraphs=said, table=table if training.epochs else None)
     each = "each step" if training.steps.num_steps == len(faint) else "a few neighbouring steps together"
     said = (f"Faint: the loss of {each}. Bold: its running mean over a twentieth of the run.",) if faint else ()
-    chart = line_chart(
-        "Loss against samples", rows, x=SAMPLES, y=Axis("loss"), series=_LOSSES, figure="loss", faint=faint
-    )
+    behind = Marks(mark="faint", rows=faint)
+    chart = line_chart("Loss against samples", rows, x=SAMPLES, y=Axis("loss"), series=_LOSSES, marked=[behind])
     return Section(title="Loss", paragraphs=said, charts=present(chart), table=table, open=len(table.rows) <= 5)
 
 
@@ -261,9 +270,7 @@ def _metric_chart(training: TrainingRun, names: Mapping[str, str]) -> Chart | No
         if row.get(name) is not None
     ]
     title = f"{listed(list(names.values()))} on the validation data"
-    return line_chart(
-        title, rows, x=EPOCHS, y=Axis("figure", "score"), series=series_for(list(names.values())), figure="figure"
-    )
+    return line_chart(title, rows, x=EPOCHS, y=Axis("figure", "score"), series=series_for(list(names.values())))
 
 
 def _rate_section(training: TrainingRun) -> Section | None:
@@ -277,9 +284,8 @@ def _rate_section(training: TrainingRun) -> Section | None:
     if not constant:
         line = Series(label="learning rate", colour=series_colour(0), bare=True)
         chart = line_chart(
-            "Learning rate against samples", rows, x=SAMPLES, y=Axis("learning rate", "zero"), series=[line],
-            figure="learning rate",
-        )  # fmt: skip
+            "Learning rate against samples", rows, x=SAMPLES, y=Axis("learning rate", "zero"), series=[line]
+        )
     every = max(len(spans) // _RATE_ROWS, 1)
     picked = [*spans[::every], *([spans[-1]] if (len(spans) - 1) % every else [])]
     columns = (
@@ -342,15 +348,13 @@ def _size_section(training: TrainingRun) -> Section | None:
     )  # fmt: skip
     sizes = line_chart(
         "Effective batch and micro-batch (samples)", rows, x=SAMPLES, y=Axis("samples", "sizes"), series=_SIZES,
-        figure="samples", failed=failed, stepped=True,
-        note=f"Memory ran out at {listed(out)} samples." if out else "",
-        keys=[*(one.key() for one in _SIZES), *([LegendKey("out of memory", BAD, "cross")] if failed else [])],
+        marked=crosses(failed, "out of memory"), note=f"Memory ran out at {listed(out)} samples." if out else "",
     )  # fmt: skip
     accumulated = None
     if len({row["y"] for row in counts}) > 1:
         accumulated = line_chart(
             "Micro-batches in a step (accumulation)", counts, x=SAMPLES, y=Axis("micro-batches", "zero"),
-            series=[Series(label="count", colour=series_colour(2), bare=True)], figure="micro-batches", stepped=True,
+            series=[Series(label="count", colour=series_colour(2), bare=True, stepped=True)],
         )  # fmt: skip
     table = PageTable("Batch and micro-batches along the run", columns, schedule_rows(spans))
     return Section(title="Batch and micro-batches", paragraphs=said, charts=present(sizes, accumulated), table=table)
@@ -457,12 +461,10 @@ def _speed_section(training: TrainingRun) -> Section | None:
     used: list[Row] = [
         {**curve_row(epoch, size / unit.size, "reserved"), "shown": bytes_text(size)} for epoch, size in peaks
     ]
-    speed = line_chart(
-        "Throughput by epoch (samples/s)", rates if len(rates) > 1 else [], x=EPOCHS, y=Axis("samples/s", "zero")
-    )
+    speed = line_chart("Throughput by epoch (samples/s)", rates if len(rates) > 1 else [], x=EPOCHS, y=Axis("", "zero"))
     memory = line_chart(
         f"Peak reserved memory by epoch ({unit.name})", used if len(used) > 1 else [], x=EPOCHS,
-        y=Axis("reserved", "zero"), limit=unit.of(near),
+        y=Axis("", "zero"), marked=[limit_line(unit.of(near))],
         note="" if limit is None else f"The memory limit is {bytes_text(limit)}.",
     )  # fmt: skip
     return Section(title="Speed and memory", charts=present(speed, memory), table=table, open=True)
@@ -474,14 +476,9 @@ def _seed_section(metrics: Sequence[Mapping[str, Any]]) -> Section | None:
     if not several:
         return None
     shared = [row for row in several if all(value is not None and 0 <= value <= 1 for value in row["values"])]
-    drawn = [
-        {**row, "line": "run", "x": row["mean"],
-         **({} if row["deviation"] is None else {"low": row["mean"] - row["deviation"],
-                                                 "high": row["mean"] + row["deviation"]})}
-        for row in shared
-    ]  # fmt: skip
+    drawn = [{**row, "line": "run", "x": row["mean"], **interval_ends(row["mean"], row["deviation"])} for row in shared]
     seeds = [name for name in several[0] if name.startswith("seed ")]
-    dots = [
+    strokes = [
         {"name": row["name"], "line": "run", "x": row[seed], "seed": seed.removeprefix("seed "),
          "shown": significant(row[seed])}
         for row in shared
@@ -489,9 +486,8 @@ def _seed_section(metrics: Sequence[Mapping[str, Any]]) -> Section | None:
         if row.get(seed) is not None
     ]  # fmt: skip
     chart = category_chart(
-        "Mean and deviation over seeds", drawn, x=Axis("figure", "score"), what="metric", dots=dots,
-        note=f" Over {len(several[0]['values'])} seeds; a stroke is a seed.",
-    )  # fmt: skip
+        "Mean and deviation over seeds", drawn, x=Axis("figure", "score"), what="metric", strokes=strokes
+    )
     columns = (
         words("metric", "name"), Column("mean", "mean", significant), Column("deviation", "deviation", significant),
         *(Column(seed, seed, significant) for seed in seeds),

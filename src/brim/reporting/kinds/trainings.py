@@ -224,7 +224,7 @@ def _curve_chart(
     ]
     series = series_for([run["label"] for run in runs])
     y = Axis(figure, "near" if figure == "loss" else "score")
-    return line_chart(title, rows, x=x, y=y, series=series, figure=figure)
+    return line_chart(title, rows, x=x, y=y, series=series)
 
 
 def _validation_section(document: Mapping[str, Any]) -> Section | None:
