@@ -473,7 +473,7 @@ def test_wrong_seeds_are_exit_2_and_write_nothing(
 
 def test_the_help_describes_train_and_dpo(brim: Brim) -> None:
     listed = next(line for line in brim("--help").out.splitlines() if line.startswith("│ train "))
-    assert "Train a model as a file says" in listed
+    assert "Train the model that a YAML file describes" in listed
     own = brim("train", "--help").out
     assert "─ Seeds " in own
     assert "--fast-path" in own
