@@ -20,10 +20,10 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "brim"
 
 # Top first: a file may import from its own layer and from those before it, never from those after it.
 LAYERS = (
-    "errors", "records", "settings", "storage", "ranks", "monitor", "memory", "generation", "workloads", "sizing",
-    "forecasting", "running", "searching", "models", "data", "metrics", "tasks", "advice", "evaluation", "planning",
+    "errors", "records", "settings", "units", "storage", "ranks", "monitor", "memory", "generation", "workloads",
+    "sizing", "forecasting", "running", "searching", "models", "data", "metrics", "tasks", "evaluation", "planning",
     "profiling", "training", "molecules",
-    "sweeps", "demo", "reporting", "cli",
+    "sweeps", "demo", "advice", "reporting", "cli",
 )  # fmt: skip
 
 # Not layers: the package's front, which names what is public and calls it, and `python -m brim`.
@@ -46,11 +46,13 @@ WITHOUT_TORCH = (
     "sizing/", "forecasting/workspaces.py",
     "forecasting/allocator.py", "forecasting/events.py", "forecasting/extrapolate.py", "forecasting/gpus.py",
     "forecasting/overheads.py", "__init__.py", "api.py", "calls.py", "cli/", "memory/failures.py", "reporting/",
+    "units.py",
 )  # fmt: skip
 
 # What a command may ask the library for when it runs: its one function, and what shows the answer.
 ENTRIES = (
-    "brim.cli.", "brim.settings.", "brim.errors", "brim.records", "brim.reporting.", "brim.storage.files",
+    "brim.cli.", "brim.settings.", "brim.errors", "brim.records", "brim.units", "brim.reporting.", "brim.advice.",
+    "brim.storage.files",
     "brim.storage.run_lock", "brim.ranks.world", "brim.planning.", "brim.evaluation.run", "brim.profiling.run",
     "brim.profiling.explain_speed", "brim.training.seeds.run", "brim.training.compare", "brim.molecules.run",
     "brim.molecules.encoding", "brim.sweeps.prepare", "brim.sweeps.preview", "brim.sweeps.results",

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from brim.advice.run_reader import open_run
 from brim.errors import RequestError
 from brim.reporting.kinds.compared import labels_of
-from brim.reporting.read import open_run
 from brim.reporting.write import comparison_of, write_comparison
 from tests.reported_runs import (
     profile_document,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from brim.advice.run_reader import open_run
 from brim.reporting.base import Page, Section
 from brim.reporting.charts import Axis, Chart
-from brim.reporting.read import open_run
 from brim.reporting.write import page_of, write_report
 from tests.reported_runs import (
     failed_entry,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from brim.advice.run_reader import open_run
 from brim.reporting.base import Page, Section
 from brim.reporting.kinds.sweep import against_rows
-from brim.reporting.read import open_run
 from brim.reporting.write import page_of, write_report
 from brim.settings.config_files import read_sweep
 from brim.settings.sweep_request import SweepRequest

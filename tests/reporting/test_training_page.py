@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from brim.advice.run_reader import open_run
 from brim.reporting.base import Page, Section
 from brim.reporting.drawing import draw
 from brim.reporting.kinds.training import batch_gain_rows, main_metric
@@ -21,7 +22,6 @@ from brim.reporting.kinds.training_files import (
     schedule_rows,
     smoothed,
 )
-from brim.reporting.read import open_run
 from brim.reporting.write import comparison_of, page_of
 from tests.reported_runs import write_evaluation
 from tests.reporting.chromium import Chromium

@@ -1,1 +1,1 @@
-"""Pure rules over records: what to choose, and why."""
+"""What records of runs say: whether a run was in order, what would make it faster, and what that brought."""

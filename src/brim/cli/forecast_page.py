@@ -9,8 +9,8 @@ from brim.cli.forecast import PART_NAMES, sizes_of
 from brim.reporting.base import Column, Fact, Page, PageTable, Section, present, words
 from brim.reporting.charts import Axis, Chart, bar_chart, limit_line
 from brim.reporting.theme import series_for
-from brim.reporting.units import bytes_text, count_text, short_name
 from brim.settings.sizes import format_bytes
+from brim.units import bytes_text, count_text, short_name
 
 __all__ = ["forecast_page"]
 

@@ -16,7 +16,6 @@ from brim.cli.console import error_console, output_console, print_document
 from brim.cli.live_bars import LiveBars
 from brim.cli.report import leave_report
 from brim.errors import RequestError, first_line, plural
-from brim.reporting.units import duration_text
 from brim.settings.sizes import format_bytes
 from brim.settings.sweep_request import SweepCommand
 from brim.sweeps.job import AttemptOutcome, Job, SweepListener
@@ -24,6 +23,7 @@ from brim.sweeps.prepare import prepared
 from brim.sweeps.prepare import sweep as run
 from brim.sweeps.results import Result
 from brim.sweeps.run import SweepResult
+from brim.units import duration_text
 
 __all__ = ["ForecastStatus", "SweepProgress", "print_sweep", "sweep"]
 

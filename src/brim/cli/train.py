@@ -15,12 +15,12 @@ from brim.cli.live_bars import LiveBars
 from brim.cli.report import leave_report
 from brim.errors import plural
 from brim.ranks.world import current_world
-from brim.reporting.units import duration_text
 from brim.settings.sizes import format_bytes
 from brim.settings.train_request import TrainCommand
 from brim.training.listener import StepRecord, TrainFacts, TrainListener
 from brim.training.run import TrainResult
 from brim.training.seeds.run import train_as
+from brim.units import duration_text
 
 __all__ = ["TrainProgress", "print_comparison", "print_result", "train"]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from brim.advice.pareto import recommend
+from brim.profiling.pareto import recommend
 from brim.settings.profile_settings import ProfileRequest
 from brim.storage.files import write_atomic, write_json
 from brim.storage.run_folder import write_run

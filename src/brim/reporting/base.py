@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from brim.advice.run_reader import value_at
 from brim.reporting.charts import Chart, Row
-from brim.reporting.read import value_at
-from brim.reporting.units import UNKNOWN, text
+from brim.units import UNKNOWN, text
 
 __all__ = [
     "Column", "Fact", "Figure", "Page", "PageTable", "Section", "TableCell", "facts", "figure_table", "note_section",

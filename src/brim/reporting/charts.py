@@ -23,7 +23,7 @@ from brim.reporting.theme import (
     Series,
     series_colour,
 )
-from brim.reporting.units import course
+from brim.units import course
 
 __all__ = [
     "Axis", "Chart", "Marks", "Row", "bar_chart", "category_chart", "crosses", "front_chart", "interval_ends",

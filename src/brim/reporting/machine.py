@@ -11,7 +11,7 @@ from typing import Any
 
 from brim.reporting.base import Column, PageTable, Section, present, words
 from brim.reporting.charts import Axis, Chart, Row, limit_line, time_chart
-from brim.reporting.units import byte_unit, bytes_text, duration_text, fraction_text, number, significant
+from brim.units import byte_unit, bytes_text, duration_text, fraction_text, number, significant
 
 __all__ = ["MOST_ROWS", "MachineTrace", "join_traces", "machine_section"]
 

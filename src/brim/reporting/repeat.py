@@ -11,14 +11,14 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from brim.advice.run_reader import Run
 from brim.reporting.base import PageTable, Section, present, words
-from brim.reporting.read import Run
-from brim.reporting.units import date_text, text
 from brim.settings.caller import flag_of
 from brim.settings.declare import Declared, declared, flag_names
 from brim.settings.eval_settings import EvalRequest
 from brim.settings.find_settings import SearchSettings, WorkloadRequest
 from brim.settings.profile_settings import SEED_SCALE, ProfileRequest
+from brim.units import date_text, text
 
 __all__ = ["command_of", "flat_rows", "repeat_sections"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from brim.advice.run_reader import entries, value_at
 from brim.reporting.base import Column, PageTable, Section, present, words
 from brim.reporting.charts import Axis, Chart, crosses, limit_line, line_chart, rings
-from brim.reporting.read import entries, value_at
 from brim.reporting.theme import ACCENT, LegendKey, Series, series_colour
-from brim.reporting.units import byte_unit, bytes_text, count_text, listed, number, significant
+from brim.units import byte_unit, bytes_text, count_text, listed, number, significant
 
 __all__ = ["FITS", "MISSED", "PROBE_COLUMNS", "plan_section", "probe_charts", "probe_rows"]
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from brim.advice.run_reader import Run, open_run
 from brim.errors import RequestError
 from brim.reporting.base import Page
 from brim.reporting.kinds.evaluation import compare_evaluations, evaluation_page
@@ -20,7 +21,6 @@ from brim.reporting.kinds.search import compare_others, other_page, search_page
 from brim.reporting.kinds.sweep import sweep_page
 from brim.reporting.kinds.training import training_page
 from brim.reporting.kinds.trainings import compare_trainings
-from brim.reporting.read import Run, open_run
 from brim.settings.report_settings import REPORT, ReportSettings
 from brim.storage.files import write_atomic
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import brim
+from brim.advice.run_reader import open_run
 from brim.errors import RequestError
 from brim.ranks.world import World
 from brim.reporting.drawing import draw
-from brim.reporting.read import open_run
 from brim.reporting.write import page_of
 from brim.training.fast_path.stacked_epochs import StackTrainer
 from brim.training.heads import FeatureHead

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from brim.advice.run_reader import Run, mapping, value_at
 from brim.reporting.base import PageTable, Section, run_columns, words
-from brim.reporting.read import Run, mapping, value_at
 from brim.reporting.repeat import flat_rows
-from brim.reporting.units import date_text, duration_text, text
 from brim.storage.files import read_json
+from brim.units import date_text, duration_text, text
 
 __all__ = [
     "DataNote", "by_place", "comparison_document", "difference_section", "header_of", "labels_of", "note_on_data",

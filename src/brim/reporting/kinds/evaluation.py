@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from brim.advice.run_reader import Run, Samples, mapping, value_at
 from brim.errors import plural
 from brim.reporting.base import (
     Column,
@@ -35,11 +36,10 @@ from brim.reporting.kinds.compared import (
 )
 from brim.reporting.kinds.sample_pairs import RIGHT_FROM, clipped, difference_of, pair_samples
 from brim.reporting.machine import machine_section
-from brim.reporting.read import Run, Samples, mapping, value_at
 from brim.reporting.repeat import repeat_sections
 from brim.reporting.search import plan_section
 from brim.reporting.theme import series_for
-from brim.reporting.units import (
+from brim.units import (
     UNKNOWN,
     bytes_text,
     count_text,

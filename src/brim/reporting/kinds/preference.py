@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from brim.advice.run_reader import Run, entries, mapping, value_at
 from brim.errors import plural
 from brim.reporting.base import Column, Fact, Page, PageTable, Section, facts, note_section, present, words
 from brim.reporting.charts import Axis, Chart, category_chart, interval_ends
 from brim.reporting.kinds.seeds import seed_chart
 from brim.reporting.kinds.training_files import read_cells
 from brim.reporting.machine import machine_section
-from brim.reporting.read import Run, entries, mapping, value_at
 from brim.reporting.repeat import repeat_sections
 from brim.reporting.theme import series_for
-from brim.reporting.units import bytes_text, count_text, duration_text, listed, number, score_text, significant, text
+from brim.units import bytes_text, count_text, duration_text, listed, number, score_text, significant, text
 
 __all__ = ["METRICS", "PLACE_COLUMNS", "method_rows", "preference_page"]
 

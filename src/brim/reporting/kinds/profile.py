@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brim.advice.pareto import ALL_ZERO
+from brim.advice.run_reader import Run, entries, mapping, value_at
 from brim.errors import plural
 from brim.monitor.trace_file import read_rows
+from brim.profiling.pareto import ALL_ZERO
 from brim.reporting.base import (
     Column,
     Fact,
@@ -23,11 +24,10 @@ from brim.reporting.base import (
 from brim.reporting.charts import Axis, Chart, Marks, bar_chart, crosses, line_chart, rings
 from brim.reporting.kinds.profile_view import KnobPoint, ProfileView, Trend, cost_of, make_points, recommended
 from brim.reporting.machine import machine_section
-from brim.reporting.read import Run, entries, mapping, value_at
 from brim.reporting.repeat import repeat_sections
 from brim.reporting.search import FITS, MISSED, PROBE_COLUMNS, probe_charts, probe_rows
 from brim.reporting.theme import INK, LIMIT, LegendKey, Series, ramp_for, series_colour, series_for
-from brim.reporting.units import (
+from brim.units import (
     byte_unit,
     bytes_text,
     count_text,

@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from brim.advice.run_reader import mapping, value_at
 from brim.reporting.base import Column, PageTable, Section, present, words
 from brim.reporting.charts import Axis, Chart, Row, crosses, front_chart, interval_ends, limit_line, line_chart, rings
-from brim.reporting.read import mapping, value_at
 from brim.reporting.theme import Series, series_for
-from brim.reporting.units import byte_unit, bytes_text, interval_text, listed, number, score_text, significant, text
+from brim.units import byte_unit, bytes_text, interval_text, listed, number, score_text, significant, text
 
 __all__ = [
     "COSTS", "SEPARATOR", "Cost", "KnobPoint", "ProfileView", "Recommended", "Trend", "cost_of", "make_points",

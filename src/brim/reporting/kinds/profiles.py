@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from brim.advice.pareto import Candidate, pareto_front
+from brim.advice.run_reader import Run, Samples
 from brim.errors import RequestError, plural
+from brim.profiling.pareto import Candidate, pareto_front
 from brim.reporting.base import Column, Page, Section, present, run_columns, words
 from brim.reporting.charts import Axis, limit_line, line_chart
 from brim.reporting.kinds.compared import (
@@ -23,8 +24,7 @@ from brim.reporting.kinds.compared import (
 from brim.reporting.kinds.profile import THROUGHPUT
 from brim.reporting.kinds.profile_view import SEPARATOR, ProfileView, Trend, cost_of, make_points, recommended
 from brim.reporting.kinds.sample_pairs import difference_of, pair_samples
-from brim.reporting.read import Run, Samples
-from brim.reporting.units import bytes_text, count_text, listed, number, ratio_text, signed_text
+from brim.units import bytes_text, count_text, listed, number, ratio_text, signed_text
 
 __all__ = ["compare_profiles"]
 

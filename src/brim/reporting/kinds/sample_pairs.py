@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from brim.metrics.base import mean_and_spread
-from brim.reporting.units import number
+from brim.units import number
 
 __all__ = ["RIGHT_FROM", "PairedSamples", "clipped", "difference_of", "pair_samples"]
 

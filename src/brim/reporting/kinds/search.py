@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from brim.advice.run_reader import Run, entries, value_at
 from brim.errors import plural
 from brim.reporting.base import Fact, Page, PageTable, Section, facts, note_section, present, run_columns, words
 from brim.reporting.kinds.compared import (
@@ -16,10 +17,9 @@ from brim.reporting.kinds.compared import (
     note_on_data,
 )
 from brim.reporting.machine import machine_section
-from brim.reporting.read import Run, entries, value_at
 from brim.reporting.repeat import flat_rows, repeat_sections
 from brim.reporting.search import plan_section
-from brim.reporting.units import bytes_text, count_text, number, short_name, significant, text
+from brim.units import bytes_text, count_text, number, short_name, significant, text
 
 __all__ = ["compare_others", "other_page", "search_page"]
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from brim.advice.run_reader import Run, entries
 from brim.errors import plural
 from brim.reporting.base import Column, PageTable, Section, present, words
 from brim.reporting.charts import Axis, Chart, Marks, line_chart
 from brim.reporting.kinds.training_files import figure_names, read_epochs
-from brim.reporting.read import Run, entries
 from brim.reporting.theme import Series, series_colour
-from brim.reporting.units import count_text, number, significant, text
+from brim.units import count_text, number, significant, text
 
 __all__ = ["MOST_CURVES", "runs_section", "seed_chart"]
 

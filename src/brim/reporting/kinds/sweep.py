@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from brim.advice.run_reader import Run, entries, mapping, value_at
 from brim.errors import plural
 from brim.reporting.base import Column, Fact, Page, PageTable, Section, facts, present, words
 from brim.reporting.charts import Axis, front_chart, line_chart
 from brim.reporting.kinds.search import other_page
-from brim.reporting.read import Run, entries, mapping, value_at
 from brim.reporting.repeat import repeat_sections
 from brim.reporting.theme import LIMIT, Series, series_colour, series_for
-from brim.reporting.units import (
+from brim.settings.nested_keys import flatten
+from brim.storage.files import read_json
+from brim.units import (
     byte_unit,
     bytes_text,
     count_text,
@@ -25,8 +27,6 @@ from brim.reporting.units import (
     significant,
     text,
 )
-from brim.settings.nested_keys import flatten
-from brim.storage.files import read_json
 
 __all__ = ["against_rows", "sweep_page"]
 

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from brim.advice.run_reader import Run, entries, mapping, value_at
 from brim.errors import plural
 from brim.reporting.base import (
     Column,
@@ -47,11 +48,10 @@ from brim.reporting.kinds.training_files import (
     smoothed,
 )
 from brim.reporting.machine import machine_section
-from brim.reporting.read import Run, entries, mapping, value_at
 from brim.reporting.repeat import repeat_sections
 from brim.reporting.search import plan_section
 from brim.reporting.theme import LIMIT, Series, series_colour, series_for
-from brim.reporting.units import (
+from brim.units import (
     UNKNOWN,
     byte_unit,
     bytes_text,

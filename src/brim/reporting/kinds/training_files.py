@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from brim.reporting.read import Run, Samples, mapping
-from brim.reporting.units import count_text, number, spread_text
+from brim.advice.run_reader import Run, Samples, mapping
+from brim.units import count_text, number, spread_text
 
 __all__ = [
     "MOST_EVENTS", "MOST_SPANS", "MOST_STRETCHES", "Span", "StepDigest", "TrainingRun", "digest_steps", "figure_names",

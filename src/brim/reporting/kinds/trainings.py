@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from brim.advice.run_reader import Run, value_at
 from brim.errors import plural
 from brim.reporting.base import (
     Column,
@@ -39,9 +40,8 @@ from brim.reporting.kinds.training_files import (
     seed_rows,
     smoothed,
 )
-from brim.reporting.read import Run, value_at
 from brim.reporting.theme import series_for
-from brim.reporting.units import (
+from brim.units import (
     count_text,
     duration_text,
     number,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from brim.reporting import units
+from brim import units
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from urllib.parse import quote
 from brim.errors import RequestError
 from brim.monitor.trace_file import read_rows
 from brim.profiling.documents import PROFILE_SCHEMA
-from brim.reporting.units import duration_text, number
 from brim.settings.report_settings import REPORT
 from brim.storage.run_folder import RUN_SCHEMA
+from brim.units import duration_text, number
 
 __all__ = ["Run", "Samples", "entries", "mapping", "open_run", "value_at"]
 

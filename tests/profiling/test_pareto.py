@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.advice.pareto import Candidate, cheapest_meeting, cheapest_within, pareto_front
+from brim.profiling.pareto import Candidate, cheapest_meeting, cheapest_within, pareto_front
 
 FIGURES = st.floats(0, 1, allow_nan=False).map(lambda value: round(value, 2))
 CANDIDATES = st.lists(

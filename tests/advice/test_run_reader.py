@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from brim.advice.run_reader import open_run
 from brim.errors import RequestError
-from brim.reporting.read import open_run
 from tests.reported_runs import profile_document, write_evaluation, write_find, write_json, write_profile
 
 
