@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from brim.data import formats
 from brim.data.base import Sample, SampleSet
 from brim.data.open import DataRequest, open_data
 from brim.data.selection import held_out, stratified
@@ -45,7 +46,7 @@ from brim.training.moving_shapes import open_moving_shapes
 
 __all__ = ["TrainingData", "make_training_data", "open_training_source"]
 
-FORMATS = ("auto", "moving_shapes", "features", "jsonl", "csv", "parquet", "hf", "vqav2", "image_folder", "ucf101")
+FORMATS = ("auto", "moving_shapes", "features", *(each.name for each in formats.FORMATS))
 FRAMES = 16  # of a clip for a user's own model, without hp.frames
 
 
