@@ -2,8 +2,8 @@
 
 Finds the fastest batch size that fits, and evaluates, profiles and trains at it: `brim.find`, `brim.forecast`,
 `brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.check`, `brim.report`, and for molecules
-`brim.ood` and `brim.encode`, each with the settings of its command. Names are loaded on first use, so that `import brim` stays free of
-torch.
+`brim.ood` and `brim.encode`, each with the settings of its command. Names are loaded on first use, so that
+`import brim` stays free of torch.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ _OLDER = {"fit": "train", "profile_knob": "profile"}  # names of before
 
 __all__ = [
     "BrimError",
+    "CheckResult",
     "DoesNotFitError",
     "EncodedFile",
     "EvalResult",
@@ -107,6 +108,7 @@ __all__ = [
     "TrainResult",
     "Workload",
     "__version__",
+    "check",
     "encode",
     "evaluate",
     "expand_grid",

@@ -15,7 +15,7 @@ __all__ = ["Asked", "CheckLine", "CheckVerdict", "JudgedFigure", "counts_text", 
 
 CheckVerdict = Literal["pass", "fail", "unknown"]
 TITLES = {
-    "failed": "failed",
+    "failed": "failures",
     "out_of_memory": "out of memory",
     "alloc_retries": "allocator retries",
     "gpu_utilisation": "GPU utilisation",

@@ -21,6 +21,7 @@ __all__ = ["check", "print_check_summary"]
 
 WIDTH = 80
 VERDICTS = {"pass": "pass", "fail": "FAIL", "unknown": "?", None: "-"}
+LEGEND = {"unknown": "? could not be measured", None: "- not judged: no limit was asked for"}
 STYLES = {"pass": "green", "fail": "bold red", "unknown": "yellow", None: ""}
 
 
@@ -47,8 +48,10 @@ def _print_lines(console: Console, lines: tuple[CheckLine, ...]) -> None:
         table.add_row(VERDICTS[line.verdict], line.title, line.text, style=STYLES[line.verdict])
     console.print(table, soft_wrap=False, width=min(console.width, WIDTH))
     console.print(counts_text(lines, reasons=False), markup=False, highlight=False)
-    if any(line.verdict in ("unknown", None) for line in lines):
-        console.print("? could not be measured   - not judged: no limit was asked for", style="dim")
+    found = {line.verdict for line in lines}
+    legend = [words for verdict, words in LEGEND.items() if verdict in found]
+    if legend:
+        console.print("   ".join(legend), style="dim")
 
 
 def print_check_summary(console: Console, folder: Path) -> None:

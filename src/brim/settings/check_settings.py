@@ -15,7 +15,6 @@ from brim.settings.sizes import bytes_in, format_bytes
 
 __all__ = ["MIN_UTILISATION", "CheckLimits", "CheckSettings"]
 
-LIMITS = "Limits"
 MIN_UTILISATION = 0.3  # a card that is idle for more than two thirds of a run is worth a look
 
 
@@ -41,32 +40,32 @@ class CheckLimits:
     min_utilisation: Annotated[
         float,
         Setting(
-            help="The least mean GPU utilisation, as a fraction.", panel=LIMITS, metavar="FRACTION",
+            help="The least mean GPU utilisation, as a fraction.", metavar="FRACTION",
             check=number(least=0, most=1),
         ),
     ] = MIN_UTILISATION  # fmt: skip
     memory_range: Annotated[
         tuple[int, int] | None,
         Setting(
-            help="Between which sizes the peak of reserved memory should lie, such as 25GiB-40GiB.", panel=LIMITS,
+            help="Between which sizes the peak of reserved memory should lie, such as 25GiB-40GiB.",
             metavar="LOW-HIGH", check=_byte_range(),
         ),
     ] = None  # fmt: skip
     max_epoch_seconds: Annotated[
         float | None,
         Setting(
-            help="The longest that the steps of an epoch may take.", panel=LIMITS, metavar="SECONDS",
+            help="The longest that the steps of an epoch may take.", metavar="SECONDS",
             check=number(above=0),
         ),
     ] = None  # fmt: skip
     max_total_seconds: Annotated[
         float | None,
-        Setting(help="The longest that the run may take.", panel=LIMITS, metavar="SECONDS", check=number(above=0)),
+        Setting(help="The longest that the run may take.", metavar="SECONDS", check=number(above=0)),
     ] = None
     min_speed_up: Annotated[
         float | None,
         Setting(
-            help="With --against: how many times as fast as that run it must be (1: not slower).", panel=LIMITS,
+            help="With --against: how many times as fast as that run it must be (1: not slower).",
             metavar="FACTOR", check=number(above=0),
         ),
     ] = None  # fmt: skip
