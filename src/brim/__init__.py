@@ -1,9 +1,9 @@
 """brim: fill the GPU to the brim, never spill.
 
 Finds the fastest batch size that fits, and evaluates, profiles and trains at it: `brim.find`, `brim.forecast`,
-`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.report`, and for molecules `brim.ood` and
-`brim.encode`, each with the settings of its command. Names are loaded on first use, so that `import brim` stays free of
-torch.
+`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.check`, `brim.report`, and for molecules
+`brim.ood` and `brim.encode`, each with the settings of its command. Names are loaded on first use, so that
+`import brim` stays free of torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from brim.api import encode, evaluate, find, forecast, ood, profile, report, sweep, train
+    from brim.advice.checks import CheckResult
+    from brim.api import check, encode, evaluate, find, forecast, ood, profile, report, sweep, train
     from brim.api import profile as profile_knob
     from brim.api import train as fit
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "BrimError": "brim.errors",
+    "CheckResult": "brim.advice.checks",
     "DoesNotFitError": "brim.errors",
     "EncodedFile": "brim.molecules.encoding",
     "EvalResult": "brim.evaluation.run",
@@ -59,6 +61,7 @@ _HOMES = {
     "SweepResult": "brim.sweeps.run",
     "TrainResult": "brim.training.run",
     "Workload": "brim.workloads.base",
+    "check": "brim.api",
     "encode": "brim.api",
     "evaluate": "brim.api",
     "expand_grid": "brim.settings.config_files",
@@ -82,6 +85,7 @@ _OLDER = {"fit": "train", "profile_knob": "profile"}  # names of before
 
 __all__ = [
     "BrimError",
+    "CheckResult",
     "DoesNotFitError",
     "EncodedFile",
     "EvalResult",
@@ -104,6 +108,7 @@ __all__ = [
     "TrainResult",
     "Workload",
     "__version__",
+    "check",
     "encode",
     "evaluate",
     "expand_grid",

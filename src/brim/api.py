@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from brim.advice.checks import CheckResult
     from brim.evaluation.run import EvalResult
     from brim.molecules.encoding import EncodedFile
     from brim.molecules.run import OodResult
@@ -25,7 +26,43 @@ if TYPE_CHECKING:
     from brim.sweeps.run import SweepResult
     from brim.training.run import TrainResult
 
-__all__ = ["encode", "evaluate", "find", "forecast", "ood", "profile", "report", "sweep", "train"]
+__all__ = ["check", "encode", "evaluate", "find", "forecast", "ood", "profile", "report", "sweep", "train"]
+
+
+@command_of("check")
+def check(
+    run: str | os.PathLike[str],
+    *,
+    min_utilisation: float = 0.3,
+    memory_range: str | None = None,
+    max_epoch_seconds: float | None = None,
+    max_total_seconds: float | None = None,
+    min_speed_up: float | None = None,
+    against: str | os.PathLike[str] | None = None,
+) -> CheckResult:
+    """Judge a finished run: GPU utilisation, memory, errors, waiting, time, speed against another run.
+
+    As `brim check` on the command line.
+
+    Args:
+        run: The folder of a run.
+        min_utilisation: The least mean GPU utilisation, as a fraction.
+        memory_range: Between which sizes the peak of reserved memory should lie, such as 25GiB-40GiB.
+        max_epoch_seconds: The longest that the steps of an epoch may take.
+        max_total_seconds: The longest that the run may take.
+        min_speed_up: With against: how many times as fast as that run it must be (1: not slower).
+        against: An earlier run of the same kind: how many times as fast is RUN?
+
+    Returns:
+        `lines` with verdict, value and limit, `failed` with those that failed, and the `document`.
+
+    Example:
+
+        result = brim.check("runs/second", against="runs/first", memory_range="25GiB-40GiB")
+        [line.text for line in result.failed]
+    """
+    result: CheckResult = call("check", locals())
+    return result
 
 
 @command_of("encode")

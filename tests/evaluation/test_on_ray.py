@@ -148,6 +148,8 @@ def test_the_record_is_that_of_ranks(session: Session) -> None:
     assert summary["ranks"] == len(summary["batch_sizes"]["per_rank"]) >= 2
     assert set(summary["batch_sizes"]["per_rank"]) <= {0, 1, 2}
     assert summary["batch_size_used"] == 2
+    assert summary["throughput"][-1][1] == 14 - session.kept
+    assert summary["alloc_retries"] is None, "the CPU has no allocator that counts them"
     assert record_of(session.folder)["request"]["resume"] is True
     assert (session.folder / "monitor.csv").read_text(encoding="utf-8").startswith("time_seconds,")
 

@@ -253,6 +253,7 @@ def test_two_ranks_give_one_record_equal_to_that_of_a_process_alone(
     assert summary["ranks"] == 2
     assert summary["num_resumed"] == 0, "as many were evaluated as there are: none by two ranks"
     assert summary["batch_size_used"] == 4
+    assert summary["throughput"][-1][1] == SAMPLES
     assert summary["batch_sizes"] == {"smallest": 4, "median": 4, "largest": 4, "per_rank": [4, 4]}
     assert record_of(folder / "whole")["plan"]["batch_sizes_per_rank"] == [4, 4]
     assert {path.name for path in (folder / "whole").glob("monitor*")} == {"monitor.csv", "monitor.rank-1.csv"}
@@ -390,9 +391,12 @@ def outcome(counts: list[int], *, card: str = "a", size: int = 7) -> RankFigures
         cached=False, device=card, memory=MemoryFigures(limit_bytes=5, headroom_bytes=None), probes=(),
         fingerprint=card,
     )  # fmt: skip
-    figures = ExecutionFigures(items=sum(counts), batches=len(counts), batch_counts=counts, seconds=0.5)
+    figures = ExecutionFigures(
+        items=sum(counts), batches=len(counts), batch_counts=counts, seconds=0.5, alloc_retries=3
+    )
     monitor = MonitorSummary(gpu_utilisation_mean=0.5, throttle_reasons=("hot",), samples=3)
-    return RankFigures(figures=figures, seconds=1.5, plan=plan, monitor=monitor, notes=("a note",))
+    curve = ((0.5, 4), (1.5, sum(counts)))
+    return RankFigures(figures=figures, seconds=1.5, plan=plan, monitor=monitor, throughput=curve, notes=("a note",))
 
 
 def test_figures_reach_another_rank_unchanged() -> None:

@@ -30,7 +30,7 @@ TOKENS = 6
 SUMMARY = {
     "num_samples", "num_failed", "metrics", "samples_per_second", "batch_size_used", "batch_sizes", "oom_events",
     "padding_fraction", "gpu_wait_fraction", "gpu_utilisation_mean", "peak_allocated_bytes", "peak_reserved_bytes",
-    "answer_tokens", "num_bad_records",
+    "answer_tokens", "num_bad_records", "alloc_retries", "throughput",
 }  # fmt: skip
 LINE = {"id", "input", "reference", "prediction", "score", "batch_size", "error"}
 
@@ -53,8 +53,12 @@ def test_the_summary_has_every_promised_field(finished: EvalResult) -> None:
     assert summary["batch_sizes"] == {"smallest": 2, "median": 4, "largest": 4, "per_rank": None}
     assert 0 < summary["padding_fraction"] < 1
     assert 0 <= summary["gpu_wait_fraction"] <= 1
+    assert summary["alloc_retries"] is None, "the CPU has no allocator that counts them"
+    seconds, done = zip(*summary["throughput"], strict=True)
+    assert (list(seconds), list(done)) == (sorted(seconds), [4, 8, 12, 14])
+    assert seconds[-1] <= summary["seconds"]
     assert summary["answer_tokens"]["max"] == TOKENS
-    assert set(summary["answer_tokens"]) == {"p50", "p95", "p99", "max", "truncated_fraction"}
+    assert set(summary["answer_tokens"]) == {"p50", "p95", "p99", "p999", "max", "truncated_fraction"}
     for figure in summary["metrics"].values():
         assert set(figure) >= {"value", "mean", "std", "count", "ci95"}
 

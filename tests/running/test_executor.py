@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brim.memory.devices import MemoryReading
 from brim.running.executor import (
     HOPELESS_AFTER,
     MAX_KEPT_TRIALS,
@@ -68,6 +70,31 @@ def test_an_unsettled_run_keeps_a_bounded_number_of_trials() -> None:
     list(failing.run(range(3000)))
     assert failing.figures.oom_events > MAX_KEPT_TRIALS
     assert len(failing.trials) == MAX_KEPT_TRIALS
+
+
+class RetryingMemory:
+    """A device whose allocator has to try again twice in every batch."""
+
+    @contextlib.contextmanager
+    def metered(self) -> Iterator[MemoryReading]:
+        yield MemoryReading(peak_allocated_bytes=1, peak_reserved_bytes=2, alloc_retries=2)
+
+    def left_by_others_bytes(self) -> int | None:
+        return None
+
+    def release(self, *, thorough: bool = True) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("counted", "expected"), [(0, 6), (None, None)])
+def test_allocator_retries_are_added_up_where_the_device_counts_them(counted: int | None, expected: int | None) -> None:
+    work = BatchWork(launch=lambda items: items, costs=[1] * 12)
+    sizer = LiveSizer(first=4, ceiling=4, grows=False)
+    executor = Executor(work, sizer=sizer, memory=RetryingMemory(), metered=True)
+    executor.figures.alloc_retries = counted
+    list(executor.run(range(12)))
+    assert executor.figures.batches == 3
+    assert executor.figures.alloc_retries == expected
 
 
 def test_search_time_is_the_first_batches_excess_over_the_later_rate() -> None:

@@ -5,9 +5,10 @@ It knows which files a run leaves and which schema they have, not what is shown 
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,12 +17,16 @@ from brim.errors import RequestError
 from brim.monitor.trace_file import read_rows
 from brim.profiling.documents import PROFILE_SCHEMA
 from brim.settings.report_settings import REPORT
+from brim.storage.files import read_json
 from brim.storage.run_folder import RUN_SCHEMA
 from brim.units import duration_text, number
 
-__all__ = ["Run", "Samples", "entries", "mapping", "open_run", "value_at"]
+__all__ = ["Run", "Samples", "data_keys", "entries", "epoch_rows", "mapping", "open_run", "value_at"]
 
 _FILES = ("run.json", "profile.json", "report.html", "samples.jsonl")
+# What a run leaves before its run.json: an evaluation, a training, seeds of one, `brim ood`, a sweep.
+_UNFINISHED = ("samples.jsonl", "steps.jsonl", "checkpoint.json", "cells.jsonl", "journal.jsonl")
+_NOT_DATA = ("model", "settings", "batch")  # parts of a fingerprint
 
 
 class Samples:
@@ -188,7 +193,7 @@ def _check_schema(path: Path, document: Mapping[str, Any], expected: str) -> Non
 
 
 def _no_run(folder: Path) -> str:
-    if (folder / "samples.jsonl").exists():
+    if any((folder / name).exists() for name in _UNFINISHED):
         return f"{folder}: the run has not finished (no run.json); continue with --resume -o {folder}"
     inside = sorted(file.parent for name in ("run.json", "profile.json") for file in folder.glob(f"*/{name}"))
     if inside:
@@ -216,3 +221,45 @@ def value_at(document: Mapping[str, Any], path: str) -> Any:
     for name in outer:
         document = mapping(document.get(name))
     return document.get(last)
+
+
+def epoch_rows(folder: Path) -> list[dict[str, float | None]]:
+    """The rows of a training's epochs.csv with their figures as numbers; none where there is no such file."""
+    try:
+        with (folder / "epochs.csv").open(encoding="utf-8", errors="replace", newline="") as file:
+            lines = list(csv.DictReader(file))
+    except (OSError, csv.Error):
+        return []
+    return [{name: _figure(value) for name, value in line.items() if isinstance(name, str) and name} for line in lines]
+
+
+def _figure(value: object) -> float | None:
+    try:
+        return number(float(str(value)))
+    except ValueError:
+        return None
+
+
+def data_keys(runs: Sequence[Run]) -> list[Any]:
+    """What distinguishes the data of runs: its content where every run recorded that, else what was asked for."""
+    contents = [_content_of_data(run) for run in runs]
+    return list(contents) if all(contents) else [_data_asked(run) for run in runs]
+
+
+def _content_of_data(run: Run) -> dict[str, str]:
+    """The parts of a run's fingerprint that name its data; a profile's are those of its values."""
+    documents = [run.document, *(mapping(read_json(part / "run.json")) for part in run.parts()[:1])]
+    for document in documents:
+        known = str(value_at(document, "summary.fingerprint") or "")
+        parts = dict(part.split(":", 1) for part in known.split() if ":" in part)
+        found = {name: value for name, value in parts.items() if name not in _NOT_DATA}
+        if found:
+            return found
+    return {}
+
+
+def _data_asked(run: Run) -> list[Any]:
+    asked = [run.request.get(name) for name in ("data", "split", "limit", "mapping", "images")]
+    data = value_at(run.request, "settings.data")
+    kept = {name: value for name, value in data.items() if name != "num_workers"} if isinstance(data, dict) else None
+    return [*asked, kept]

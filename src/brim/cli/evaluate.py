@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from brim.cli.check import print_check_summary
 from brim.cli.console import error_console, output_console, print_document
 from brim.cli.live_bars import LiveBars
 from brim.cli.report import leave_report
@@ -70,6 +71,7 @@ def _show(result: EvalResult, settings: EvaluateSettings) -> None:
         print_document(json.loads((result.folder / "run.json").read_text(encoding="utf-8")))
         return
     print_result(output_console(), result, examples=3 if settings.verbose else 0)
+    print_check_summary(output_console(), result.folder)
 
 
 class EvalProgress(LiveBars, EvalListener):

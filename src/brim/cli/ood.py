@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from brim.cli.check import print_check_summary
 from brim.cli.console import SOME_FAILED, error_console, output_console, print_document
 from brim.cli.report import leave_report
 
@@ -28,5 +29,6 @@ def ood(settings: OodCommand) -> None:
         print_document(json.loads((result.folder / "run.json").read_text(encoding="utf-8")))
     else:
         print_result(output_console(), result)
+        print_check_summary(output_console(), result.folder)
     if result.failed or result.summary["molecules_left_out"]:
         raise typer.Exit(SOME_FAILED)

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from brim.cli.check import print_check_summary
 from brim.cli.console import error_console, output_console, print_document
 from brim.cli.evaluate import EvalProgress
 from brim.cli.report import leave_report
@@ -42,6 +43,7 @@ def run_profile(settings: ProfileSettings) -> bool:
         print_document(result.document)
     else:
         print_profile(output_console(), result, report)
+        print_check_summary(output_console(), result.folder)
     return any(entry["state"] == "failed" or entry["num_failed"] for entry in result.entries)
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from brim.cli.check import print_check_summary
 from brim.cli.console import error_console, output_console, print_document
 from brim.cli.live_bars import LiveBars
 from brim.cli.report import leave_report
@@ -81,6 +82,7 @@ def _show(result: SweepResult, settings: SweepCommand) -> None:
         print_document(result.document)
     else:
         print_sweep(output_console(), result, top_n=settings.request.top_n, report=report)
+        print_check_summary(output_console(), result.folder)
 
 
 _NAME = 34  # characters of an experiment's name in a bar

@@ -31,7 +31,7 @@ from brim.models.placement import resolve_device
 from brim.monitor.trace_file import TraceText
 from brim.ranks.world import current_world
 from brim.running.ray_cluster import RayCluster, WorkerLostError, connected_ray, forwarded_variables
-from brim.running.results import ExecutionFigures
+from brim.running.results import ExecutionFigures, ThroughputCurve
 from brim.settings.caller import given, named, written
 from brim.settings.eval_settings import EvalRequest
 from brim.storage.fingerprint import differing_parts
@@ -137,6 +137,7 @@ class _WorkerPool:
         self._notes: list[str] = []
         self._losses = 0
         self._last_count = 0
+        self._curve = ThroughputCurve()
         self._began = self._ended = time.monotonic()
         self._alive_at = time.monotonic()
         for _ in range(resources.workers):
@@ -167,6 +168,7 @@ class _WorkerPool:
         """These are in the journal."""
         self._losses = 0
         self._done.update(items)
+        self._curve.add(time.monotonic() - self._began, len(self._done))
 
     def progress(self) -> ExecutionFigures:
         """The workers' figures as one's."""
@@ -192,10 +194,12 @@ class _WorkerPool:
                 worker.outcome or RankFigures(figures=worker.figures, seconds=seconds),
                 figures=worker.figures,
                 seconds=seconds,
+                throughput=(),  # the driver's clock is that of all
             )
             for worker in workers
         ]
-        return [dataclasses.replace(first, notes=(*self._notes, *first.notes)), *others]
+        curve = self._curve.points()
+        return [dataclasses.replace(first, throughput=curve, notes=(*self._notes, *first.notes)), *others]
 
     def ask(self, question: str, *arguments: Any) -> Any:
         """Any one worker's answer; if it is lost on the way, another's."""

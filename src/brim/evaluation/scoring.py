@@ -15,7 +15,7 @@ from brim.metrics.base import Metric
 from brim.monitor.sampler import MonitorSummary
 from brim.records import BatchSizes, Plan
 from brim.running.executor import Finished
-from brim.running.results import ExecutionFigures
+from brim.running.results import ExecutionFigures, merge_curves
 from brim.tasks.base import Answer, Task
 
 __all__ = ["RankFigures", "Scorer", "answer_lengths", "merge_plans", "plans_to_keep", "summarise"]
@@ -111,6 +111,7 @@ def answer_lengths(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any] | Non
         "p50": _percentile(lengths, 0.50),
         "p95": _percentile(lengths, 0.95),
         "p99": _percentile(lengths, 0.99),
+        "p999": _percentile(lengths, 0.999),
         "max": lengths[-1],
         "truncated_fraction": truncated / len(lengths),
     }
@@ -118,7 +119,7 @@ def answer_lengths(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any] | Non
 
 def _percentile(ordered: Sequence[int], fraction: float) -> int:
     """The smallest length that at least this fraction of the answers do not exceed."""
-    place = max(-(-len(ordered) * round(fraction * 100) // 100), 1) - 1
+    place = max(-(-len(ordered) * round(fraction * 1000) // 1000), 1) - 1
     return ordered[place]
 
 
@@ -134,6 +135,7 @@ class RankFigures:
     workers: int = 0
     monitor: MonitorSummary = dataclasses.field(default_factory=MonitorSummary)
     measured: bool = False
+    throughput: tuple[tuple[float, int], ...] = ()  # seconds and samples done by then
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -149,6 +151,7 @@ class RankFigures:
             "figures": ExecutionFigures(**data["figures"]),
             "plan": None if data["plan"] is None else Plan.from_json(data["plan"]),
             "monitor": MonitorSummary(**monitor),
+            "throughput": tuple((seconds, done) for seconds, done in data["throughput"]),
             "notes": tuple(data["notes"]),
         }
         return cls(**{**data, **more})
@@ -205,6 +208,8 @@ def summarise(
         "gpu_utilisation_mean": _mean([rank.monitor.gpu_utilisation_mean for rank in ranks]),
         "peak_allocated_bytes": max(one.peak_allocated_bytes for one in figures) if measured else None,
         "peak_reserved_bytes": max(one.peak_reserved_bytes for one in figures) if measured else None,
+        "alloc_retries": _total([one.alloc_retries for one in figures]),
+        "throughput": merge_curves(rank.throughput for rank in ranks),
         "answer_tokens": answer_lengths(entries),
         "monitor": ranks[0].monitor.to_json(),
         "seconds": seconds,
@@ -215,3 +220,9 @@ def summarise(
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    """None if any of them was not counted: the rest is not the whole."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None

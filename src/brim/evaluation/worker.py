@@ -23,7 +23,7 @@ from brim.monitor.sampler import Sampler
 from brim.monitor.trace_file import TraceText
 from brim.running.executor import BatchWork, ExecutionPolicy, Executor, ItemFailure, Pending
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
-from brim.running.results import ExecutionFigures, one_for_each
+from brim.running.results import ExecutionFigures, ThroughputCurve, one_for_each
 from brim.settings.caller import named, written
 from brim.settings.eval_settings import EvalRequest
 from brim.sizing.live import LiveSizer
@@ -125,6 +125,7 @@ class Worker:
         self._executor: Executor | None = None
         self._loader: Loader | None = None
         self._seconds = self._loader_wait_seconds = 0.0
+        self._curve = ThroughputCurve()
 
     def __enter__(self) -> Self:
         self._sampler.__enter__()
@@ -154,6 +155,7 @@ class Worker:
             self._loader = stack.enter_context(Loader(setup.task.prepare, items, settings, pin=pin))
             started = time.perf_counter()
             for finished in stack.enter_context(contextlib.closing(self._executor.run(items))):
+                self._curve.add(self._seconds + time.perf_counter() - started, self._executor.figures.items)
                 yield [self.scorer.entry(one) for one in finished]
                 self._loader.done([one.item for one in finished])
                 figures = self._executor.figures
@@ -193,6 +195,7 @@ class Worker:
             workers=self._loader.workers or 0,
             monitor=self._sampler.summary(),
             measured=self._measured(),
+            throughput=self._curve.points(),
             notes=tuple(self._notes),
         )
 
@@ -200,6 +203,8 @@ class Worker:
         """The executor of all calls; what a forecast took counts as part of the run, and as planning."""
         self._start = start
         executor = self._make_executor(start.sizer)
+        if self.memory.counts_retries and self._measured():
+            executor.figures.alloc_retries = 0
         for note in start.notes:
             self._note(note)
         if start.forecast is not None:

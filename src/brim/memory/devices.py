@@ -53,6 +53,7 @@ class DeviceMemory(ABC):
 
     exact: bool  # whether the same step always reads the same bytes
     meter_slows: bool  # whether timings must be taken outside `metered`
+    counts_retries = False  # whether the allocator frees its cache and tries again, and counts that
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -108,6 +109,7 @@ class CudaMemory(DeviceMemory):
 
     exact = False
     meter_slows = False
+    counts_retries = True
 
     def total_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self.device)[1])

@@ -13,7 +13,8 @@ from typing import Any
 
 from brim.advice.run_reader import Run, open_run
 from brim.errors import RequestError
-from brim.reporting.base import Page
+from brim.reporting.base import Page, present
+from brim.reporting.checked import check_section
 from brim.reporting.kinds.evaluation import compare_evaluations, evaluation_page
 from brim.reporting.kinds.profile import profile_page
 from brim.reporting.kinds.profiles import compare_profiles
@@ -112,8 +113,9 @@ def write_comparison(folders: Sequence[Path], output: Path) -> dict[str, Any]:
 
 
 def page_of(run: Run) -> Page:
-    """The page of a run; of a kind without one of its own, its summary as tables."""
-    return PAGES.get(run.kind, other_page)(run)
+    """The page of a run; of a kind without one of its own, its summary as tables. The checklist is on top."""
+    page = PAGES.get(run.kind, other_page)(run)
+    return dataclasses.replace(page, sections=(*present(check_section(run)), *page.sections))
 
 
 def comparison_of(runs: Sequence[Run]) -> tuple[dict[str, Any], Page]:

@@ -7,13 +7,15 @@ for whatever else the executor runs. Knows nothing of what a result is. Pure.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from brim.errors import RequestError
 from brim.records import BatchSizes
 
-__all__ = ["ExecutionFigures", "one_for_each"]
+__all__ = ["ExecutionFigures", "ThroughputCurve", "merge_curves", "one_for_each"]
+
+MOST_CURVE_POINTS = 100  # of a throughput curve
 
 
 def one_for_each(results: Any, count: int, *, source: str = "the function") -> list[Any]:
@@ -74,6 +76,7 @@ class ExecutionFigures:
     batch_counts: list[int] = dataclasses.field(default_factory=list)
     peak_allocated_bytes: int = 0
     peak_reserved_bytes: int = 0
+    alloc_retries: int | None = None  # in batches that ran; None: the device does not count them
 
     @property
     def padding_fraction(self) -> float:
@@ -96,3 +99,41 @@ class ExecutionFigures:
     def batch_sizes(self) -> BatchSizes | None:
         """The sizes of the batches that ran, weighted by their items; None before the first."""
         return BatchSizes.of(self.batch_counts)
+
+
+class ThroughputCurve:
+    """Samples done over time, in at most 100 points however long the run: when full, every second one is dropped."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, int]] = []
+        self._last: tuple[float, int] | None = None
+        self._every, self._seen = 1, 0
+
+    def add(self, seconds: float, done: int) -> None:
+        """So many samples are done after so many seconds; both count from the beginning."""
+        self._last = (seconds, done)
+        self._seen += 1
+        if self._seen % self._every:
+            return
+        self._points.append(self._last)
+        if len(self._points) == MOST_CURVE_POINTS:
+            self._points = self._points[1::2]  # the later of each pair, so that the points stay equally far apart
+            self._every *= 2
+
+    def points(self) -> tuple[tuple[float, int], ...]:
+        """The points so far; the last one is the last that was added."""
+        if self._last is None or (self._points and self._points[-1] == self._last):
+            return tuple(self._points)
+        return (*self._points, self._last)
+
+
+def merge_curves(curves: Iterable[Sequence[Sequence[float]]]) -> list[list[float]]:
+    """The curves of processes that worked side by side as one: what all had done at each moment."""
+    known = [curve for curve in curves if curve]
+    moments = sorted((seconds, place, done) for place, curve in enumerate(known) for seconds, done in curve)
+    done_by = [0.0] * len(known)
+    merged = ThroughputCurve()
+    for seconds, place, done in moments:
+        done_by[place] = done
+        merged.add(seconds, int(sum(done_by)))
+    return [[seconds, done] for seconds, done in merged.points()]

@@ -176,6 +176,20 @@ COMMANDS = {
             example="brim knobs torchvision:swin3d_t",
         ),
         Command(
+            name="check",
+            summary="Judge a finished run: GPU utilisation, memory, errors, waiting, time, speed against another run.",
+            more="Each line passes, fails or could not be measured, with its number. Exit code 1 if any fails.",
+            settings="check_settings:CheckSettings",
+            example="brim check runs/second --memory-range 25GiB-40GiB --against runs/first",
+            python=PythonCall(
+                name="check",
+                returns="brim.advice.checks:CheckResult",
+                holds="`lines` with verdict, value and limit, `failed` with those that failed, and the `document`.",
+                example='result = brim.check("runs/second", against="runs/first", memory_range="25GiB-40GiB")\n'
+                "[line.text for line in result.failed]",
+            ),
+        ),
+        Command(
             name="report",
             summary="Write a run's report again, or compare runs of one kind.",
             more="The page is one HTML file: it opens offline, on a phone, in dark mode and in print.",

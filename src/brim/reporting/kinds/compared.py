@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from brim.advice.run_reader import Run, mapping, value_at
+from brim.advice.run_reader import Run, data_keys, value_at
 from brim.reporting.base import PageTable, Section, run_columns, words
 from brim.reporting.repeat import flat_rows
-from brim.storage.files import read_json
 from brim.units import date_text, duration_text, text
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
 
 COMPARISON_SCHEMA = "brim.comparison/1"
 
-_NOT_DATA = ("model", "settings", "batch")  # parts of a fingerprint
 _UNEQUAL_ALWAYS = ("argv", "output", "resume")
 
 
@@ -44,8 +42,7 @@ def comparison_document(compared: Sequence[Run], data: DataNote, **parts: Any) -
 
 def note_on_data(runs: Sequence[Run], labels: Sequence[str]) -> DataNote:
     """Whether the runs saw the same data: by its content where every run recorded that, else by what was asked for."""
-    contents = [_content_of_data(run) for run in runs]
-    keys: list[Any] = contents if all(contents) else [_data_asked(run) for run in runs]
+    keys = data_keys(runs)
     differs = tuple(key != keys[0] for key in keys)
     if not any(differs):
         return DataNote(differs, ())
@@ -56,25 +53,6 @@ def note_on_data(runs: Sequence[Run], labels: Sequence[str]) -> DataNote:
         differs,
         (f"The runs were made on different data ({how}): how they differ is not judged, since the data may be why.",),
     )
-
-
-def _content_of_data(run: Run) -> dict[str, str]:
-    """The parts of a run's fingerprint that name its data; a profile's are those of its values."""
-    documents = [run.document, *(mapping(read_json(part / "run.json")) for part in run.parts()[:1])]
-    for document in documents:
-        known = str(value_at(document, "summary.fingerprint") or "")
-        parts = dict(part.split(":", 1) for part in known.split() if ":" in part)
-        found = {name: value for name, value in parts.items() if name not in _NOT_DATA}
-        if found:
-            return found
-    return {}
-
-
-def _data_asked(run: Run) -> list[Any]:
-    asked = [run.request.get(name) for name in ("data", "split", "limit", "mapping", "images")]
-    data = value_at(run.request, "settings.data")
-    kept = {name: value for name, value in data.items() if name != "num_workers"} if isinstance(data, dict) else None
-    return [*asked, kept]
 
 
 def _data_name(run: Run) -> object:

@@ -6,14 +6,13 @@ file: what is missing or damaged has no rows. What is shown of them is not known
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from brim.advice.run_reader import Run, Samples, mapping
+from brim.advice.run_reader import Run, Samples, epoch_rows, mapping
 from brim.units import count_text, number, spread_text
 
 __all__ = [
@@ -227,30 +226,16 @@ def _between(values: Iterable[float | None]) -> str:
 
 def read_epochs(folder: Path, *, best: float | None = None) -> list[dict[str, Any]]:
     """The rows of epochs.csv with their figures as numbers; epochs count from 1, and the best one is marked."""
-    try:
-        with (folder / "epochs.csv").open(encoding="utf-8", errors="replace", newline="") as file:
-            lines = list(csv.DictReader(file))
-    except (OSError, csv.Error):
-        return []
     rows: list[dict[str, Any]] = []
-    for line in lines:
-        row: dict[str, Any] = {
-            str(name): _figure(value) for name, value in line.items() if isinstance(name, str) and name
-        }
-        epoch = row.get("epoch")
+    for figures in epoch_rows(folder):
+        epoch = figures.get("epoch")
         if epoch is None:
             continue
+        row: dict[str, Any] = dict(figures)
         row |= {"epoch": epoch + 1, "best": epoch == best}
         row["label"] = f"{count_text(epoch + 1)}{' (best)' if row['best'] else ''}"
         rows.append(row)
     return rows
-
-
-def _figure(value: object) -> float | None:
-    try:
-        return number(float(str(value)))
-    except ValueError:
-        return None
 
 
 def figure_names(epochs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
