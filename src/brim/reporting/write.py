@@ -14,6 +14,7 @@ from typing import Any
 from brim.advice.run_reader import Run, open_run
 from brim.errors import RequestError
 from brim.reporting.base import Page
+from brim.reporting.kinds.comparison import comparison_page
 from brim.reporting.kinds.evaluation import compare_evaluations, evaluation_page
 from brim.reporting.kinds.profile import profile_page
 from brim.reporting.kinds.profiles import compare_profiles
@@ -31,6 +32,7 @@ __all__ = [
 
 _LIBRARIES = {"altair": "altair", "vl_convert": "vl-convert-python", "jinja2": "jinja2"}
 PAGES: Mapping[str, Callable[[Run], Page]] = {
+    "comparison": comparison_page,
     "eval": evaluation_page,
     "find": search_page,
     "profile": profile_page,
