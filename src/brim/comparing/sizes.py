@@ -119,7 +119,7 @@ class ComparedSizes:
     def _why(self, chosen: int, best: int) -> str:
         gain = self.rounds.speed_up(chosen)
         over = self.rounds.reference
-        said = "" if gain is None or chosen == over else f", {gain.text()} batch size {self.sizes[over or 0]}"
+        said = "" if gain is None or chosen == over else f", {gain.text()} over {self.sizes[over or 0]}"
         if chosen == best:
             return f"the best rate{said}"
         return f"the smallest within {TOLERANCE:.0%} of the best rate (that of {self.sizes[best]}){said}"

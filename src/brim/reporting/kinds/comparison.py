@@ -1,4 +1,4 @@
-"""The page of a comparison: the rate of each size, or what each optimisation brings, with intervals and what to take."""
+"""The page of a comparison: the rate of each size or the gain of each optimisation, with intervals and what to take."""
 
 from __future__ import annotations
 
@@ -16,6 +16,15 @@ __all__ = ["comparison_page"]
 
 Row = Mapping[str, Any]
 _NO_CHANGE = 1.0  # a speed-up of 1 is none
+_HOW_SIZES = (
+    "The sizes took turns, round by round; bars are 95 % intervals of the rate. A speed-up is over the first size that "
+    "ran, and clear if its interval lies on one side of 1."
+)
+_HOW_LEARNT = "Loss and AUROC are those after equally many samples, not of whole trainings."
+_HOW_SWITCHES = (
+    "Each was switched off alone, and all took turns, round by round; bars are 95 % intervals. A gain is clear if its "
+    "interval lies on one side of 1 and the samples are enough for a steady rate."
+)
 
 
 def comparison_page(run: Run) -> Page:
@@ -97,11 +106,7 @@ def _size_sections(rows: Sequence[Row], advice: Row) -> tuple[Section, ...]:
     )
     rate = Section(
         title="Rate over batch size",
-        paragraphs=(
-            "The sizes took turns, round by round; bars are 95 % intervals of the rate. A speed-up is over the first size "
-            "that ran, and clear if its interval lies on one side of 1.",
-            *(("Losses and AUROC are those after equally many samples, not of whole trainings.",) if learnt else ()),
-        ),
+        paragraphs=(_HOW_SIZES, *((_HOW_LEARNT,) if learnt else ())),
         charts=present(_rate_chart(rows, advice)),
         table=PageTable("Sizes", columns, rows),
         open=True,
@@ -183,7 +188,8 @@ def _switch_sections(rows: Sequence[Row]) -> tuple[Section, ...]:
     gains = [
         {
             "x": row["brings"], "low": number(row.get("brings_low")), "high": number(row.get("brings_high")),
-            "name": text(row.get("name")), "line": "it brings", "shown": f"{text(row['gain'])} {row['bounds'] or ''}".strip(),
+            "name": text(row.get("name")), "line": "it brings",
+            "shown": f"{text(row['gain'])} ({row['bounds'] or 'measured once'})",
         }
         for row in rows if number(row.get("brings")) is not None
     ]  # fmt: skip
@@ -194,10 +200,7 @@ def _switch_sections(rows: Sequence[Row]) -> tuple[Section, ...]:
     return (
         Section(
             title="What each optimisation brings",
-            paragraphs=(
-                "Each was switched off alone, and all took turns, round by round; bars are 95 % intervals. A gain is "
-                "clear if its interval lies on one side of 1 and the samples are enough for a steady rate.",
-            ),
+            paragraphs=(_HOW_SWITCHES,),
             charts=present(chart),
             table=PageTable("Optimisations switched off", columns, rows),
             open=True,
