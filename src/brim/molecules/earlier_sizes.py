@@ -23,7 +23,7 @@ def with_earlier_sizes(request: OodRequest) -> OodRequest:
     asked, summary = (_part(record, name) for name in ("request", "summary"))
     kind = record.get("kind") if isinstance(record, dict) else None
     if kind == "comparison" and asked.get("command") == "ood --compare-batch":
-        sizes = {"effective_batch": _recommended(request.plan, summary)}
+        sizes: dict[str, Any] = {"effective_batch": _recommended(request.plan, summary)}
     elif kind == "train" and asked.get("command") == "train dpo":
         split = (summary.get("accumulation_steps") or 1) > 1
         sizes = {
@@ -35,10 +35,12 @@ def with_earlier_sizes(request: OodRequest) -> OodRequest:
         raise RequestError(
             f"{given('plan', request.plan)}: it holds no run of brim ood; give the folder of one, or of its comparison"
         )
-    wanted = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
-    return dataclasses.replace(
-        request, **{name: size for name, size in wanted.items() if getattr(request, name) is None}
-    )
+    wanted: dict[str, Any] = {
+        name: size
+        for name, size in sizes.items()
+        if isinstance(size, int) and size > 0 and getattr(request, name) is None
+    }
+    return dataclasses.replace(request, **wanted)
 
 
 def _recommended(folder: str, summary: Mapping[str, Any]) -> int:

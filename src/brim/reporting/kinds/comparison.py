@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,8 +36,6 @@ def comparison_page(run: Run) -> Page:
     shown = [_shown(row, "brings" if switches else "speed_up") for row in rows]
     stopped = run.summary.get("interrupted") is True
     what = "What makes it fast" if switches else "Batch sizes compared"
-    command = str(run.request.get("command") or "").partition(" ")[0]
-    asked = {**run.request, "command": command}
     return Page(
         title=f"{what}: {short_name(run.request.get('model') or 'molecule heads')}" if not _is_training(run) else what,
         subtitle=f"brim {run.request.get('command') or run.kind}, took {run.duration}",
@@ -46,9 +45,19 @@ def comparison_page(run: Run) -> Page:
         sections=present(
             *(_switch_sections(shown) if switches else _size_sections(shown, advice)),
             note_section(run.summary.get("notes")),
-            *repeat_sections(run, command=command_of(asked, kind=command)),
+            *repeat_sections(run, command=_command(run)),
         ),
     )
+
+
+def _command(run: Run) -> str:
+    """The command without its flag, which is a field of the request; a training is asked for by its file."""
+    command = str(run.request.get("command") or run.kind).partition(" ")[0]
+    if command != "train" or run.request.get("argv"):
+        return command_of({**run.request, "command": command}, kind=command)
+    asked = {"command": command, "compare_batch": run.request.get("compare_batch")}
+    head, _, flags = command_of(asked, kind=command).partition(" --")
+    return f"{head} {shlex.quote(str(run.request.get('file') or 'config.yaml'))} --{flags}"
 
 
 def _is_training(run: Run) -> bool:
@@ -164,7 +173,7 @@ def _memory_chart(rows: Sequence[Row]) -> Chart | None:
         for line, field in (("measured", "peak_reserved_bytes"), ("forecast", "forecast_peak_bytes"))
         for row in ordered
     ]  # fmt: skip
-    peak = max((one["y"] for one in points if one["y"] is not None), default=0.0)
+    peak = max((one["y"] for one in points if isinstance(one["y"], float)), default=0.0)
     limit = next((found / 2**30 for row in rows if (found := number(row.get("limit_bytes")))), None)
     near = limit if limit is not None and limit <= 4 * peak else None  # far away it would flatten the lines
     return line_chart(
