@@ -177,7 +177,7 @@ def _memory_chart(rows: Sequence[Row]) -> Chart | None:
     limit = next((found / 2**30 for row in rows if (found := number(row.get("limit_bytes")))), None)
     near = limit if limit is not None and limit <= 4 * peak else None  # far away it would flatten the lines
     return line_chart(
-        "Peak memory by batch size", points, x=Axis("batch size", "sizes"), y=Axis("GiB", "zero"),
+        "Peak memory by batch size, in GiB", points, x=Axis("batch size", "sizes"), y=Axis("GiB", "zero"),
         series=series if any(row.get("forecast_peak_bytes") for row in rows) else series[:1],
         marked=[limit_line(near)],
     )  # fmt: skip
