@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
+from brim.comparing.rounds import RoundRules
 from brim.settings.caller import called_by_flags
 
 # The same examples in every run, so that a gate is red for a reason; `--hypothesis-profile=roam` looks further.
@@ -57,6 +58,12 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
     folder = tmp_path_factory.mktemp("xdg-cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
+
+
+@pytest.fixture
+def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons measure three rounds and no more, however wide their intervals are."""
+    monkeypatch.setattr("brim.comparing.rounds.RoundRules", functools.partial(RoundRules, most=3))
 
 
 @pytest.fixture(autouse=True)

@@ -254,6 +254,54 @@ def write_run(folder: Path, *, kind: str, **parts: Any) -> Path:
     return folder
 
 
+def gain(field: str, rate: float, factor: float | None, *, clear: bool | None = True) -> dict[str, Any]:
+    """The figures of a compared row: its rate and its gain, each with an interval."""
+    wide = 0.02 if clear else 0.3
+    return {
+        "samples_per_second": rate, "samples_per_second_low": 0.97 * rate, "samples_per_second_high": 1.03 * rate,
+        "rates": [rate] * 3, "rounds": 3, field: factor,
+        f"{field}_low": None if clear is None or factor is None else factor * (1 - wide),
+        f"{field}_high": None if clear is None or factor is None else factor * (1 + wide),
+        "clear": clear, "unclear_because": None,
+    }  # fmt: skip
+
+
+def write_compared_sizes(folder: Path, **more: Any) -> Path:
+    """Four effective batches, of which the largest does not fit."""
+    rates = {512: 900.0, 2048: 2400.0, 8192: 2420.0}
+    rows: list[dict[str, Any]] = [
+        {
+            "batch_size": size, "micro_batch_size": min(size, 2048), "accumulation_steps": max(size // 2048, 1),
+            "epoch_seconds": 50_000 / rate, "total_seconds": 500_000 / rate, "final_loss": 0.31 + size / 1e5,
+            "forecast_peak_bytes": 2**30 + size * 2**20, "peak_reserved_bytes": 2**30 + size * 1.1 * 2**20,
+            "limit_bytes": 16 * 2**30, "headroom_fraction": 0.4, "gpu_utilisation_mean": 0.83, "risk": "low",
+            **gain("speed_up", rate, rate / 900, clear=None if size == 512 else True),
+        }
+        for size, rate in rates.items()
+    ]  # fmt: skip
+    rows.append({"batch_size": 32768, "failed": "not even one sample fits", "risk": "does not fit", "speed_up": None})
+    advice = {"clear": True, "batch_size": 2048, "text": "batch size 2048: the smallest within 2% of the best rate"}
+    request = {"command": "train --compare-batch", "compare_batch": [*rates, 32768], "file": "config.yaml"}
+    summary = {"rows": rows, "recommendation": advice, "notes": ["a note"], "interrupted": False, **more}
+    return write_run(folder, kind="comparison", request=request, plan=None, summary=summary)
+
+
+def write_explained_speed(folder: Path) -> Path:
+    """Three optimisations switched off in turn, one of which is not clear."""
+    rows = [
+        {"name": "everything on", "setting": "", "note": "", **gain("brings", 400.0, None, clear=None)},
+        {"name": "batching at all", "setting": "one sample at a time", "note": "", **gain("brings", 40.0, 10.0)},
+        {"name": "loading processes", "setting": "--num-workers 0", "note": "",
+         **gain("brings", 390.0, 1.03, clear=False)},
+        {"name": "scoring beside the device", "setting": "scored between batches", "note": "",
+         **gain("brings", 440.0, 0.9)},
+    ]  # fmt: skip
+    advice = {"clear": True, "text": "keep on: batching at all (10.00×)", "keep": ["batching at all"]}
+    request = {"command": "profile --explain-speed", "explain_speed": True, "model": "org/molmo2-1b", "data": "vqa"}
+    summary = {"rows": rows, "recommendation": advice, "notes": [], "interrupted": False}
+    return write_run(folder, kind="comparison", request=request, plan=None, summary=summary)
+
+
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=2), encoding="utf-8")

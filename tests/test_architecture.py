@@ -20,9 +20,9 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "brim"
 
 # Top first: a file may import from its own layer and from those before it, never from those after it.
 LAYERS = (
-    "errors", "records", "settings", "units", "storage", "ranks", "monitor", "memory", "generation", "workloads",
-    "sizing", "forecasting", "running", "searching", "models", "data", "metrics", "tasks", "evaluation", "planning",
-    "profiling", "training", "molecules",
+    "errors", "records", "settings", "units", "intervals", "storage", "ranks", "monitor", "memory", "generation",
+    "workloads", "sizing", "forecasting", "running", "searching", "models", "data", "metrics", "tasks", "comparing",
+    "evaluation", "planning", "profiling", "training", "molecules",
     "sweeps", "demo", "advice", "reporting", "cli",
 )  # fmt: skip
 
@@ -46,14 +46,15 @@ WITHOUT_TORCH = (
     "sizing/", "forecasting/workspaces.py",
     "forecasting/allocator.py", "forecasting/events.py", "forecasting/extrapolate.py", "forecasting/gpus.py",
     "forecasting/overheads.py", "__init__.py", "api.py", "calls.py", "cli/", "memory/failures.py", "reporting/",
-    "units.py",
+    "units.py", "intervals.py", "comparing/",
 )  # fmt: skip
 
 # What a command may ask the library for when it runs: its one function, and what shows the answer.
 ENTRIES = (
     "brim.cli.", "brim.settings.", "brim.errors", "brim.records", "brim.units", "brim.reporting.", "brim.advice.",
     "brim.storage.files",
-    "brim.storage.run_lock", "brim.ranks.world", "brim.planning.", "brim.evaluation.run", "brim.profiling.run",
+    "brim.storage.run_lock", "brim.ranks.world", "brim.planning.", "brim.evaluation.run", "brim.evaluation.compare",
+    "brim.profiling.run",
     "brim.profiling.explain_speed", "brim.training.seeds.run", "brim.training.compare", "brim.molecules.run",
     "brim.molecules.encoding", "brim.sweeps.prepare", "brim.sweeps.preview", "brim.sweeps.results",
     "brim.models.build", "brim.forecasting.gpus", "brim.sizing.plans", "brim.demo.model",

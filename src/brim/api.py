@@ -420,11 +420,13 @@ def ood(
     batch_size: int | Literal["auto"] = "auto",
     effective_batch: int | Literal["auto"] = "auto",
     eval_batch_size: int | Literal["auto"] = "auto",
+    plan: str | os.PathLike[str] | None = None,
     memory_limit: int | str | None = None,
     margin: float | None = None,
     no_cache: bool = False,
     device: str = "auto",
     dtype: str = "auto",
+    gradient_checkpointing: bool = False,
     resume: bool = False,
     objective: Literal["dpo"] = "dpo",
     output: str | os.PathLike[str] | None = None,
@@ -463,11 +465,13 @@ def ood(
         batch_size: Samples of each side in one pass: auto, or N as a ceiling.
         effective_batch: Samples of each side in a step: N; auto is batch_size, or 512.
         eval_batch_size: Rows in one pass of a validation.
+        plan: Use the sizes of an earlier run, or what a comparison recommends.
         memory_limit: Use at most this much, e.g. 24GiB. On the CPU this bounds eager operations only.
         margin: Keep this fraction free (0.05; 0 with memory_limit).
         no_cache: Neither use cached features nor keep any.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: auto, float32, float16 or bfloat16; in training, autocast.
+        gradient_checkpointing: Recompute the head's activations in the backward pass; not stacked.
         resume: Continue the run in output: finished cells are kept.
         objective: How the detectors learn: dpo, by preferring one molecule of a pair.
         output: The run's folder (default runs/<command>-<time>).

@@ -223,14 +223,15 @@ def test_large_figures_and_long_errors_do_not_wrap_the_table() -> None:
 def test_compared_sizes_fit_eighty_columns() -> None:
     row = {
         "batch_size": 16_384, "seconds": 12_345.67, "samples_per_second": 123_456.7, "speed_up": 123.45,
-        "gpu_utilisation_mean": 1.0, "peak_reserved_bytes": 139 * 2**30, "oom_events": 12,
+        "gpu_utilisation_mean": 1.0, "peak_reserved_bytes": 139 * 2**30, "clear": True, "speed_up_low": 123.4,
+        "speed_up_high": 123.5,
     }  # fmt: skip
     console, file = printed()
     console.print(comparison_table([row, {**row, "gpu_utilisation_mean": None, "peak_reserved_bytes": None}]))
     lines = file.getvalue().splitlines()
     assert len(lines) == 3
     assert all(len(line) <= 80 for line in lines)
-    assert lines[0].split() == ["batch", "seconds", "samples/s", "speed-up", "GPU", "use", "peak", "memory", "OOM"]
+    assert lines[0].split() == ["batch", "seconds", "samples/s", "speed-up", "95", "%", "GPU", "use", "peak", "memory"]
 
 
 def test_the_bar_shows_rate_batch_memory_and_ooms_on_a_terminal() -> None:
@@ -260,16 +261,25 @@ def test_verbose_shows_the_first_answers(brim: Brim, case: Case) -> None:
     assert "'A0' (reference 'A0')" in result.out
 
 
+@pytest.mark.usefixtures("quick_rounds")
 def test_batch_sizes_are_compared_in_a_table(brim: Brim, case: Case) -> None:
-    arguments = ("eval", "-m", case.model(), "-d", case.data, "--compare-batch", "1,4", *SMALL)
+    arguments = ("eval", "-m", case.model(), "-d", case.data, "--compare-batch", "1,4", *SMALL, "-o", case.out)
     shown = brim(*arguments)
     assert shown.code == 0, shown.err
     rows = [line.split() for line in shown.out.splitlines()]
-    assert [row[0] for row in rows[1:]] == ["1", "4"]
+    assert [row[0] for row in rows[1:3]] == ["1", "4"]
     assert rows[1][3] == "1.00×"
-    document = json.loads(brim(*arguments, "--json").out)
+    assert "recommended: " in shown.out
+    assert max(map(len, shown.out.splitlines()[:3])) <= 80
+    names = sorted(path.name for path in Path(case.out).iterdir())
+    assert names == ["comparison.csv", "report.html", "run.json"]
+    assert brim(*arguments).code == 2, "the folder holds a comparison"
+    document = json.loads(brim(*arguments[:-2], "--json").out)
+    assert document["schema"] == "brim.compare/1"
     assert [row["batch_size"] for row in document["rows"]] == [1, 4]
-    assert not (case.root / "runs").exists()
+    assert set(document) >= {"rows", "recommendation", "notes", "folder"}
+    assert Path(document["folder"]).name.startswith("compare-")
+    assert brim(*arguments, "--resume").code == 2
     assert brim("eval", "-m", case.model(), "-d", case.data, "--compare-batch", "1,two", *SMALL).code == 2
 
 

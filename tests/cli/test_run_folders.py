@@ -24,6 +24,10 @@ COMMANDS = {
     "train": ["train", "config.yaml"],
     "seeds": ["train", "config.yaml", "--seeds", "2"],
     "dpo": ["train", "dpo", "--id", "no-in.csv", "--ood", "no-out.csv"],
+    "compare eval": ["eval", "-m", "./no-model", "-d", "no-data.jsonl", "--compare-batch", "1,2"],
+    "compare train": ["train", "config.yaml", "--compare-batch", "1,2"],
+    "compare ood": ["ood", "--id", "no-in.csv", "--ood", "no-out.csv", "--compare-batch", "1,2"],
+    "explain": ["profile", "-m", "./no-model", "-d", "no-data.jsonl", "--knob", "size=8", "--explain-speed"],
     "encode": ["encode", "-d", "no-data.csv"],
     "sweep": ["sweep", "grid.yaml"],
 }

@@ -346,11 +346,12 @@ def test_a_loss_that_is_no_number_is_exit_1(brim: Brim, config: str, tmp_path: P
     assert json.loads((tmp_path / "run" / "bad_batch.json").read_text())["ids"]
 
 
-def test_compare_batch_shows_each_size_side_by_side(brim: Brim, config: str) -> None:
-    result = brim("train", config, "--compare-batch", "8,32,4096")
+@pytest.mark.usefixtures("quick_rounds")
+def test_compare_batch_shows_each_size_side_by_side(brim: Brim, config: str, tmp_path: Path) -> None:
+    result = brim("train", config, "--compare-batch", "8,32,4096", "-o", str(tmp_path / "compared"))
     assert result.code == 0
     header, *rows = result.out.splitlines()
-    for word in ("batch", "samples/s", "speed-up", "GPU use", "epoch", "in total", "loss"):
+    for word in ("batch", "samples/s", "speed-up", "95 %", "epoch", "in total", "loss"):
         assert word in header
     assert [row.split()[0] for row in rows[:3]] == ["8", "32", "4096"]
     assert "1.00×" in rows[0]
@@ -358,11 +359,17 @@ def test_compare_batch_shows_each_size_side_by_side(brim: Brim, config: str) -> 
     assert "measured" in memory
     assert "OOM risk" in memory
     assert "more than the 72 training samples" in result.err.replace("\n", " ")
-    assert max(map(len, result.out.splitlines())) <= 80
+    assert max(len(line) for line in rows[:8] if not line.startswith("report")) <= 80
+    record = json.loads((tmp_path / "compared" / "run.json").read_text())
+    assert (record["kind"], record["request"]["compare_batch"]) == ("comparison", [8, 32, 4096])
+    assert [row["rounds"] for row in record["summary"]["rows"]] == [3, 3, 3]
+    assert (tmp_path / "compared" / "report.html").exists()
 
 
-def test_compare_batch_as_json(brim: Brim, config: str) -> None:
-    document = json.loads(brim("train", config, "--compare-batch", "8,16", "--json").out)
+@pytest.mark.usefixtures("quick_rounds")
+def test_compare_batch_as_json(brim: Brim, config: str, tmp_path: Path) -> None:
+    arguments = ("train", config, "--compare-batch", "8,16", "-o", str(tmp_path / "compared"), "--json")
+    document = json.loads(brim(*arguments).out)
     assert document["schema"] == "brim.compare/1"
     first, second = document["rows"]
     fields = (

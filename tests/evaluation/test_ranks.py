@@ -22,7 +22,8 @@ import pytest
 
 import brim
 from brim.errors import BrimError, RequestError
-from brim.evaluation.run import compare_batch_sizes, evaluate
+from brim.evaluation.compare import compare_batch_sizes
+from brim.evaluation.run import evaluate
 from brim.evaluation.scoring import RankFigures, merge_plans, plans_to_keep
 from brim.monitor.sampler import MonitorSummary
 from brim.profiling.run import profile

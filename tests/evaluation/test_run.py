@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from brim.errors import RequestError
-from brim.evaluation.run import EvalResult, compare_batch_sizes
-from brim.settings.eval_settings import EvalRequest
+from brim.evaluation.run import EvalResult
 from brim.tasks.base import LaterAnswers
 from brim.tasks.function import FunctionTask
 from tests.evaluation.evaluation_runs import (
@@ -221,18 +220,6 @@ def test_worker_processes_give_the_same_answers(
     there = run(vision_language_model, picture_questions, tmp_path / "there", num_workers=2, **options)
     assert without_sizes(here.samples) == without_sizes(there.samples)
     assert there.summary["loader"]["num_workers"] == 2
-
-
-def test_batch_sizes_are_compared_on_the_same_samples(tmp_path: Path) -> None:
-    data, model = write_words(tmp_path / "data.jsonl", 40), shout(tmp_path)
-    request = EvalRequest(model=model, data=str(data), device="cpu", limit=20)
-    rows = compare_batch_sizes(request, [1, 4, 16])
-    assert [row["batch_size"] for row in rows] == [1, 4, 16]
-    assert [row["batch_sizes"]["largest"] for row in rows] == [1, 4, 16]
-    assert {row["num_samples"] for row in rows} == {20}
-    assert rows[0]["speed_up"] == 1.0
-    assert all(row["speed_up"] > 0 for row in rows)
-    assert len({json.dumps(row["metrics"]) for row in rows}) == 1
 
 
 def test_fail_fast_stops_at_the_first_sample_that_fails(image_classifier: Path, tmp_path: Path) -> None:

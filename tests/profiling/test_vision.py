@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from brim.comparing.rounds import RoundRules
 from brim.demo.digitboard import write_digitboard
 from brim.demo.model import weights_folder
 from brim.models.load import load_model
@@ -115,12 +116,17 @@ def test_two_ranks_give_the_accuracy_of_one(profiled: ProfileResult, boards: Pat
     assert all(len(entry["batch_sizes"]["per_rank"]) == 2 for entry in document["summary"])
 
 
-def test_what_makes_it_fast_is_switched_off_in_turn(base: EvalRequest) -> None:
+def test_what_makes_it_fast_is_switched_off_in_turn(base: EvalRequest, tmp_path: Path) -> None:
     short = dataclasses.replace(base, limit=4, memory_limit=None, batch_size=None, knobs={"max_crops": "1"})
-    rows = explain_speed(short)
-    assert rows[0].name == "everything on"
-    assert rows[0].brings is None
+    found = explain_speed(short, output=tmp_path / "run", rules=RoundRules(least=2, most=2))
+    first, *rows = found.rows
+    assert (first["name"], first["brings"], first["clear"]) == ("everything on", None, None)
     everywhere = [switch.name for switch in SWITCHES if "CUDA" not in switch.name]
     gpu_only = {"pinned memory", "non-blocking copies"}
-    assert [row.name for row in rows[1:]] == [name for name in everywhere if name not in gpu_only]
-    assert all(row.samples_per_second > 0 and row.brings is not None and row.brings > 0 for row in rows[1:])
+    assert [row["name"] for row in rows] == [name for name in everywhere if name not in gpu_only]
+    assert all(row["samples_per_second"] > 0 and row["brings"] > 0 and row["rounds"] == 2 for row in rows)
+    assert not any(row["clear"] for row in rows), "four samples make one batch"
+    assert all("4 samples" in row["unclear_because"] for row in rows)
+    assert found.recommendation["not_clear"] == [row["name"] for row in rows]
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (record["kind"], record["request"]["explain_speed"]) == ("comparison", True)

@@ -13,7 +13,9 @@ from tests.reported_runs import (
     profile_entry,
     sample_line,
     two_knob_entries,
+    write_compared_sizes,
     write_evaluation,
+    write_explained_speed,
     write_find,
     write_profile,
     write_run,
@@ -118,10 +120,19 @@ def compared_profiles(folder: Path) -> Path:
     return folder / "compared.html"
 
 
+def compared_sizes(folder: Path) -> Path:
+    return write_report(write_compared_sizes(folder))
+
+
+def explained_speed(folder: Path) -> Path:
+    return write_report(write_explained_speed(folder))
+
+
 PAGES: dict[str, Callable[[Path], Path]] = {
     function.__name__: function
     for function in (
         full, one_value, failures, nothing_worked, two_knobs, words, long_range, many_points, evaluation,
         bare_evaluation, find, unknown_kind, hostile_profile, compared_evaluations, compared_profiles,
+        compared_sizes, explained_speed,
     )
 } | TRAINED_PAGES  # fmt: skip

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from brim.cli.check import print_check_summary
+from brim.cli.comparison import COMPARE_SCHEMA, bounds_text, gain_text, show_comparison
 from brim.cli.console import error_console, output_console, print_document
 from brim.cli.live_bars import LiveBars
 from brim.cli.report import leave_report
@@ -29,8 +30,7 @@ __all__ = ["EvalProgress", "comparison_table", "evaluate", "print_result"]
 def evaluate(settings: EvaluateSettings) -> bool:
     """Evaluate with a progress bar, write the report, print the figures; returns whether some samples failed."""
     if settings.compare_batch:
-        _compare(settings)
-        return False
+        return _compare(settings)
     result = _run(settings)
     _show(result, settings)
     return bool(result.summary.get("num_failed"))
@@ -52,15 +52,15 @@ def _run(settings: EvaluateSettings) -> EvalResult:
             raise
 
 
-def _compare(settings: EvaluateSettings) -> None:
-    from brim.cli.evaluate import comparison_table
-    from brim.evaluation.run import compare_batch_sizes
+def _compare(settings: EvaluateSettings) -> bool:
+    from brim.evaluation.compare import compare_batch_sizes
 
-    rows = compare_batch_sizes(settings.request, settings.compare_batch)
-    if settings.json_output:
-        print_document({"schema": "brim.compare/1", "rows": rows})
-        return
-    output_console().print(comparison_table(rows))
+    with EvalProgress(error_console(), lines=not settings.json_output) as progress:
+        found = compare_batch_sizes(
+            settings.request, settings.compare_batch, output=settings.output, listener=progress
+        )  # fmt: skip
+    show_comparison(found, lambda rows: [comparison_table(rows)], schema=COMPARE_SCHEMA, json=settings.json_output)
+    return found.failed
 
 
 def _show(result: EvalResult, settings: EvaluateSettings) -> None:
@@ -185,18 +185,21 @@ def _print_failures(console: Console, samples: Sequence[Mapping[str, Any]]) -> N
 def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The sizes of --compare-batch side by side."""
     table = Table(box=None, pad_edge=False)
-    for name in ("batch", "seconds", "samples/s", "speed-up", "GPU use", "peak memory", "OOM"):
+    for name in ("batch", "seconds", "samples/s", "speed-up", "95 %", "GPU use", "peak memory"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
+        if row.get("failed"):
+            table.add_row(str(row["batch_size"]), *["—"] * 6)
+            continue
         used = row["gpu_utilisation_mean"]
         peak = row["peak_reserved_bytes"]
         table.add_row(
             str(row["batch_size"]),
             f"{row['seconds']:.2f}",
             f"{row['samples_per_second']:,.1f}",
-            f"{row['speed_up']:.2f}×",
+            gain_text(row["speed_up"]),
+            bounds_text(row),
             "—" if used is None else f"{used:.0%}",
             "—" if peak is None else format_bytes(peak),
-            str(row["oom_events"]),
         )
     return table

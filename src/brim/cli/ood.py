@@ -19,6 +19,9 @@ __all__ = ["ood"]
 
 def ood(settings: OodCommand) -> None:
     """Train with a progress bar, write the report, print the table; exit code 1 if something failed or was left out."""
+    if settings.compare_batch:
+        _compare(settings)
+        return
     from brim.cli.ood_progress import OodProgress, print_result
     from brim.molecules.run import ood as train
 
@@ -31,4 +34,16 @@ def ood(settings: OodCommand) -> None:
         print_result(output_console(), result)
         print_check_summary(output_console(), result.folder)
     if result.failed or result.summary["molecules_left_out"]:
+        raise typer.Exit(SOME_FAILED)
+
+
+def _compare(settings: OodCommand) -> None:
+    from brim.cli.comparison import COMPARE_SCHEMA, show_comparison, trial_tables
+    from brim.cli.ood_progress import OodProgress
+    from brim.molecules.run import compare_ood
+
+    with OodProgress(error_console(), lines=not settings.json_output) as progress:
+        found = compare_ood(settings, listener=progress)
+    show_comparison(found, trial_tables, schema=COMPARE_SCHEMA, json=settings.json_output, kind="ood")
+    if found.failed:
         raise typer.Exit(SOME_FAILED)

@@ -77,10 +77,6 @@ OLD_FLAGS: tuple[OldFlag, ...] = (
         answer="it is torchrun's own flag: torchrun --nproc-per-node=8 -m brim COMMAND …",
     ),
     # 002: run_experiments.sh
-    OldFlag(
-        name="--gradient-checkpointing", commands=("ood",),
-        answer="leave it out: the head is small, and a batch that does not fit is split; brim train has the flag",
-    ),
     # 004: grid_search.py; brim sweep has --config itself
     OldFlag(name="--config", commands=("train",), becomes=(VALUE,)),
 )  # fmt: skip
@@ -88,7 +84,7 @@ OLD_FLAGS: tuple[OldFlag, ...] = (
 LISTS: tuple[ListFlag, ...] = (
     ListFlag(names=("--values",), commands=("profile",), item=KNOB_VALUES),
     ListFlag(names=("--metrics",), commands=("eval", "profile"), item=None),
-    ListFlag(names=("--compare-batch",), commands=("eval", "train"), item=NUMBERS),
+    ListFlag(names=("--compare-batch",), commands=("eval", "train", "ood"), item=NUMBERS),
     ListFlag(names=("--seeds", "--learning-rates"), commands=("train",), item=NUMBERS),
     ListFlag(
         names=("--seeds", "--lr", "--hidden", "--encoder", "--loss", "--baselines"), commands=("ood",), item=NAMES

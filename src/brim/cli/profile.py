@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from brim.cli.check import print_check_summary
+from brim.cli.comparison import bounds_text, gain_text, show_comparison
 from brim.cli.console import error_console, output_console, print_document
 from brim.cli.evaluate import EvalProgress
 from brim.cli.report import leave_report
 from brim.evaluation.setup import SetupFacts
-from brim.profiling.explain_speed import SpeedRow, explain_point
+from brim.profiling.explain_speed import explain_point
 from brim.profiling.run import ProfileListener, ProfileResult, profile_as
 from brim.ranks.world import current_world
 from brim.settings.profile_settings import ProfileSettings
@@ -26,8 +27,7 @@ __all__ = ["ProfileProgress", "print_profile", "profile", "run_profile", "speed_
 def profile(settings: ProfileSettings) -> bool:
     """Profile, or show what makes an evaluation fast; returns whether some points failed."""
     if settings.explain_speed:
-        _explain(settings)
-        return False
+        return _explain(settings)
     return run_profile(settings)
 
 
@@ -47,13 +47,13 @@ def run_profile(settings: ProfileSettings) -> bool:
     return any(entry["state"] == "failed" or entry["num_failed"] for entry in result.entries)
 
 
-def _explain(settings: ProfileSettings) -> None:
+def _explain(settings: ProfileSettings) -> bool:
     with ProfileProgress(error_console(), lines=not settings.json_output) as progress:
-        rows = explain_point(settings.request, listener=progress)
-    if settings.json_output:
-        print_document({"schema": "brim.explain-speed/1", "rows": [row.to_json() for row in rows]})
-        return
-    output_console().print(speed_table(rows))
+        found = explain_point(settings.request, output=settings.output, listener=progress)
+    show_comparison(
+        found, lambda rows: [speed_table(rows)], schema="brim.explain-speed/1", json=settings.json_output
+    )  # fmt: skip
+    return found.failed
 
 
 class ProfileProgress(EvalProgress, ProfileListener):
@@ -153,14 +153,16 @@ def _cells(entry: Mapping[str, Any]) -> Sequence[str]:
     )
 
 
-def speed_table(rows: Sequence[SpeedRow]) -> Table:
+def speed_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """What each thing brings: times as fast as without it."""
     table = Table(box=None, pad_edge=False)
     table.add_column("switched off", no_wrap=True)
     table.add_column("instead")
-    table.add_column("samples/s", justify="right", no_wrap=True)
-    table.add_column("it brings", justify="right", no_wrap=True)
+    for name in ("samples/s", "it brings", "95 %"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        brings = "" if row.brings is None else f"{row.brings:.2f}×"
-        table.add_row(row.name, row.setting, f"{row.samples_per_second:,.1f}", brings)
+        rate = row["samples_per_second"]
+        brings = gain_text(row["brings"]) if row["brings"] is not None else ""
+        shown = "—" if rate is None else f"{rate:,.1f}"
+        table.add_row(row["name"], row["setting"], shown, brings, bounds_text(row, "brings"))
     return table

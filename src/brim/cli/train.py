@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +11,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from brim.cli.check import print_check_summary
+from brim.cli.comparison import COMPARE_SCHEMA, show_comparison, trial_tables
 from brim.cli.console import error_console, output_console, print_document
 from brim.cli.live_bars import LiveBars
 from brim.cli.report import leave_report
@@ -21,16 +22,14 @@ from brim.settings.train_request import TrainCommand
 from brim.training.listener import StepRecord, TrainFacts, TrainListener
 from brim.training.run import TrainResult
 from brim.training.seeds.run import train_as
-from brim.units import duration_text
 
-__all__ = ["TrainProgress", "print_comparison", "print_result", "train"]
+__all__ = ["TrainProgress", "print_result", "train"]
 
 
 def train(settings: TrainCommand) -> bool:
     """Train with a progress bar, write the report, print the figures; returns whether some seeds failed."""
     if settings.compare_batch:
-        _compare(settings)
-        return False
+        return _compare(settings)
     result = _run(settings)
     _show(result, json_output=settings.json_output)
     return bool(result.failed)
@@ -42,15 +41,15 @@ def _run(settings: TrainCommand) -> TrainResult:
         return train_as(settings, listener=progress)
 
 
-def _compare(settings: TrainCommand) -> None:
+def _compare(settings: TrainCommand) -> bool:
     from brim.training.compare import compare_effective_batches
 
     with TrainProgress(error_console(), lines=not settings.json_output) as progress:
-        rows = compare_effective_batches(settings.request, settings.compare_batch, listener=progress)
-    if settings.json_output:
-        print_document({"schema": "brim.compare/1", "kind": "train", "rows": rows})
-        return
-    print_comparison(output_console(), rows)
+        found = compare_effective_batches(
+            settings.request, settings.compare_batch, output=settings.output, listener=progress
+        )  # fmt: skip
+    show_comparison(found, trial_tables, schema=COMPARE_SCHEMA, json=settings.json_output, kind="train")
+    return found.failed
 
 
 def _show(result: TrainResult, *, json_output: bool) -> None:
@@ -225,45 +224,3 @@ def _figures(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary["peak_reserved_bytes"]:
         rows.append(("peak memory", format_bytes(summary["peak_reserved_bytes"])))
     return rows
-
-
-def print_comparison(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The effective batches of --compare-batch side by side: one line of figures each, and one of memory."""
-    speed = Table(box=None, pad_edge=False)
-    for name in ("batch", "micro", "samples/s", "speed-up", "GPU use", "epoch", "in total", "loss"):
-        speed.add_column(name, justify="right", no_wrap=True)
-    memory = Table(box=None, pad_edge=False)
-    for name in ("batch", "forecast", "measured", "limit", "free", "OOM risk"):
-        memory.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        size = str(row["batch_size"])
-        if row.get("failed"):
-            speed.add_row(size, *["—"] * 7)
-            memory.add_row(size, *["—"] * 4, row["risk"])
-            continue
-        used = row["gpu_utilisation_mean"]
-        speed.add_row(
-            size,
-            f"{row['micro_batch_size']}×{row['accumulation_steps']}",
-            f"{row['samples_per_second']:,.1f}",
-            f"{row['speed_up']:.2f}×",
-            "—" if used is None else f"{used:.0%}",
-            duration_text(row["epoch_seconds"]),
-            duration_text(row["total_seconds"]),
-            f"{row['final_loss']:.4f}",
-        )
-        free = row["headroom_fraction"]
-        memory.add_row(
-            size,
-            format_bytes(row["forecast_peak_bytes"]),
-            format_bytes(row["peak_reserved_bytes"]),
-            format_bytes(row["limit_bytes"]),
-            "—" if free is None else f"{free:.0%}",
-            row["risk"],
-        )
-    console.print(speed)
-    console.print()
-    console.print(memory)
-    for row in rows:
-        if row.get("failed"):
-            console.print(f"{row['batch_size']}: {row['failed']}", markup=False, highlight=False)

@@ -9,30 +9,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from brim.errors import BrimError, DoesNotFitError, RankError, RequestError
+from brim.errors import BrimError, DoesNotFitError, RankError
 from brim.evaluation.journals import Journals, check_contents
 from brim.evaluation.scoring import RankFigures, merge_plans, plans_to_keep, summarise
 from brim.evaluation.setup import EvaluationSetup, SetupFacts, evaluation_savings, open_setup
 from brim.evaluation.shard_by_cost import shard_by_cost
 from brim.evaluation.worker import EvalListener, Lines, Worker
-from brim.memory.devices import memory_of
 from brim.memory.failures import memory_remedies
 from brim.ranks.agreement import Agreement, check_same_work, shared_folder, stop_signal_as_error
-from brim.ranks.world import current_world
 from brim.records import Plan
-from brim.settings.caller import named, resume_with
+from brim.settings.caller import resume_with
 from brim.settings.eval_settings import EvalRequest, EvaluateSettings, failed_fast
 from brim.storage.run_folder import write_run
 
 __all__ = [
     "EvalResult",
     "WorkerOpener",
-    "compare_batch_sizes",
     "evaluate",
     "evaluate_as",
     "evaluate_together",
@@ -41,8 +37,6 @@ __all__ = [
     "write_record",
 ]
 
-COMPARED_SAMPLES = 256  # of a comparison of batch sizes: several batches of the largest, but not long to wait for
-COMPARED_BATCHES = 4  # of the largest size compared, where that is more samples
 WorkerOpener = Callable[[EvalRequest, EvalListener, Path], Worker]  # the last: where the monitor writes
 
 
@@ -216,25 +210,3 @@ def evaluate_as(settings: EvaluateSettings, *, listener: EvalListener | None = N
         settings.request, output=settings.output, listener=listener or EvalListener(), workers=settings.workers,
         gpus_per_worker=settings.gpus_per_worker,
     )  # fmt: skip
-
-
-def compare_batch_sizes(
-    request: EvalRequest, sizes: Sequence[int], *, listener: EvalListener | None = None
-) -> list[dict[str, Any]]:
-    """One row per size, in the order given; the speed-up is over the first. The samples are the same for all."""
-    if current_world().size > 1:
-        raise RequestError(f"{named('compare_batch')}: sizes are compared on one device; start it without torchrun")
-    limit = request.limit or max(COMPARED_SAMPLES, COMPARED_BATCHES * max(sizes))
-    setup = open_setup(dataclasses.replace(request, limit=limit))
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for size in [sizes[0], *sizes]:  # the first one twice: it warms up the device for the others
-            fixed = dataclasses.replace(request, batch_size=size, fixed=True, resume=False, fail_on_oom=False)
-            place = Path(folder) / f"{len(rows)}-{size}"
-            rows.append({"batch_size": size, **run_setup(fixed, setup, place, listener or EvalListener())})
-            setup.task.release()
-            memory_of(setup.device).release()
-    del rows[0]
-    for row in rows:
-        row["speed_up"] = row["samples_per_second"] / rows[0]["samples_per_second"]
-    return rows

@@ -28,6 +28,7 @@ from brim.training.fast_path.row_feed import InPasses
 from brim.training.fast_path.task import RowData, RunOutcome, RunsListener, RunSpec, RunsRequest, Settings, TrainingTask
 from brim.training.fast_path.train_runs import TrainedRuns, train_runs
 from brim.training.heads import MOST_WIDTH, refuse_too_wide
+from brim.workloads.checkpointing import enable_gradient_checkpointing
 
 __all__ = [
     "ClassLabels", "Classifier", "ClassifierSettings", "EnergyHead", "HeadResult", "OodListener", "TrainedHeads",
@@ -72,9 +73,18 @@ class EnergyHead(nn.Module):
         return energies
 
 
-def make_heads(width: int, hidden: Sequence[int], *, dropout: float = 0.0) -> Callable[[int], nn.Module]:
-    """The energy head of every seed."""
-    return _seeded(lambda: EnergyHead(width, hidden, dropout=dropout))
+def make_heads(
+    width: int, hidden: Sequence[int], *, dropout: float = 0.0, checkpointing: bool = False
+) -> Callable[[int], nn.Module]:
+    """The energy head of every seed; with `checkpointing` it recomputes activations in the backward pass."""
+
+    def build() -> nn.Module:
+        head = EnergyHead(width, hidden, dropout=dropout)
+        if checkpointing:
+            enable_gradient_checkpointing(head)
+        return head
+
+    return _seeded(build)
 
 
 def _perceptron(width: int, hidden: Sequence[int], outputs: int, *, dropout: float = 0.0) -> nn.Sequential:
@@ -143,7 +153,9 @@ def train_heads(
 
     `reference` are the weights of the frozen head of the reference loss; None: each run's own first weights.
     """
-    make_head = make_heads(features.width, request.hidden, dropout=request.dropout)
+    make_head = make_heads(
+        features.width, request.hidden, dropout=request.dropout, checkpointing=request.gradient_checkpointing
+    )
     memory = memory_of(device)
     passes = InPasses(memory, batch_size=request.eval_batch_size, dim=1)
     home = torch.device("cpu") if request.fast_path == "off" else device
@@ -168,6 +180,7 @@ def train_heads(
         micro_batch_size=2 * one_pass if one_pass is not None and one_pass < request.step_size else None,
         memory_limit_bytes=request.memory_limit_bytes,
         margin=request.margin,
+        not_stacked="gradient checkpointing is on" if request.gradient_checkpointing else "",
     )
     trained = train_runs(asked, listener=listener)
     memory.release(thorough=False)

@@ -14,12 +14,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from brim.comparing.record import Comparison, kept_comparison
+from brim.comparing.rounds import RoundRules
+from brim.comparing.sizes import ComparedSizes, measure_sizes
 from brim.errors import RequestError
 from brim.memory.devices import device_uuid
 from brim.memory.environment import environment_facts
 from brim.models.placement import resolve_device, resolve_precision
 from brim.molecules.cells import CellMaker
+from brim.molecules.compare import HeadTrials
 from brim.molecules.data_sets import FEATURES, FeatureSet, Source, open_pair, open_splits
+from brim.molecules.earlier_sizes import with_earlier_sizes
 from brim.molecules.encoders import MoleculeEncoder, encoder_knobs, knobs_for, load_encoder
 from brim.molecules.encoding import EncodedMolecules, encode_molecules
 from brim.molecules.heads import OodListener
@@ -36,7 +41,7 @@ from brim.storage.run_folder import check_no_other_run, write_run
 from brim.storage.run_lock import locked_folder
 from brim.workloads.optimizers import optimizer_class
 
-__all__ = ["OodResult", "ood"]
+__all__ = ["OodResult", "compare_ood", "ood"]
 
 JOURNAL, LABEL = "cells.jsonl", "journal.json"
 
@@ -61,10 +66,8 @@ def ood(settings: OodCommand, *, listener: OodListener | None = None) -> OodResu
 
     A run whose loss is not a number has its error in its cell; the others continue.
     """
-    request, watcher = settings.request, listener or OodListener()
-    if current_world().size > 1:
-        raise RequestError("brim ood runs in one process, with its seeds stacked; start it without torchrun")
-    _check_names(request)
+    watcher = listener or OodListener()
+    request = _checked(settings.request)
     with locked_folder(settings.output, command="train", note=watcher.note) as folder:
         _check_contents(folder, resume=request.resume)
         run = _OodRun(request, _open_sources(request), folder, watcher)
@@ -74,6 +77,36 @@ def ood(settings: OodCommand, *, listener: OodListener | None = None) -> OodResu
             if (folder / JOURNAL).exists():
                 watcher.note(f"finished cells are kept: continue with {resume_with(folder)}")
             raise
+
+
+def compare_ood(
+    settings: OodCommand, *, listener: OodListener | None = None, rules: RoundRules | None = None
+) -> Comparison:
+    """Compare effective batches on the first data set, encoder and loss; leave the comparison's folder behind."""
+    watcher = listener or OodListener()
+    request = _checked(settings.request)
+    asked = {**request.to_json(), "compare_batch": list(settings.compare_batch)}
+    with kept_comparison(settings.output, command="ood --compare-batch", request=asked, note=watcher.note) as draft:
+        sources = _open_sources(request)
+        run = _OodRun(request, sources, draft.folder, watcher)
+        encoder = sources[0].encoders(request.encoders)[0]
+        features = run.features(sources[0], encoder)
+        if len(sources) * len(sources[0].encoders(request.encoders)) * len(request.losses) > 1:
+            run.note(f"sizes are compared on {sources[0].name}, {encoder}, {request.losses[0]} alone")
+        draft.environment = run.environment()
+        trials = HeadTrials(features, request, device=run.device, note=run.note)
+        table = ComparedSizes(settings.compare_batch, rules=rules, derive=trials.times, more_samples="more epochs")
+        draft.table, draft.notes = table, run.notes
+        measure_sizes(table, trials.measure, watcher.note)
+    return draft.comparison()
+
+
+def _checked(request: OodRequest) -> OodRequest:
+    """The request with the sizes of its plan, once it is known to be possible here."""
+    if current_world().size > 1:
+        raise RequestError("brim ood runs in one process, with its seeds stacked; start it without torchrun")
+    _check_names(request)
+    return with_earlier_sizes(request)
 
 
 def _check_names(request: OodRequest) -> None:
@@ -152,7 +185,7 @@ class _OodRun:
         self.notes: list[str] = []
         self.encodings: list[dict[str, Any]] = []
         self.device = resolve_device(request.device)
-        self.maker = CellMaker(request, self.device, folder, listener, self._note)
+        self.maker = CellMaker(request, self.device, folder, listener, self.note)
         self._encoders: dict[str, MoleculeEncoder] = {}
         self._done: dict[CellKey, ResultCell] = {}
 
@@ -185,7 +218,7 @@ class _OodRun:
     def _make_cells(self, journal: Journal) -> list[CellKey]:
         """Read the cells that are done, make the others; returns all of them in the order of the table."""
         for note in journal.notes:
-            self._note(note)
+            self.note(note)
         cells = {cell.key: cell for cell in map(ResultCell.from_json, journal.entries)}  # the last of each counts
         self._done = {key: cell for key, cell in cells.items() if cell.error is None}
         wanted = [
@@ -199,21 +232,21 @@ class _OodRun:
             missing = [key for key in keys if key not in self._done]
             if not missing:
                 continue
-            for made in self.maker.make(self._features(source, encoder), missing):
+            for made in self.maker.make(self.features(source, encoder), missing):
                 journal.append(cell.to_json() for cell in made)
                 self._done.update((cell.key, cell) for cell in made)
                 self.listener.cells(made)
         return everything
 
-    def _features(self, source: Source, encoder: str) -> FeatureSet:
+    def features(self, source: Source, encoder: str) -> FeatureSet:
         """The features of one data set under one encoder, and notes on molecules without any."""
         features = source.features(encoder, lambda name, smiles: self._encode(source.name, name, smiles))
         for note in source.notes:
-            self._note(note)
+            self.note(note)
         if source.failures:
             place, why = next(iter(source.failures.items()))
             more = f" and {len(source.failures) - 1:,} more" if len(source.failures) > 1 else ""
-            self._note(f"left out: {place}: {why}{more}")
+            self.note(f"left out: {place}: {why}{more}")
         self.listener.opened(data=source.name, encoder=encoder, counts=features.counts(), width=features.width)
         return features
 
@@ -229,7 +262,7 @@ class _OodRun:
             on_batch=lambda done: self.listener.encoding(data=data, encoder=name, done=done, total=len(smiles)),
         )
         for note in encoded.notes:
-            self._note(note)
+            self.note(note)
         journal.unlink(missing_ok=True)
         self.encodings.append({"data": data, "encoder": name, **encoded.figures.to_json()})
         return encoded
@@ -240,13 +273,18 @@ class _OodRun:
             self._encoders[name] = load_encoder(name, knobs, device=self.request.device)
         return self._encoders[name]
 
+    def environment(self) -> dict[str, Any]:
+        """Versions and switches of this machine, as plain JSON values."""
+        found: dict[str, Any] = json.loads(json.dumps(environment_facts(self.device), default=str))
+        return found
+
     def _fingerprint(self) -> str:
         parts: dict[str, dict[str, Any]] = {"settings": self.request.settings_that_matter()}
         for source in self.sources:
             parts[source.name.replace(" ", "-").replace(":", "-")] = source.identity()
         return combined_fingerprint(parts)
 
-    def _note(self, line: str) -> None:
+    def note(self, line: str) -> None:
         if line not in self.notes:
             self.notes.append(line)
             self.listener.note(line)
@@ -262,7 +300,7 @@ class _OodRun:
             self.folder,
             kind="train",
             request={**self.request.to_json(), "command": "train dpo"},
-            environment=json.loads(json.dumps(environment_facts(self.device), default=str)),
+            environment=self.environment(),
             plan=None,
             summary={**summary, "fingerprint": fingerprint},
             started_at=started_at,

@@ -1,48 +1,37 @@
 """How much each optimisation of an evaluation brings: it is switched off alone, on a short sample.
 
-Every row is a run of the same samples as the first one, which has everything on; the sizes are those that the first one
-settled at, except where the size itself is the question.
+Every row is measured on the same samples as the first one, which has everything on, and in turns with it; the sizes are
+those that a first run settled at, except where the size itself is the question.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import tempfile
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from brim.comparing.record import Comparison, kept_comparison
+from brim.comparing.rounds import RoundRules, Rounds
+from brim.comparing.sizes import interval_fields, too_short
 from brim.errors import RequestError
-from brim.evaluation.run import run_setup
+from brim.evaluation.compare import FEWEST_BATCHES, NotesOnce, measured_setup
 from brim.evaluation.setup import EvaluationSetup, open_setup
 from brim.evaluation.worker import EvalListener
-from brim.memory.devices import memory_of
 from brim.models.load import KeptModel
 from brim.ranks.world import current_world
 from brim.settings.caller import named
 from brim.settings.eval_settings import EvalRequest
 from brim.settings.profile_settings import ProfileRequest
 
-__all__ = ["SpeedRow", "explain_point", "explain_speed"]
+__all__ = ["SWITCHES", "explain_point", "explain_speed"]
 
-EXPLAINED_SAMPLES = 256
+EXPLAINED_SAMPLES = 256  # at least; more where the size found makes few batches of them
+MOST_EXPLAINED_SAMPLES = 4096
 USUAL_BATCH_SIZE = 32  # what people choose without measuring
 USUAL_NEW_TOKENS = 32
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SpeedRow:
-    """One run: what was switched off, and how fast it was without it."""
-
-    name: str  # of what was switched off; "everything on" for the first row
-    setting: str  # how it ran instead
-    samples_per_second: float
-    brings: float | None  # how many times faster it is with it; None for the first row
-    note: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The row as plain JSON values."""
-        return dataclasses.asdict(self)
+EVERYTHING = "everything on"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,49 +77,110 @@ SWITCHES = (
 )  # fmt: skip
 
 
-def explain_point(request: ProfileRequest, *, listener: EvalListener | None = None) -> list[SpeedRow]:
+def explain_point(
+    request: ProfileRequest, *, output: Path | None = None, listener: EvalListener | None = None
+) -> Comparison:
     """The rows at the one point of a profile."""
     knobs = {name: values[0] for name, values in request.axes.items() if values is not None}
-    return explain_speed(dataclasses.replace(request.base, knobs=knobs), listener=listener)
+    return explain_speed(dataclasses.replace(request.base, knobs=knobs), output=output, listener=listener)
 
 
-def explain_speed(request: EvalRequest, *, listener: EvalListener | None = None) -> list[SpeedRow]:
-    """One row for everything on, then one for each thing switched off; the model is loaded once."""
+def explain_speed(
+    request: EvalRequest,
+    *,
+    output: Path | None = None,
+    listener: EvalListener | None = None,
+    rules: RoundRules | None = None,
+) -> Comparison:
+    """One row for everything on, then one for each thing switched off, and a folder; the model is loaded once."""
     if current_world().size > 1:
         raise RequestError(f"{named('explain_speed')}: it is measured on one device; start it without torchrun")
-    listener = listener or EvalListener()
+    watcher = listener or EvalListener()
+    quiet = NotesOnce(watcher)
+    asked = {**request.to_json(), "explain_speed": True}
+    with kept_comparison(output, command="profile --explain-speed", request=asked, note=watcher.note) as draft:
+        load = KeptModel()
+        settled, setup, short = _settle(request, load, quiet)
+        draft.environment = dict(setup.facts().environment)
+        switches = [one for one in SWITCHES if one.where is None or one.where(setup)]
+        table = _ComparedSwitches(switches, short, rules)
+        draft.table, draft.notes = table, quiet.notes
+        requests = [settled, *(switch.off(settled) for switch in switches)]
+        for turn in table.rounds:
+            opened = open_setup(requests[turn.place], data=setup.data, load=load) if turn.place else setup
+            rate = measured_setup(requests[turn.place], opened, quiet)["samples_per_second"]
+            which = f"round {turn.number}" if turn.counts else "warm-up"
+            watcher.note(f"{which}, {table.name(turn.place)}: {rate or 0:,.1f} samples/s")
+            if rate:
+                table.rounds.record(turn, rate)
+            else:
+                table.rounds.fail(turn)
+    return draft.comparison()
+
+
+def _settle(
+    request: EvalRequest, load: KeptModel, listener: EvalListener
+) -> tuple[EvalRequest, EvaluationSetup, str | None]:
+    """The request at the size that a first run finds, its samples, and why they are too few for a steady rate."""
+    may_grow = request.limit is None
     request = dataclasses.replace(request, limit=request.limit or EXPLAINED_SAMPLES, resume=False, use_cache=False)
-    load = KeptModel()
     setup = open_setup(request, load=load)
-    with tempfile.TemporaryDirectory() as folder:
-        found = _run(request, setup, Path(folder), listener)  # finds the size, and warms up what others find warm
-        settled = request
-        if request.batch_size is None and request.cost_cap is None:
-            settled = dataclasses.replace(request, cost_cap=max(found["cap"], 1))
-        base = _run(settled, setup, Path(folder), listener)["rate"]
-        rows = [SpeedRow(name="everything on", setting="", samples_per_second=base, brings=None)]
-        for switch in SWITCHES:
-            if switch.where is not None and not switch.where(setup):
-                continue
-            listener.note(f"without {switch.name}: {switch.setting}")
-            without = switch.off(settled)
-            opened = open_setup(without, data=setup.data, load=load)
-            rate = _run(without, opened, Path(folder), listener)["rate"]
-            rows.append(
-                SpeedRow(
-                    name=switch.name,
-                    setting=switch.setting,
-                    samples_per_second=rate,
-                    brings=base / rate if rate else None,
-                    note=switch.note,
-                )
-            )
-    return rows
+    size = measured_setup(request, setup, listener)["batch_size_used"] or 1
+    settled = request
+    if request.batch_size is None and request.cost_cap is None:
+        settled = dataclasses.replace(request, cost_cap=max(round(size * max(setup.costs)), 1))
+    wanted = min(FEWEST_BATCHES * math.ceil(size), MOST_EXPLAINED_SAMPLES)
+    if may_grow and wanted > len(setup.costs) >= EXPLAINED_SAMPLES:
+        settled = dataclasses.replace(settled, limit=wanted)
+        setup = open_setup(settled, load=load)
+    return settled, setup, too_short(len(setup.costs), math.ceil(size), batches=FEWEST_BATCHES)
 
 
-def _run(request: EvalRequest, setup: EvaluationSetup, folder: Path, listener: EvalListener) -> dict[str, Any]:
-    summary = run_setup(request, setup, folder, listener)
-    setup.task.release()
-    memory_of(setup.device).release()
-    rate = summary["samples_per_second"] or 0.0
-    return {"rate": rate, "cap": round((summary["batch_size_used"] or 1) * max(setup.costs))}
+class _ComparedSwitches:
+    """The table: everything on, and what each optimisation brings."""
+
+    def __init__(self, switches: Sequence[_Switch], short: str | None, rules: RoundRules | None) -> None:
+        self.rounds = Rounds(1 + len(switches), rules=rules)
+        self._switches, self._short = switches, short
+
+    def name(self, place: int) -> str:
+        """What a place of the table is called while it is measured."""
+        return f"without {self._switches[place - 1].name}" if place else EVERYTHING
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each; `brings` is how many times as fast it is with the optimisation."""
+        return [self._row(place) for place in range(self.rounds.count)]
+
+    def _row(self, place: int) -> dict[str, Any]:
+        gain = self.rounds.speed_up(0, over=place) if place else None
+        switch = self._switches[place - 1] if place else None
+        fields = interval_fields(self.rounds.rate(place), gain, self.rounds.rates(place), because=self._short)
+        renamed = {name.replace("speed_up", "brings"): value for name, value in fields.items()}
+        failed = "no sample was answered" if place in self.rounds.failed else None
+        return {
+            "name": EVERYTHING if switch is None else switch.name,
+            "setting": "" if switch is None else switch.setting,
+            **renamed,
+            "note": "" if switch is None else switch.note,
+            **({"failed": failed} if failed else {}),
+        }
+
+    def recommendation(self) -> dict[str, Any]:
+        """What pays for sure, what is slower for sure, and what is not clear."""
+        rows = self.rows()[1:]
+        clear = [row for row in rows if row["clear"]]
+        pays = sorted((row for row in clear if row["brings"] > 1), key=lambda row: -row["brings"])
+        costs = [row for row in clear if row["brings"] < 1]
+        open_ones = [row["name"] for row in rows if not row["clear"]]
+        said = []
+        if pays:
+            said.append("keep on: " + ", ".join(f"{row['name']} ({row['brings']:.2f}×)" for row in pays))
+        said += [f"faster without {row['name']}: {row['setting']} ({1 / row['brings']:.2f}×)" for row in costs]
+        if open_ones:
+            because = f" ({self._short})" if self._short else ""
+            help_ = f"more samples ({named('limit')}) would help"
+            said.append(f"not clear{because}: {', '.join(open_ones)}; {help_}")
+        return {
+            "clear": bool(clear), "text": "; ".join(said), "keep": [row["name"] for row in pays],
+            "switch_off": [row["name"] for row in costs], "not_clear": open_ones,
+        }  # fmt: skip

@@ -15,6 +15,7 @@ from brim.advice.run_reader import Run, open_run
 from brim.errors import RequestError
 from brim.reporting.base import Page, present
 from brim.reporting.checked import check_section
+from brim.reporting.kinds.comparison import comparison_page
 from brim.reporting.kinds.evaluation import compare_evaluations, evaluation_page
 from brim.reporting.kinds.profile import profile_page
 from brim.reporting.kinds.profiles import compare_profiles
@@ -32,6 +33,7 @@ __all__ = [
 
 _LIBRARIES = {"altair": "altair", "vl_convert": "vl-convert-python", "jinja2": "jinja2"}
 PAGES: Mapping[str, Callable[[Run], Page]] = {
+    "comparison": comparison_page,
     "eval": evaluation_page,
     "find": search_page,
     "profile": profile_page,

@@ -187,6 +187,8 @@ class EvaluateSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.compare_batch:
+            shared.check_comparison("compare_batch", resume=self.request.resume)
         shared.check_resume(self.request.resume, self.output)
         for name, value in (("workers", self.workers), ("gpus_per_worker", self.gpus_per_worker)):
             if value is not None and self.on is None:

@@ -38,6 +38,7 @@ ENCODERS = ("morgan", "minimol", "unimol")
 LossName = Literal["energy", "reference", "hinge", "bce", "mse"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
 BASELINES = ("msp", "energy", "odin", "mahalanobis", "knn", "lof", "mc_dropout", "logistic")
+FEWEST_CHECKPOINTED = 2  # hidden layers of a head with gradient checkpointing
 DEFAULT_BATCH = 512  # samples of each side in a step, where nothing else is asked for
 LOSS, TRAINING = "Loss", "Training"
 _KNOBS = shared.setting_of(  # of an encoder, as those of a model
@@ -50,7 +51,7 @@ _NO_CACHE = shared.setting_of(shared.NoCache, help="Neither use cached features 
 # How it is computed and where: a resumed run may change that. The data's content is compared separately.
 _NOT_THE_RESULT = (
     "resume", "device", "fast_path", "batch_size", "effective_batch", "eval_batch_size", "memory_limit", "margin",
-    "use_cache", "data", "id", "ood",
+    "use_cache", "data", "id", "ood", "plan", "gradient_checkpointing",
 )  # fmt: skip
 # What a resumed run may have more of: the cells of the table do not depend on each other.
 _MAY_GROW = ("seeds", "losses", "baselines", "encoders")
@@ -244,11 +245,24 @@ class OodRequest:
             default="auto",
         ),
     ] = None  # fmt: skip
+    plan: Annotated[  # the folder of a run whose sizes are used again
+        str | None,
+        Setting(
+            help="Use the sizes of an earlier run, or what a comparison recommends.", panel=BATCH, metavar="DIR",
+            check=path_text(),
+        ),
+    ] = None  # fmt: skip
     memory_limit: shared.MemoryLimit = None
     margin: shared.Margin = None
     use_cache: Annotated[bool, dataclasses.replace(_NO_CACHE, panel=DATA)] = True
     device: shared.Device = "auto"
     dtype: shared.Dtype = "auto"
+    gradient_checkpointing: Annotated[
+        bool,
+        shared.setting_of(
+            shared.GradientCheckpointing, help="Recompute the head's activations in the backward pass; not stacked."
+        ),
+    ] = False
     resume: Annotated[bool, Setting(help="Continue the run in -o: finished cells are kept.", panel=OUTPUT)] = False
 
     def __post_init__(self) -> None:
@@ -268,8 +282,25 @@ class OodRequest:
         for lr in self.lrs:
             if not 0 < lr < float("inf"):
                 raise RequestError(f"{given('lr', lr)}: it must be above 0")
+        if self.gradient_checkpointing:
+            self._check_checkpointing()
         if self.reference is not None and "reference" not in self.losses:
             raise RequestError(f"{given('reference', self.reference)}: it goes with {written('loss', 'reference')}")
+
+    def _check_checkpointing(self) -> None:
+        """Encoders are frozen, so only heads keep activations for a backward pass, and only some of them gain."""
+        flag = named("gradient_checkpointing")
+        if self.fast_path == "stacked":
+            raise RequestError(
+                f"{flag}: heads that are stacked share one backward pass, in which nothing is recomputed; leave "
+                f"{given('fast_path', 'stacked')} or {flag} out"
+            )
+        if len(self.hidden) < FEWEST_CHECKPOINTED:
+            raise RequestError(
+                f"{flag}: {written('hidden', ','.join(map(str, self.hidden)))} is too few layers to recompute any, and "
+                f"encoders have no backward pass; leave it out, or lower {named('batch_size')}: a step is split into "
+                "passes that fit"
+            )
 
     @property
     def step_size(self) -> int:
@@ -305,10 +336,18 @@ class OodCommand:
             check=choice("dpo"),
         ),
     ] = "dpo"  # fmt: skip
+    compare_batch: Annotated[
+        tuple[int, ...],
+        shared.setting_of(
+            shared.CompareBatch, help="Short trials of these effective batches instead: 512,2048,8192."
+        ),
+    ] = ()  # fmt: skip
     output: shared.RunFolder = None
     json_output: shared.JsonOutput = False
 
     def __post_init__(self) -> None:
+        if self.compare_batch:
+            shared.check_comparison("compare_batch", resume=self.request.resume)
         shared.check_resume(self.request.resume, self.output)
 
 

@@ -300,6 +300,8 @@ class ProfileSettings:
         return {**values, "knob": dict.fromkeys(axes, listed)}
 
     def __post_init__(self) -> None:
+        if self.explain_speed:
+            shared.check_comparison("explain_speed", resume=self.request.resume)
         shared.check_resume(self.request.resume, self.output)
         for name, values in self.request.axes.items():
             if self.explain_speed and (values is None or len(values) != 1):

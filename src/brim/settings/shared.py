@@ -32,8 +32,9 @@ __all__ = [
     "BatchSize", "ByteLimit", "Chat", "Columns", "CompareBatch", "Data", "Device", "Dtype", "FailOnOom", "FastPath",
     "GradientCheckpointing", "Images", "JsonOutput", "Knobs", "Limit", "Margin", "MaxBatchSize", "MaxTokens",
     "MemoryLimit", "MultipleOf", "NoAutoBatchSize", "NoCache", "NumWorkers", "PerRank", "PinMemory", "PowerOfTwo",
-    "PrefetchFactor", "Resume", "RunFolder", "Split", "Task", "TrustRemoteCode", "check_fail_on_oom",
-    "check_new_tokens", "check_one_card", "check_resume", "read_changes", "read_seeds", "seeds_from", "setting_of",
+    "PrefetchFactor", "Resume", "RunFolder", "Split", "Task", "TrustRemoteCode", "check_comparison",
+    "check_fail_on_oom", "check_new_tokens", "check_one_card", "check_resume", "read_changes", "read_seeds",
+    "seeds_from", "setting_of",
 ]  # fmt: skip
 
 FIELDS = ("prompt", "input", "context", "reference", "image", "video", "choices", "id", "label", "group")
@@ -54,6 +55,15 @@ def check_resume(resume: bool, output: Path | None, *, what: str = "run") -> Non
     """A run to continue must be named."""
     if resume and output is None:
         raise RequestError(f"{named('resume')}: say which {what} with {written('output', 'DIR')}")
+
+
+def check_comparison(flag: str, *, resume: bool) -> None:
+    """A comparison measures all its rows in turns: half of one cannot be continued."""
+    if resume:
+        raise RequestError(
+            f"{named('resume')}: a comparison ({named(flag)}) is not resumed, since its measurements take turns; leave "
+            "it out and start again in another folder"
+        )
 
 
 def check_fail_on_oom(fail_on_oom: bool, *, fixed: bool) -> None:

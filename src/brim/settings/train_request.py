@@ -178,6 +178,8 @@ class TrainCommand:
         return {**rest, "settings": settings, "file": file, "notes": tuple(str(problem) for problem in problems)}
 
     def __post_init__(self) -> None:
+        if self.compare_batch:
+            shared.check_comparison("compare_batch", resume=self.request.resume)
         shared.check_resume(self.request.resume, self.output)
         if self.compare_batch and self.request.several:
             raise RequestError(

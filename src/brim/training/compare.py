@@ -1,12 +1,13 @@
 """Several effective batches compared in short trial runs on the same data, with forecast and measured memory.
 
-Every trial starts from the same weights and trains on the same number of samples, so that final losses can be compared;
-the learning rate follows the batch as the settings ask.
+The trials take turns, each size several times. Every trial starts from the same weights and trains on the same number
+of samples, so that final losses can be compared; the learning rate follows the batch as the settings ask.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import statistics
 import tempfile
@@ -14,8 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from brim.errors import DoesNotFitError
+from brim.comparing.record import Comparison, kept_comparison
+from brim.comparing.rounds import RoundRules
+from brim.comparing.sizes import ComparedSizes, measure_sizes
 from brim.memory.devices import memory_of
+from brim.memory.environment import environment_facts
 from brim.memory.weights import place_weights
 from brim.ranks.world import refuse_ranks
 from brim.settings.caller import named
@@ -35,64 +39,65 @@ MEASURING_STEPS = 2  # of a second trial on the CPU, whose memory is not measure
 
 
 def compare_effective_batches(
-    request: TrainRequest, sizes: Sequence[int], *, listener: TrainListener | None = None
-) -> list[dict[str, Any]]:
-    """One row for each size, in the order given; the speed-up is relative to the first that ran."""
+    request: TrainRequest,
+    sizes: Sequence[int],
+    *,
+    output: Path | None = None,
+    listener: TrainListener | None = None,
+    rules: RoundRules | None = None,
+) -> Comparison:
+    """One row for each size, in the order given, and the run's folder; the speed-up is over the first that ran."""
     refuse_ranks(f"{named('compare_batch')}: sizes are compared on one device")
     watcher = listener or TrainListener()
-    setup = open_setup(request.settings)
-    setup.model.to("cpu")  # leave the device to the trials; this model is only used for forecasts
-    memory_of(setup.device).release()
-    samples = len(setup.data.train)
-    trial_samples = max(STEPS * min(max(sizes), samples), MIN_SAMPLES)
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for place, size in enumerate(sizes):
+    quiet = _NotesOnce(watcher)
+    asked = {**request.to_json(), "compare_batch": list(sizes)}
+    with kept_comparison(output, command="train --compare-batch", request=asked, note=watcher.note) as draft:
+        setup = open_setup(request.settings)
+        setup.model.to("cpu")  # leave the device to the trials; this model is only used for forecasts
+        memory_of(setup.device).release()
+        draft.environment = json.loads(json.dumps(environment_facts(setup.device), default=str))
+        samples = len(setup.data.train)
+        trial_samples = max(STEPS * min(max(sizes), samples), MIN_SAMPLES)
+        table = ComparedSizes(sizes, rules=rules, derive=lambda row: _times(row, request.settings, samples))
+        draft.table, draft.notes = table, quiet.notes
+
+        def measure(size: int, first: bool) -> dict[str, Any]:
             effective = min(size, samples)
             if effective < size:
-                watcher.note(f"a batch of {size} is more than the {samples} training samples: {effective} is tried")
+                quiet.note(f"a batch of {size} is more than the {samples} training samples: {effective} is tried")
             trial = _trial_request(request, effective, trial_samples, samples)
-            row: dict[str, Any] = {"batch_size": size, "effective_batch_size": effective}
-            try:
-                row |= _run_trial(trial, setup, request.settings, Path(folder) / str(place), watcher)
-            except DoesNotFitError as error:
-                row |= {"failed": str(error).splitlines()[0]}
-            row["risk"] = _oom_risk(row)
-            rows.append(row)
-            memory_of(setup.device).release()
-    first = next((row["samples_per_second"] for row in rows if row.get("samples_per_second")), None)
-    for row in rows:
-        rate = row.get("samples_per_second")
-        row["speed_up"] = rate / first if rate and first else None
-    return rows
+            with tempfile.TemporaryDirectory() as folder:
+                figures = _run_trial(trial, setup, Path(folder), quiet, memory=first)
+            return {"effective_batch_size": effective, **figures}
+
+        measure_sizes(table, measure, watcher.note)
+    return draft.comparison()
 
 
-def _oom_risk(row: dict[str, Any]) -> str:
-    """How likely a run at this size is to run out of memory, by the memory that the trial left free."""
-    if row.get("failed"):
-        return "does not fit"
-    if row.get("oom_events"):
-        return "ran out, survived"
-    headroom = row.get("headroom_fraction")
-    if headroom is None:
-        return "unknown"
-    return "low" if headroom >= 0.2 else "medium" if headroom >= 0.1 else "high"
+def _times(row: dict[str, Any], settings: TrainSettings, samples: int) -> dict[str, Any]:
+    """What follows from the rate."""
+    epoch = samples / row["samples_per_second"]
+    return {"epoch_seconds": epoch, "total_seconds": epoch * settings.hp.epochs}
 
 
 def _run_trial(
-    trial: TrainRequest, setup: TrainingSetup, settings: TrainSettings, folder: Path, watcher: TrainListener
+    trial: TrainRequest, setup: TrainingSetup, folder: Path, watcher: TrainListener, *, memory: bool
 ) -> dict[str, Any]:
-    """Measured speed, loss and memory of a trial, and its forecast memory."""
-    result = run_training(trial, output=folder, listener=_NotesOnly(watcher))
+    """Measured speed and loss of a trial; with `memory` also its forecast memory, and on the CPU the measured one."""
+    result = run_training(trial, output=folder / "trial", listener=watcher)
     effective = trial.settings.hp.effective_batch
     assert isinstance(effective, int)  # set by _trial_request
-    row = _measured(result, settings, len(setup.data.train), effective)
-    if row["peak_reserved_bytes"] is None:
-        row |= _measure_memory(trial, folder.with_name(f"{folder.name}-memory"))
+    row = _measured(result, len(setup.data.train), effective)
     memory_of(setup.device).release()
+    if not memory:
+        return row
+    if row["peak_reserved_bytes"] is None:
+        row |= _measure_memory(trial, folder / "memory")
+        memory_of(setup.device).release()
     place_weights(setup.model, setup.device, name=setup.bundle.name)
     row["forecast_peak_bytes"] = forecast_peak_bytes(setup, row["micro_batch_size"])
     setup.model.to("cpu")
+    memory_of(setup.device).release()
     return row
 
 
@@ -119,7 +124,7 @@ def _base_batch(settings: TrainSettings) -> int | None:
     return settings.hp.batch_size if isinstance(settings.hp.batch_size, int) else None
 
 
-def _measured(result: TrainResult, settings: TrainSettings, samples: int, effective: int) -> dict[str, Any]:
+def _measured(result: TrainResult, samples: int, effective: int) -> dict[str, Any]:
     summary = result.summary
     steps = read_steps(result.folder / "steps.jsonl")
     whole = [step for step in steps if step["effective_batch"] == effective]  # the last step of an epoch may be smaller
@@ -137,8 +142,6 @@ def _measured(result: TrainResult, settings: TrainSettings, samples: int, effect
         "headroom_fraction": None if not peak or not limit else 1 - peak / limit,
         "gpu_utilisation_mean": summary["gpu_utilisation_mean"],
         "steps_per_epoch": math.ceil(samples / effective),
-        "epoch_seconds": samples / rate,
-        "total_seconds": samples / rate * settings.hp.epochs,
         "final_loss": statistics.fmean(step["loss"] for step in steps[-max(len(steps) // 4, 1) :]),
         "trial_samples": summary["samples"],
         "loss_curve": summary["loss_curve"],
@@ -164,12 +167,15 @@ def _measure_memory(trial: TrainRequest, folder: Path) -> dict[str, Any]:
     }
 
 
-class _NotesOnly(TrainListener):
-    """Forwards notes to another listener, but no progress."""
+class _NotesOnce(TrainListener):
+    """Forwards each note once, but no progress: every size is trained again and again."""
 
     def __init__(self, other: TrainListener) -> None:
+        self.notes: list[str] = []
         self._other = other
 
     def note(self, line: str) -> None:
-        """Forward a note."""
-        self._other.note(line)
+        """Forward a note that is new."""
+        if line not in self.notes:
+            self.notes.append(line)
+            self._other.note(line)

@@ -134,6 +134,8 @@ class PathChooser:
                 path="resident", torch_optimizer=True, micro_batch_size=micro,
                 reason="batches in several passes are not stacked",
             )  # fmt: skip
+        if self._request.not_stacked:
+            return self._not_stacked(self._request.not_stacked)
         try:
             first = self.task.make_model(self.specs[0].seed)
             StackedRuns([first], self.specs[:1], self.task, self.settings, torch.device("cpu"))

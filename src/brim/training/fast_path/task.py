@@ -242,6 +242,7 @@ class RunsRequest:
     memory_limit_bytes: int | None = None
     margin: float | None = None
     graphs: bool = True  # steps may be replayed from a CUDA graph
+    not_stacked: str = ""  # why runs must not be stacked; empty: they may
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from brim.advice.intervals import Interval, paired_speed_up, segment_seconds, speed_up
+from brim.intervals import Interval, paired_speed_up, segment_seconds, speed_up
 
 
 def test_a_repeated_gain_is_clear_and_its_interval_holds_it() -> None:

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Interval", "paired_speed_up", "segment_seconds", "speed_up"]
+__all__ = ["Interval", "mean_rate", "paired_speed_up", "segment_seconds", "speed_up"]
 
 SEGMENTS = 10  # of a run: enough for an interval, each long enough to hold several batches
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
@@ -73,6 +73,15 @@ def paired_speed_up(before: Sequence[float], after: Sequence[float]) -> Interval
         return Interval(value=value, measurements=len(logs))
     error = statistics.stdev(logs) / math.sqrt(len(logs))
     return _interval(math.log(value), error, len(logs) - 1.0, len(logs))
+
+
+def mean_rate(rates: Sequence[float]) -> Interval:
+    """The rate over several measurements of the same work, in the unit of the rates (no factor: it has no `text`)."""
+    value = len(rates) / sum(1 / rate for rate in rates)
+    if len(rates) < 2:
+        return Interval(value=value, measurements=len(rates))
+    error = statistics.stdev([math.log(rate) for rate in rates]) / math.sqrt(len(rates))
+    return _interval(math.log(value), error, len(rates) - 1.0, len(rates))
 
 
 def segment_seconds(curve: Sequence[Sequence[float]], segments: int = SEGMENTS) -> list[float]:
