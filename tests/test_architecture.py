@@ -61,6 +61,7 @@ ENTRIES = (
 MOST_STATEMENTS = 40  # of a function of the command line
 COMMAND_FILES = (
     "find", "evaluate", "profile", "forecast", "train", "sweep", "ood", "encode", "knobs", "report", "demo", "cache",
+    "advise",
 )  # fmt: skip
 
 

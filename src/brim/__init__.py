@@ -1,8 +1,8 @@
 """brim: fill the GPU to the brim, never spill.
 
 Finds the fastest batch size that fits, and evaluates, profiles and trains at it: `brim.find`, `brim.forecast`,
-`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.report`, and for molecules `brim.ood` and
-`brim.encode`, each with the settings of its command. Names are loaded on first use, so that `import brim` stays free of
+`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.report`, `brim.advise`, and for molecules `brim.ood`
+and `brim.encode`, each with the settings of its command. Names are loaded on first use, so that `import brim` stays free of
 torch.
 """
 
@@ -12,7 +12,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from brim.api import encode, evaluate, find, forecast, ood, profile, report, sweep, train
+    from brim.advice.advise import AdviceResult
+    from brim.api import advise, encode, evaluate, find, forecast, ood, profile, report, sweep, train
     from brim.api import profile as profile_knob
     from brim.api import train as fit
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AdviceResult": "brim.advice.advise",
     "BrimError": "brim.errors",
     "DoesNotFitError": "brim.errors",
     "EncodedFile": "brim.molecules.encoding",
@@ -59,6 +61,7 @@ _HOMES = {
     "SweepResult": "brim.sweeps.run",
     "TrainResult": "brim.training.run",
     "Workload": "brim.workloads.base",
+    "advise": "brim.api",
     "encode": "brim.api",
     "evaluate": "brim.api",
     "expand_grid": "brim.settings.config_files",
@@ -81,6 +84,7 @@ _HOMES = {
 _OLDER = {"fit": "train", "profile_knob": "profile"}  # names of before
 
 __all__ = [
+    "AdviceResult",
     "BrimError",
     "DoesNotFitError",
     "EncodedFile",
@@ -104,6 +108,7 @@ __all__ = [
     "TrainResult",
     "Workload",
     "__version__",
+    "advise",
     "encode",
     "evaluate",
     "expand_grid",

@@ -140,7 +140,9 @@ def summarise(
         "seconds": progress.train_seconds,
         "eval_seconds": max(rank.eval_seconds for rank in ranks),
         "loader": {"num_workers": first.workers, "wait_seconds": max(rank.loader_wait_seconds for rank in ranks)},
-        "checkpoint_seconds": max((one for rank in ranks if (one := rank.checkpoint_seconds) is not None), default=None),
+        "checkpoint_seconds": max(
+            (one for rank in ranks if (one := rank.checkpoint_seconds) is not None), default=None
+        ),
         "throughput": throughput(steps, after_step=resumed_after),
         "loss_curve": loss_curve(steps),
         "monitor": first.monitor.to_json(),
