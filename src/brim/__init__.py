@@ -1,9 +1,9 @@
 """brim: fill the GPU to the brim, never spill.
 
 Finds the fastest batch size that fits, and evaluates, profiles and trains at it: `brim.find`, `brim.forecast`,
-`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.report`, `brim.advise`, and for molecules `brim.ood`
-and `brim.encode`, each with the settings of its command. Names are loaded on first use, so that `import brim` stays free of
-torch.
+`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.report`, `brim.advise`, and for molecules
+`brim.ood` and `brim.encode`, each with the settings of its command. Names are loaded on first use, so that `import
+brim` stays free of torch.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ __all__ = ["checkpoints", "loading", "validation"]
 
 LEAST_WAITING = 0.1  # of a run's time
 MOST_WORKERS = 16
+MOST_WAITING = 8  # of them, where they wait for something else than a core
 START_SECONDS = 0.5  # that loading processes take to start
 IDLE_HOST = 0.5  # of its cores: below it preparing a sample waits for disks or the network
 VALIDATION_SHARE = 0.05  # of the time, once less is validated
@@ -28,8 +29,10 @@ def loading(run: Run) -> Advice | None:
     busy = max(seconds - waited, 0.01 * seconds)
     work = waited if before == 0 else seconds * before  # of one process
     host = figure(run, "monitor.host_cpu_mean")
-    spare = MOST_WORKERS if host is not None and host < IDLE_HOST else max(int(own_cores()) - 1, 1)
-    workers = min(math.ceil(work / busy), spare, MOST_WORKERS)
+    spare = int(own_cores()) - (busy > waited)  # a core for the process that feeds the device, unless that one waits
+    if host is not None and host < IDLE_HOST:
+        spare = max(spare, MOST_WAITING)
+    workers = min(math.ceil(work / busy), max(spare, 2), MOST_WORKERS)
     part = fraction_text(waited / seconds)
     seen = f"{duration_text(waited)} of {duration_text(seconds)} ({part}) went on waiting for samples"
     cores = "" if host is None else f"; the host's cores were {fraction_text(host)} busy"
