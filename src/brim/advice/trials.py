@@ -52,8 +52,9 @@ class TriedAdvice:
         """What it brings, in words."""
         if self.gain is None:
             return f"could not be measured: {self.error}"
-        differ = f"; {self.changed_answers:,} of {self.answers:,} answers differ"
-        return f"{self.gain.text()}{'' if self.changed_answers is None else differ}"
+        if self.changed_answers is None:
+            return self.gain.text()
+        return f"{self.gain.text()}; {self.changed_answers:,} of {self.answers:,} answers differ"
 
     def to_json(self) -> dict[str, Any]:
         """The piece as plain JSON values."""
