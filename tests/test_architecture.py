@@ -61,8 +61,8 @@ ENTRIES = (
 )  # fmt: skip
 MOST_STATEMENTS = 40  # of a function of the command line
 COMMAND_FILES = (
-    "find", "evaluate", "profile", "forecast", "train", "sweep", "ood", "encode", "knobs", "check", "report", "demo",
-    "cache",
+    "find", "evaluate", "profile", "forecast", "train", "sweep", "ood", "encode", "knobs", "check", "advise", "report",
+    "demo", "cache",
 )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """brim: fill the GPU to the brim, never spill.
 
 Finds the fastest batch size that fits, and evaluates, profiles and trains at it: `brim.find`, `brim.forecast`,
-`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.check`, `brim.report`, and for molecules
-`brim.ood` and `brim.encode`, each with the settings of its command. Names are loaded on first use, so that
-`import brim` stays free of torch.
+`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.check`, `brim.advise`, `brim.report`, and
+for molecules `brim.ood` and `brim.encode`, each with the settings of its command. Names are loaded on first use, so
+that `import brim` stays free of torch.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from brim.advice.advise import AdviceResult
     from brim.advice.checks import CheckResult
-    from brim.api import check, encode, evaluate, find, forecast, ood, profile, report, sweep, train
+    from brim.api import advise, check, encode, evaluate, find, forecast, ood, profile, report, sweep, train
     from brim.api import profile as profile_knob
     from brim.api import train as fit
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AdviceResult": "brim.advice.advise",
     "BrimError": "brim.errors",
     "CheckResult": "brim.advice.checks",
     "DoesNotFitError": "brim.errors",
@@ -61,6 +63,7 @@ _HOMES = {
     "SweepResult": "brim.sweeps.run",
     "TrainResult": "brim.training.run",
     "Workload": "brim.workloads.base",
+    "advise": "brim.api",
     "check": "brim.api",
     "encode": "brim.api",
     "evaluate": "brim.api",
@@ -84,6 +87,7 @@ _HOMES = {
 _OLDER = {"fit": "train", "profile_knob": "profile"}  # names of before
 
 __all__ = [
+    "AdviceResult",
     "BrimError",
     "CheckResult",
     "DoesNotFitError",
@@ -108,6 +112,7 @@ __all__ = [
     "TrainResult",
     "Workload",
     "__version__",
+    "advise",
     "check",
     "encode",
     "evaluate",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from brim.advice.advise import AdviceResult
     from brim.advice.checks import CheckResult
     from brim.evaluation.run import EvalResult
     from brim.molecules.encoding import EncodedFile
@@ -26,7 +27,63 @@ if TYPE_CHECKING:
     from brim.sweeps.run import SweepResult
     from brim.training.run import TrainResult
 
-__all__ = ["check", "encode", "evaluate", "find", "forecast", "ood", "profile", "report", "sweep", "train"]
+__all__ = ["advise", "check", "encode", "evaluate", "find", "forecast", "ood", "profile", "report", "sweep", "train"]
+
+
+@command_of("advise")
+def advise(
+    run: str | os.PathLike[str] | None = None,
+    *,
+    model: str | None = None,
+    data: str | os.PathLike[str] | None = None,
+    split: str | None = None,
+    task: str | None = None,
+    max_tokens: int | None = None,
+    batch_size: int | Literal["auto"] = "auto",
+    gpu: str | None = None,
+    trust_remote_code: bool = False,
+    take: str | Sequence[str] | None = None,
+    try_out: bool = False,
+    try_samples: int = 256,
+    repeats: int = 3,
+    apply: str | os.PathLike[str] | None = None,
+    history: bool = False,
+    rollback: str | os.PathLike[str] | None = None,
+    against: str | os.PathLike[str] | None = None,
+) -> AdviceResult:
+    """Say what would make a run faster: cause, evidence, expected gain and the exact command.
+
+    As `brim advise` on the command line.
+
+    Args:
+        run: The folder of a run of eval or train.
+        model: Without RUN: the model that is to be evaluated.
+        data: Without RUN: its data.
+        split: Which split of the data.
+        task: generate, vqa, choice or classify; by default what the data is for.
+        max_tokens: Short for the knob max_new_tokens.
+        batch_size: auto, or N as a ceiling: lowered only where N does not fit.
+        gpu: Forecast for this card, such as h100.
+        trust_remote_code: Let a transformers folder run its own Python code.
+        take: Which pieces of advice apply and try take, by name (the first; the first three).
+        try_out: Measure the first three on a part of the work, in turns with the run as it was.
+        try_samples: With try: samples of the part.
+        repeats: With try: how often each is measured.
+        apply: Write the settings to a file (for eval settings, for train as its file), and keep the round.
+        history: Show the rounds of RUN and what each brought.
+        rollback: Write the settings of the round before the last one.
+        against: The run that the last round led to.
+
+    Returns:
+        `advice`, largest expected gain first, what was `tried`, the `rounds`, and the `document`.
+
+    Example:
+
+        result = brim.advise("runs/first", try_out=True)
+        result.advice[0].cause, result.advice[0].command
+    """
+    result: AdviceResult = call("advise", locals())
+    return result
 
 
 @command_of("check")

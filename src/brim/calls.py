@@ -28,6 +28,7 @@ _RUNNERS = {  # the function that the command line calls as well
     "sweep": "brim.sweeps.prepare:sweep",
     "ood": "brim.molecules.run:ood",
     "encode": "brim.molecules.encoding:encode",
+    "advise": "brim.advice.advise:advise",
     "check": "brim.advice.checks:check_as",
     "report": "brim.reporting.write:report_as",
 }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import shlex
 
-from brim.reporting.repeat import command_of, flat_rows
+from brim.advice.command_lines import command_of
+from brim.reporting.repeat import flat_rows
 from brim.settings.eval_settings import EvalRequest
 from brim.settings.profile_settings import ProfileRequest
 

@@ -63,6 +63,12 @@ def test_a_run_learns_and_writes_a_complete_record(features: Path, tmp_path: Pat
         rows = list(csv.DictReader(file))
     assert len(rows) == 12
     assert float(rows[-1]["val_top1"]) == watcher.rows[-1]["val_top1"]
+    marks = summary["throughput"]
+    assert len(marks) <= 100
+    assert marks == sorted(marks)
+    assert marks[-1][1] == summary["samples"]
+    assert marks[-1][0] <= summary["seconds"] * 1.001  # of training alone: neither validation nor checkpoints
+    assert summary["checkpoint_seconds"] > 0
     curve = summary["loss_curve"]
     assert curve[-1]["samples"] == summary["samples"]
     assert len(curve) <= 200

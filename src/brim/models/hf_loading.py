@@ -17,7 +17,7 @@ from brim.models.hf_knobs import KnobParts
 from brim.models.hf_models import Kind
 from brim.workloads.knobs import Knob
 
-__all__ = ["load", "model_knobs", "parse_knobs", "with_knobs"]
+__all__ = ["load", "load_tokenizer", "model_knobs", "parse_knobs", "with_knobs"]
 
 _KINDS: dict[Kind, ModelKind] = {
     "causal": "language",
@@ -118,6 +118,11 @@ def model_knobs(name: str, *, trust_remote_code: bool = False) -> tuple[Knob, ..
     return hf_knobs.list_knobs(
         KnobParts(config=config, kind="vision_language", positions=positions, processor=processor)
     )
+
+
+def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a folder or id, without the model's weights."""
+    return _load_part("AutoTokenizer", name, trust_remote_code)
 
 
 def _load_part(auto_class: str, name: str, trust_remote_code: bool) -> Any:

@@ -203,6 +203,21 @@ COMMANDS = {
             ),
         ),
         Command(
+            name="advise",
+            summary="Say what would make a run faster: cause, evidence, expected gain and the exact command.",
+            more="A gain that no measurement is behind says so; --try measures. Before a run, -m and -d.",
+            settings="advise_settings:AdviseSettings",
+            alone_is_help=True,
+            example="brim advise runs/eval-20260131-093000 --try --apply faster.yaml",
+            python=PythonCall(
+                name="advise",
+                returns="brim.advice.advise:AdviceResult",
+                holds="`advice`, largest expected gain first, what was `tried`, the `rounds`, and the `document`.",
+                example='result = brim.advise("runs/first", try_out=True)\n'
+                "result.advice[0].cause, result.advice[0].command",
+            ),
+        ),
+        Command(
             name="demo",
             summary="Profile the shipped vision-language model over max_crops, on this machine's CPU, under a small "
             "memory limit.",

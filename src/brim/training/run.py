@@ -109,6 +109,7 @@ class _TrainingRun:
         self.listener = listener
         self.started_at = started_at
         self.sharded = request.settings.training.fsdp and self.world.size > 1
+        self.resumed_after = 0  # the step of the checkpoint that this start continues from
 
     def run(self) -> TrainResult:
         """Open, train, report."""
@@ -184,6 +185,7 @@ class _TrainingRun:
             raise RequestError(
                 f"{named('resume')}: the ranks find different checkpoints in {self.folder} ({found}); share the folder"
             )
+        self.resumed_after = steps[0]
         later = parts.files.open(keep_steps=parts.progress.step)
         replay = {line["step"]: line["micro_batches"] for line in later} if self.world.size == 1 else None
         return Trainer(parts, replay=replay)
@@ -248,6 +250,7 @@ class _TrainingRun:
             workers=loader.workers if loader is not None else 0,
             skipped_steps=parts.stepper.skipped,
             monitor=sampler.summary(),
+            checkpoint_seconds=parts.files.checkpoint_seconds,
             notes=tuple(parts.notes),
         )
 
@@ -262,6 +265,7 @@ class _TrainingRun:
             learning_rate=parts.adaptive.rate_facts(),
             noise=parts.adaptive.noise.report(),
             seed=self.request.settings.hp.seed,
+            resumed_after=self.resumed_after,
         )
         plan = ranks[0].plan
         if len(ranks) > 1:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -48,6 +49,7 @@ class RunFiles:
         self._shared_state = shared_state
         self._own_state = own_state
         self._steps: TextIO | None = None
+        self.checkpoint_seconds = 0.0  # that this rank has spent on checkpoints
 
     def open(self, *, keep_steps: int) -> list[dict[str, Any]]:
         """Begin writing after so many steps; gives the lines of later ones, which a killed run had got to."""
@@ -100,6 +102,11 @@ class RunFiles:
 
     def checkpoint(self, progress: Progress, agreement: Agreement) -> None:
         """Write a checkpoint; every rank comes with its random generators and its micro-batch schedule."""
+        started = time.perf_counter()
+        self._write_checkpoint(progress, agreement)
+        self.checkpoint_seconds += time.perf_counter() - started
+
+    def _write_checkpoint(self, progress: Progress, agreement: Agreement) -> None:
         generators = generator_states()
         sent = {
             name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in generators.items()

@@ -11,9 +11,10 @@ from brim.monitor.sampler import MonitorSummary
 from brim.records import BatchSizes, Plan
 from brim.training.loop import Progress
 
-__all__ = ["RankReport", "loss_curve", "seed_figures", "summarise"]
+__all__ = ["RankReport", "loss_curve", "seed_figures", "summarise", "throughput"]
 
 MOST_POINTS = 200  # of the loss curve in run.json; steps.jsonl has all of it
+MOST_MARKS = 100  # of `throughput`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class RankReport:
     workers: int
     skipped_steps: int
     monitor: MonitorSummary
+    checkpoint_seconds: float | None = None  # that the loop wrote checkpoints; None: it wrote none by itself
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -78,6 +80,17 @@ def loss_curve(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def throughput(steps: Sequence[Mapping[str, Any]], *, after_step: int = 0) -> list[list[float]]:
+    """Points (seconds of training, samples) of the steps after one, both cumulative; the last point is the end."""
+    seconds, samples, points = 0.0, 0, []
+    for step in steps:
+        if step["step"] > after_step:
+            seconds, samples = seconds + step["seconds"], samples + step["effective_batch"]
+            points.append([seconds, samples])
+    width = max(math.ceil(len(points) / MOST_MARKS), 1)
+    return points[::-1][::width][::-1]
+
+
 def summarise(
     progress: Progress,
     ranks: Sequence[RankReport],
@@ -88,6 +101,7 @@ def summarise(
     noise: Mapping[str, Any] | None,
     seed: int,
     fast_path: str = "off",
+    resumed_after: int = 0,  # the step that this start continued from
 ) -> dict[str, Any]:
     """The `summary` of run.json."""
     first = ranks[0]
@@ -126,6 +140,10 @@ def summarise(
         "seconds": progress.train_seconds,
         "eval_seconds": max(rank.eval_seconds for rank in ranks),
         "loader": {"num_workers": first.workers, "wait_seconds": max(rank.loader_wait_seconds for rank in ranks)},
+        "checkpoint_seconds": max(
+            (one for rank in ranks if (one := rank.checkpoint_seconds) is not None), default=None
+        ),
+        "throughput": throughput(steps, after_step=resumed_after),
         "loss_curve": loss_curve(steps),
         "monitor": first.monitor.to_json(),
         "ranks": len(ranks),

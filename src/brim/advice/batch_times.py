@@ -1,0 +1,76 @@
+"""What larger batches bring: from the batches that a run timed, and from other runs of the same work."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from brim.advice.run_reader import Run, entries, open_run
+from brim.errors import BrimError
+from brim.units import number
+
+__all__ = ["MeasuredRate", "gain_of_larger_batches", "probe_rates", "rates_of_same_work", "runs_beside"]
+
+USUAL_FIXED_SHARE = 0.5  # of a batch's time that does not grow with it, where nothing else is known
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasuredRate:
+    """How fast some batch size was, and where that was measured."""
+
+    batch_size: int
+    samples_per_second: float
+    source: str
+    given: bool = False  # the size was given; else brim found it
+
+
+def probe_rates(run: Run) -> list[MeasuredRate]:
+    """The batches that a run timed, the first left out where there are others: it loads kernels, whatever its size."""
+    rates = [
+        MeasuredRate(batch_size=int(size), samples_per_second=rate, source="this run")
+        for probe in entries(run.plan.get("probes"))
+        if probe.get("verdict") == "fits"
+        and (size := number(probe.get("batch_size")))
+        and (rate := number(probe.get("samples_per_second")))
+    ]
+    return rates[1:] if len(rates) > 1 else rates
+
+
+def gain_of_larger_batches(run: Run, factor: float) -> tuple[float, bool]:
+    """The gain where every batch holds so many times more samples, and whether timings of two sizes are behind it."""
+    times = {one.batch_size: one.batch_size / one.samples_per_second for one in probe_rates(run)}
+    size = float(run.summary.get("batch_size_used") or 1)
+    if len(times) > 1:
+        small, large = min(times), max(times)
+        slope = max((times[large] - times[small]) / (large - small), 0.0)
+        fixed = max(times[small] - slope * small, 0.0)
+        before, after = fixed / size + slope, fixed / (size * factor) + slope
+        if before > 0 and after > 0:
+            return before / after, True
+    return factor / (USUAL_FIXED_SHARE + (1 - USUAL_FIXED_SHARE) * factor), False
+
+
+def rates_of_same_work(run: Run) -> list[MeasuredRate]:
+    """Evaluations beside this one of the same model, data and settings, whatever their batch size."""
+    return [
+        MeasuredRate(
+            batch_size=int(size), samples_per_second=rate, source=other.folder.name,
+            given=other.request.get("batch_size") is not None,
+        )
+        for other in runs_beside(run)
+        if other.kind == run.kind
+        and other.summary.get("fingerprint") == run.summary.get("fingerprint")
+        and (size := number(other.summary.get("batch_size_used")))
+        and (rate := number(other.summary.get("samples_per_second")))
+    ]  # fmt: skip
+
+
+def runs_beside(run: Run) -> Iterator[Run]:
+    """The finished runs in the same parent folder."""
+    for file in sorted(Path(run.folder.resolve().parent).glob("*/run.json")):
+        if file.parent != run.folder.resolve():
+            try:
+                yield open_run(file.parent)
+            except BrimError:  # damaged, or of another version: no evidence
+                continue
