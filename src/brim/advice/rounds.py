@@ -15,9 +15,9 @@ from typing import Any
 from brim.advice.base import Advice, figure
 from brim.advice.batch_times import runs_beside
 from brim.advice.changed_request import asked_settings, changed_settings, settings_text
-from brim.advice.intervals import Interval, paired_speed_up, segment_seconds
 from brim.advice.run_reader import Run, mapping
 from brim.errors import BrimError, RequestError
+from brim.intervals import Interval, paired_speed_up, segment_seconds
 from brim.storage.files import read_json, write_atomic, write_json
 
 __all__ = ["ROUNDS_SCHEMA", "Rounds", "apply_advice", "open_rounds"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from brim.advice.check_lines import CheckLine, CheckVerdict
 from brim.advice.checked_parts import CheckedPart, CheckedRun
-from brim.advice.intervals import Interval, paired_speed_up, segment_seconds, speed_up
 from brim.advice.run_reader import data_keys
+from brim.intervals import Interval, paired_speed_up, segment_seconds, speed_up
 from brim.units import number
 
 __all__ = ["speed_up_line"]

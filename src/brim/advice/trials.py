@@ -17,12 +17,12 @@ from typing import Any
 
 from brim.advice.base import Advice
 from brim.advice.changed_request import eval_request, train_request
-from brim.advice.intervals import Interval, speed_up
 from brim.advice.run_reader import Run
 from brim.errors import BrimError, RequestError
 from brim.evaluation.scoring import summarise
 from brim.evaluation.setup import EvaluationSetup, open_setup, read_data
 from brim.evaluation.worker import EvalListener, Worker
+from brim.intervals import Interval, speed_up
 from brim.memory.devices import memory_of
 from brim.models.load import KeptModel
 from brim.settings.eval_settings import EvalRequest
