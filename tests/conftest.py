@@ -60,6 +60,14 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
 
 
 @pytest.fixture(autouse=True)
+def own_state_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs make themselves known in a folder of this test, never in the user's own."""
+    folder = tmp_path_factory.mktemp("xdg-state")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
 def quick_collections() -> None:
     """Every probe collects garbage: half a second to walk through torch and transformers, unless they are set aside."""
     gc.collect()
