@@ -1,9 +1,9 @@
 """brim: fill the GPU to the brim, never spill.
 
 Finds the fastest batch size that fits, and evaluates, profiles and trains at it: `brim.find`, `brim.forecast`,
-`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.report`, and for molecules `brim.ood` and
-`brim.encode`, each with the settings of its command. Names are loaded on first use, so that `import brim` stays free of
-torch.
+`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.report`, `brim.watch`, and for molecules
+`brim.ood` and `brim.encode`, each with the settings of its command. Names are loaded on first use, so that
+`import brim` stays free of torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from brim.api import encode, evaluate, find, forecast, ood, profile, report, sweep, train
+    from brim.api import encode, evaluate, find, forecast, ood, profile, report, sweep, train, watch
     from brim.api import profile as profile_knob
     from brim.api import train as fit
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from brim.forecasting.forecast import forecast_batch_size, forecast_memory
     from brim.molecules.encoding import EncodedFile
     from brim.molecules.run import OodResult
+    from brim.monitor.snapshot import Snapshot
     from brim.planning.find import find_batch_size
     from brim.planning.forecast import ForecastResult
     from brim.profiling.run import ProfileResult
@@ -56,6 +57,7 @@ _HOMES = {
     "RequestError": "brim.errors",
     "SearchListener": "brim.searching.find",
     "SearchSettings": "brim.settings.find_settings",
+    "Snapshot": "brim.monitor.snapshot",
     "SweepResult": "brim.sweeps.run",
     "TrainResult": "brim.training.run",
     "Workload": "brim.workloads.base",
@@ -77,6 +79,7 @@ _HOMES = {
     "sweep": "brim.api",
     "train": "brim.api",
     "validate_grid": "brim.settings.config_files",
+    "watch": "brim.api",
 }
 _OLDER = {"fit": "train", "profile_knob": "profile"}  # names of before
 
@@ -100,6 +103,7 @@ __all__ = [
     "RequestError",
     "SearchListener",
     "SearchSettings",
+    "Snapshot",
     "SweepResult",
     "TrainResult",
     "Workload",
@@ -122,6 +126,7 @@ __all__ = [
     "sweep",
     "train",
     "validate_grid",
+    "watch",
 ]
 
 

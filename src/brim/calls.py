@@ -29,6 +29,7 @@ _RUNNERS = {  # the function that the command line calls as well
     "ood": "brim.molecules.run:ood",
     "encode": "brim.molecules.encoding:encode",
     "report": "brim.reporting.write:report_as",
+    "watch": "brim.monitor.snapshot:take_snapshot",
 }
 
 

@@ -28,7 +28,7 @@ from brim.storage.run_folder import keep_command_line
 __all__ = ["app", "run"]
 
 INTERRUPTED = 130  # what typer, too, leaves with after Ctrl-C
-_SHOWN = ("find", "eval", "profile", "sweep", "forecast", "ood", "encode", "knobs", "report", "demo", "train")
+_SHOWN = ("find", "eval", "profile", "sweep", "forecast", "ood", "encode", "knobs", "report", "demo", "train", "watch")
 _FUNCTIONS = {"eval": "evaluate:evaluate", "cache list": "cache:list_plans", "cache clear": "cache:clear"}
 
 

@@ -72,8 +72,8 @@ class LiveRun:
             "updated_at": None, "state": "starting", "done": None, "total": None, "unit": None, "label": None,
             "part": None,
             "batch_size": None, "batch_size_found": None, "samples_per_second": None, "oom_events": None,
-            "metric": None, "loss": None, "waiting_fraction": None, "device": None, "device_uuid": None,
-            "peak_reserved_bytes": None, "ranks": None, "note": None,
+            "seconds_left": None, "metric": None, "loss": None, "waiting_fraction": None, "device": None,
+            "device_uuid": None, "peak_reserved_bytes": None, "ranks": None, "note": None,
         }  # fmt: skip
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -112,17 +112,38 @@ class LiveRun:
 
     def _run(self) -> None:
         try:
+            progress = _Progress()
             self._fields["created"] = psutil.Process().create_time()
             own, registered = self._paths()
             registered.parent.mkdir(parents=True, exist_ok=True)
             while not self._stop.is_set():
-                document = {**self._fields, "updated_at": time.time()}
-                text = json.dumps(document, default=str)
+                now = time.time()
+                fields = {**self._fields, "updated_at": now}
+                text = json.dumps({**fields, "seconds_left": progress.seconds_left(fields, now)}, default=str)
                 for path in (own, registered):
                     _replace(path, text)
                 self._stop.wait(self._interval_seconds)
         except Exception as error:
             self.error = str(error)
+
+
+class _Progress:
+    """An estimate of the time left, from how much was done since the first reading."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float] | None = None  # when, and how much was done by then
+        self._unit: str | None = None
+
+    def seconds_left(self, fields: dict[str, Any], now: float) -> float | None:
+        done, total, rate = fields["done"], fields["total"], fields["samples_per_second"]
+        if done is None or total is None:
+            return None
+        if fields["kind"] == "eval" and rate:
+            return float(max(total - done, 0) / rate)
+        if self._first is None or self._unit != fields["unit"]:
+            self._first, self._unit = (now, done), fields["unit"]
+        began, before = self._first
+        return float(max(total - done, 0) * (now - began) / (done - before)) if done > before else None
 
 
 def _replace(path: Path, text: str) -> None:
