@@ -33,7 +33,7 @@ __all__ = ["draw_frame", "show_screen", "write_forever"]
 WIDE = 140  # from this width on the figures stand beside the head
 KEY_SECONDS = 0.1  # between two looks at the keyboard and at the size of the screen
 INDENT = 8  # of what stands below the head of a card or a run
-GAUGE, SPARKS = "━", "▁▂▃▄▅▆▇█"
+FULL, EMPTY, SPARKS = "━", "─", "▁▂▃▄▅▆▇█"
 Part = tuple[str, str]  # text and its style
 
 
@@ -132,7 +132,8 @@ def _lines(document: Mapping[str, Any], width: int, *, keys: bool) -> Iterator[T
     if not runs:
         yield _line([("no run of brim is under way", "dim")], width)
     for run in runs:
-        yield from _fitted(_run_head(run), [text for text in (_label(run), *_figures(run)) if text], width)
+        head = _run_head(run, _indent(width) - 1 if width >= WIDE else width)
+        yield from _fitted(head, [text for text in (_label(run), *_figures(run)) if text], width)
 
 
 def _hint(keys: bool) -> list[Part]:
@@ -141,7 +142,7 @@ def _hint(keys: bool) -> list[Part]:
 
 def _fitted(head: Sequence[Part], figures: Sequence[str], width: int) -> Iterator[Text]:
     """The head, and the figures below it or, on a wide screen, beside it; as many lines as the figures need."""
-    indent = width // 2 if width >= WIDE else INDENT
+    indent = _indent(width)
     lines = list(_packed(figures, width - indent))
     first = _line(head, indent - 1 if width >= WIDE else width)
     if width >= WIDE and lines:
@@ -150,6 +151,10 @@ def _fitted(head: Sequence[Part], figures: Sequence[str], width: int) -> Iterato
     yield first
     for line in lines:
         yield _line([(" " * indent + line, "")], width)
+
+
+def _indent(width: int) -> int:
+    return width // 2 if width >= WIDE else INDENT
 
 
 def _packed(figures: Sequence[str], width: int) -> Iterator[str]:
@@ -215,7 +220,7 @@ def _unreadable(gpu: Mapping[str, Any]) -> bool:
     return bool(gpu["problem"]) and gpu["memory_used_bytes"] is None and gpu["utilisation"] is None
 
 
-def _run_head(run: Mapping[str, Any]) -> list[Part]:
+def _run_head(run: Mapping[str, Any], width: int) -> list[Part]:
     """What it is, and how far."""
     state = str(run["state"])
     colour = {"killed": "red", "running": "green"}.get(state, "yellow")
@@ -223,7 +228,8 @@ def _run_head(run: Mapping[str, Any]) -> list[Part]:
     head: list[Part] = [(f"{run.get('kind') or 'run':<{INDENT}}", "bold"), (f"{state} ", colour)]
     if isinstance(done, int | float) and isinstance(total, int | float) and total:
         head += [*_gauge(done / total, 12), (f" {done:,}/{total:,} {run.get('unit') or ''}", "")]
-    return [*head, (f" · {_short(str(run['folder']))}", "dim")]
+    left = width - sum(len(text) for text, _ in head) - 3
+    return [*head, (f" · {_end_of(visible_text(str(run['folder'])), max(left, 12))}", "dim")]
 
 
 def _label(run: Mapping[str, Any]) -> str:
@@ -258,7 +264,7 @@ def _figures(run: Mapping[str, Any]) -> Iterator[str]:
 
 def _gauge(fraction: float, width: int) -> list[Part]:
     full = round(min(max(fraction, 0.0), 1.0) * width)
-    return [(GAUGE * full, "green"), (GAUGE * (width - full), "bright_black")]
+    return [(FULL * full, "green"), (EMPTY * (width - full), "bright_black")]
 
 
 def _sparks(history: Sequence[float | None], width: int = 16) -> str:
@@ -276,6 +282,6 @@ def _watts(gpu: Mapping[str, Any]) -> str:
     return f"{'—' if drawn is None else f'{drawn:.0f}'}{'' if most is None else f'/{most:.0f}'} W"
 
 
-def _short(folder: str, most: int = 40) -> str:
+def _end_of(folder: str, most: int) -> str:
     """The end of a path, which says more than its beginning."""
     return folder if len(folder) <= most else f"…{folder[1 - most :]}"

@@ -66,7 +66,7 @@ class LiveRun:
         self._folder = folder.absolute()
         self._publishes = publishes
         self._interval_seconds = interval_seconds
-        self._fields: dict[str, Any] = {
+        self.document: dict[str, Any] = {
             "schema": LIVE_SCHEMA, "pid": os.getpid(), "host": platform.node(), "created": None,
             "folder": str(self._folder), "kind": kind, "command": command_line(), "started_at": time.time(),
             "updated_at": None, "state": "starting", "done": None, "total": None, "unit": None, "label": None,
@@ -81,7 +81,7 @@ class LiveRun:
 
     def update(self, **fields: Any) -> None:
         """Change fields of the document; it is written later, by the thread."""
-        self._fields.update(fields)
+        self.document.update(fields)
 
     def __enter__(self) -> Self:
         if self._publishes and not _publishing.get():
@@ -99,7 +99,7 @@ class LiveRun:
     ) -> None:
         if self._token is not None:
             _publishing.reset(self._token)
-        if self._thread is not None and os.getpid() == self._fields["pid"]:  # a forked child has not begun the run
+        if self._thread is not None and os.getpid() == self.document["pid"]:  # a forked child has not begun the run
             self._stop.set()
             self._thread.join(JOIN_SECONDS)
             for path in self._paths():
@@ -113,12 +113,12 @@ class LiveRun:
     def _run(self) -> None:
         try:
             progress = _Progress()
-            self._fields["created"] = psutil.Process().create_time()
+            self.document["created"] = psutil.Process().create_time()
             own, registered = self._paths()
             registered.parent.mkdir(parents=True, exist_ok=True)
             while not self._stop.is_set():
                 now = time.time()
-                fields = {**self._fields, "updated_at": now}
+                fields = {**self.document, "updated_at": now}
                 text = json.dumps({**fields, "seconds_left": progress.seconds_left(fields, now)}, default=str)
                 for path in (own, registered):
                     _replace(path, text)

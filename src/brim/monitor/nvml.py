@@ -104,6 +104,8 @@ class OpenCard:
         self._nvml = nvml
         self._device = device
         self._absent: set[Callable[[Any, Any], Any]] = set()
+        self._uuid: str | None = None  # asked for once: a card that is lost later keeps its name
+        self._name: str | None = None
         self.problem: str | None = None  # what the driver answered to the last question that failed
         # AttributeError: the binding is older than the field.
         self._means_absent = (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, AttributeError)
@@ -150,10 +152,12 @@ class OpenCard:
         memory = self._ask_for(_memory_info)
         total = None if memory is None else int(memory.total)
         listed = self._ask_for(_compute_processes)
+        self._uuid = self._uuid or self._ask_for(_uuid)
+        self._name = self._name or self._ask_for(_name)
         return CardRow(
             index=index,
-            uuid=self._ask_for(_uuid),
-            name=self._ask_for(_name),
+            uuid=self._uuid,
+            name=self._name,
             slice_of=slice_of,
             figures=self.read(),
             memory_total_bytes=total,

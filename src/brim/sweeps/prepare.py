@@ -20,8 +20,9 @@ from brim.settings.yaml_file import parse_overrides
 from brim.storage.run_lock import locked_folder
 from brim.sweeps import forecast_process
 from brim.sweeps.forecasts import CachedForecasts, SizeForecast, forecast_experiments, foreseen, foreseen_data
-from brim.sweeps.job import AttemptOutcome, Job, SweepListener
+from brim.sweeps.job import SweepListener
 from brim.sweeps.launch_local import LocalLauncher
+from brim.sweeps.live_figures import LiveSweep
 from brim.sweeps.run import Launcher, SweepPlan, SweepResult, run_sweep
 from brim.sweeps.scheduler import Device, local_devices, mps_is_running
 from brim.sweeps.state import check_contents
@@ -134,7 +135,7 @@ def sweep(settings: SweepCommand, *, listener: SweepListener | None = None) -> S
         locked_folder(settings.output, command="sweep", note=watcher.note) as folder,
         LiveRun(folder, "sweep") as live,
     ):
-        watcher = both(SweepListener, _LiveSweep(live), watcher)
+        watcher = both(SweepListener, LiveSweep(live), watcher)
         check_contents(folder, resume=settings.request.resume)
         with prepared(settings, watcher) as preparation:
             plan = preparation.plan()
@@ -143,34 +144,6 @@ def sweep(settings: SweepCommand, *, listener: SweepListener | None = None) -> S
             if problem.severity != "note":
                 watcher.note(str(problem))
         return _run(plan, preparation.final_request(), devices, folder, watcher)
-
-
-class _LiveSweep(SweepListener):
-    """Publishes how far a sweep is; its experiments publish themselves."""
-
-    def __init__(self, live: LiveRun) -> None:
-        self._live = live
-        self._done = self._oom_events = 0
-
-    def forecasting(self, what: str) -> None:
-        """Before the experiments."""
-        self._live.update(label=f"forecasting memory {what}")
-
-    def planned(self, experiments: int, done: int) -> None:
-        """How much there is to do."""
-        self._done = done
-        self._live.update(state="running", done=done, total=experiments, unit="experiments", label=None)
-
-    def ended(self, job: Job, outcome: AttemptOutcome, retried: Job | None) -> None:
-        """One more, unless it is tried again."""
-        del job
-        self._done += retried is None and outcome.state != "interrupted"
-        self._oom_events += outcome.failure == "out_of_memory"
-        self._live.update(done=self._done, oom_events=self._oom_events)
-
-    def note(self, line: str) -> None:
-        """The last one is shown."""
-        self._live.update(note=line)
 
 
 def _run(
