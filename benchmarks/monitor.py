@@ -3,6 +3,9 @@
     python -m benchmarks.monitor                    # the host part
     python -m benchmarks.monitor --index 0          # with the first card too
     python -m benchmarks.monitor --intervals 0.5,0.02 --pairs 96
+    python -m benchmarks.monitor --part published              # sampler and live.json together, beside training steps
+    python -m benchmarks.monitor --part published --index 0    # the same on a card
+    python -m benchmarks.monitor --part smi --index 0          # brim's readings against nvidia-smi, in the same second
 
 Two loads: plain Python, which holds the interpreter lock that the sampler's thread needs too, and torch matrix products
 on the CPU, which release it. A pair is one block of work without and one with the sampler, in alternating order, so
@@ -10,6 +13,9 @@ that a drift of the machine falls on both; the ratio is the median over pairs, w
 a run feels, but other programs on the machine disturb it; processor time counts this process alone. An interval far
 below the default makes the cost exceed the noise: divide it to get the default's. The first table
 is taken while the process sleeps, so its processor time is the sampler's alone.
+
+`--part published` is a run as brim makes it: training steps, each followed by an update of what is published, with the
+sampler and the publishing thread at their default intervals. Blocks with and without them alternate in one process.
 """
 
 from __future__ import annotations
@@ -17,19 +23,25 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import platform
 import statistics
+import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from brim.monitor.live import LiveRun
+from brim.monitor.nvml import CardRow, OpenCards
 from brim.monitor.sampler import Sampler
 
 Work = Callable[[], None]
@@ -45,6 +57,12 @@ def main() -> None:
     print(
         f"{os.cpu_count()} cores, {arguments.threads} torch thread(s), Python {platform.python_version()}, {packages}\n"
     )
+    if arguments.part == "smi":
+        _compare_with_smi(arguments.pairs, arguments.index or 0)
+        return
+    if arguments.part == "published":
+        _print_published(arguments)
+        return
     intervals = [float(text) for text in arguments.intervals.split(",")]
     with tempfile.TemporaryDirectory() as folder:
 
@@ -130,6 +148,149 @@ def _repeats(load: Work, block_seconds: float) -> int:
     return max(1, round(block_seconds / (_time(load, trials).wall / trials)))
 
 
+# ------------------------------------------------------------------------------------------------ published
+
+
+def _print_published(arguments: argparse.Namespace) -> None:
+    """What sampling and publishing cost a run: the threads' processor time, an update, and blocks with and without."""
+    device = torch.device("cpu" if arguments.index is None else f"cuda:{arguments.index}")
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        os.environ["XDG_STATE_HOME"] = str(folder / "state")
+
+        @contextlib.contextmanager
+        def published() -> Iterator[LiveRun]:
+            sampler = Sampler(folder / "monitor.csv", index=arguments.index)
+            with sampler, LiveRun(folder, "train") as live:
+                live.update(state="running", total=10**9, unit="samples", device=str(device))
+                yield live
+
+        with published() as live:
+            time.sleep(START_SECONDS)
+            before = time.process_time()
+            time.sleep(arguments.sleep_seconds)
+            of_a_core = (time.process_time() - before) / arguments.sleep_seconds
+            updates = 20_000
+            started = time.perf_counter()
+            for done in range(updates):
+                _publish(live, done)
+            update_seconds = (time.perf_counter() - started) / updates
+        step = _training_step(device)
+        repeats = _repeats(step, arguments.block_seconds)
+        step_seconds = _time(step, repeats).wall / repeats
+        print("| figure | value |\n|---|---|")
+        print(f"| processor time of both threads, of one core | {of_a_core:.3%} |")
+        print(f"| one update | {1e6 * update_seconds:.2f} µs |")
+        print(f"| one step | {1e3 * step_seconds:.3f} ms |")
+        print(f"| updates, of the steps | {update_seconds / step_seconds:.4%} |\n", flush=True)
+        print("| steps on | pairs | processor time, with / without | wall time, with / without |")
+        print("|---|---|---|---|")
+        watches: dict[str, Watch] = {"": published, " (neither published)": contextlib.nullcontext}
+        for name, watch in watches.items():
+            ratios = _published_ratios(step, repeats, arguments.pairs, watch)
+            processor = _median_and_interval([ratio.processor for ratio in ratios])
+            wall = _median_and_interval([ratio.wall for ratio in ratios])
+            print(f"| {device}{name} | {arguments.pairs} | {processor} | {wall} |", flush=True)
+
+
+def _published_ratios(step: Work, repeats: int, pairs: int, watch: Watch) -> list[Seconds]:
+    """As `_ratios`, with an update after each step of a block that is published."""
+    ratios = []
+    for pair in range(pairs):
+        seconds: dict[bool, Seconds] = {}
+        for watched in (False, True) if pair % 2 == 0 else (True, False):
+            with watch() if watched else contextlib.nullcontext() as live:
+                time.sleep(START_SECONDS)
+                counted = itertools.count()
+
+                def work(live: object = live, counted: Iterator[int] = counted) -> None:
+                    step()
+                    if isinstance(live, LiveRun):
+                        _publish(live, next(counted))
+
+                seconds[watched] = _time(work, repeats)
+        with_it, without = seconds[True], seconds[False]
+        ratios.append(Seconds(processor=with_it.processor / without.processor, wall=with_it.wall / without.wall))
+    return ratios
+
+
+def _publish(live: LiveRun, done: int) -> None:
+    live.update(
+        state="running", done=done, loss=0.5, batch_size=64, samples_per_second=1234.5, oom_events=0,
+        waiting_fraction=0.01, batch_size_found="found on this run", peak_reserved_bytes=1,
+    )  # fmt: skip
+
+
+def _training_step(device: torch.device) -> Work:
+    """A step of a small network; on a card its end is waited for, as where a loss is read."""
+    wide = 512 if device.type == "cpu" else 4096
+    model = torch.nn.Sequential(torch.nn.Linear(wide, wide), torch.nn.ReLU(), torch.nn.Linear(wide, 10)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    rows, labels = torch.rand(64, wide, device=device), torch.randint(10, (64,), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(rows), labels)
+        loss.backward()
+        optimizer.step()
+        loss.item()
+
+    return step
+
+
+# ------------------------------------------------------------------------------------------------ nvidia-smi
+
+_SMI: dict[str, tuple[Callable[[CardRow], Any], str]] = {  # a field of nvidia-smi, brim's figure of it, the unit
+    "memory.total": (lambda row: (row.memory_total_bytes or 0) / 2**20, "MiB"),
+    "memory.used": (lambda row: (row.figures.memory_used_bytes or 0) / 2**20, "MiB"),
+    "utilization.gpu": (lambda row: 100 * (row.figures.utilisation or 0.0), "%"),
+    "power.draw.instant": (lambda row: row.figures.power_watts, "W"),
+    "power.draw": (lambda row: row.figures.power_watts, "W"),
+    "enforced.power.limit": (lambda row: row.power_limit_watts, "W"),
+    "temperature.gpu": (lambda row: row.figures.temperature_c, "°C"),
+    "clocks.sm": (lambda row: row.figures.sm_clock_mhz, "MHz"),
+    "clocks.mem": (lambda row: row.figures.memory_clock_mhz, "MHz"),
+}
+
+
+def _compare_with_smi(readings: int, index: int) -> None:
+    """Both asked in the same second, again and again, while the card works in bursts."""
+    stop = threading.Event()
+    load = threading.Thread(target=_bursts, args=(stop, index), daemon=True)
+    load.start()
+    cards = OpenCards()
+    found: dict[str, list[tuple[float, float]]] = {field: [] for field in _SMI}
+    for _ in range(readings):
+        time.sleep(0.5)
+        answer = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={','.join(_SMI)}", "--format=csv,noheader,nounits", f"--id={index}"],
+            capture_output=True, text=True, check=True,
+        ).stdout.split(",")  # fmt: skip
+        row = next(row for row in cards.read() if row.index == index and row.slice_of is None)
+        for (field, (ours, _)), theirs in zip(_SMI.items(), answer, strict=True):
+            with contextlib.suppress(ValueError, TypeError):  # "[N/A]", or not known here
+                found[field].append((float(theirs), float(ours(row))))
+    stop.set()
+    load.join()
+    cards.close()
+    print("| field | unit | readings | nvidia-smi, median | brim, median | largest difference |")
+    print("|---|---|---|---|---|---|")
+    for field, pairs in found.items():
+        if pairs:
+            medians = [statistics.median(pair[side] for pair in pairs) for side in (0, 1)]
+            apart = max(abs(one - other) for one, other in pairs)
+            print(f"| {field} | {_SMI[field][1]} | {len(pairs)} | {medians[0]:.1f} | {medians[1]:.1f} | {apart:.1f} |")
+
+
+def _bursts(stop: threading.Event, index: int) -> None:
+    left = torch.rand(8192, 8192, device=f"cuda:{index}")
+    while not stop.is_set():
+        until = time.monotonic() + 3
+        while time.monotonic() < until and not stop.is_set():
+            torch.mm(left, left).sum().item()
+        stop.wait(2)
+
+
 def _plain_python() -> None:
     total = 0
     for number in range(50_000):
@@ -147,6 +308,7 @@ def _matmul(size: int = 384) -> Work:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("sampler", "published", "smi"), default="sampler", help="what is measured")
     parser.add_argument("--index", type=int, help="the driver's card to sample too; by default only the host")
     parser.add_argument("--intervals", default="0.5,0.02", help="seconds between samples, by commas")
     parser.add_argument("--pairs", type=int, default=60, help="blocks with and without, each")

@@ -11,12 +11,14 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from brim.comparing.rounds import RoundRules
+from brim.monitor.live import LiveRun
 from brim.settings.caller import called_by_flags
 
 # The same examples in every run, so that a gate is red for a reason; `--hypothesis-profile=roam` looks further.
@@ -64,6 +66,28 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
 def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons measure three rounds and no more, however wide their intervals are."""
     monkeypatch.setattr("brim.comparing.rounds.RoundRules", functools.partial(RoundRules, most=3))
+
+
+@pytest.fixture(autouse=True)
+def own_state_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs make themselves known in a folder of this test, never in the user's own."""
+    folder = tmp_path_factory.mktemp("xdg-state")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the runs of this test publish, update by update, each as the document is after it."""
+    documents: list[dict[str, Any]] = []
+    update = LiveRun.update
+
+    def recorded(live: LiveRun, **fields: Any) -> None:
+        update(live, **fields)
+        documents.append(dict(live.document))
+
+    monkeypatch.setattr(LiveRun, "update", recorded)
+    return documents
 
 
 @pytest.fixture(autouse=True)

@@ -57,12 +57,13 @@ ENTRIES = (
     "brim.profiling.run",
     "brim.profiling.explain_speed", "brim.training.seeds.run", "brim.training.compare", "brim.molecules.run",
     "brim.molecules.encoding", "brim.sweeps.prepare", "brim.sweeps.preview", "brim.sweeps.results",
+    "brim.monitor.snapshot", "brim.monitor.sampler",
     "brim.models.build", "brim.forecasting.gpus", "brim.sizing.plans", "brim.demo.model",
 )  # fmt: skip
 MOST_STATEMENTS = 40  # of a function of the command line
 COMMAND_FILES = (
     "find", "evaluate", "profile", "forecast", "train", "sweep", "ood", "encode", "knobs", "check", "advise", "report",
-    "demo", "cache",
+    "demo", "cache", "watch",
 )  # fmt: skip
 
 

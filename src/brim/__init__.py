@@ -1,9 +1,9 @@
 """brim: fill the GPU to the brim, never spill.
 
 Finds the fastest batch size that fits, and evaluates, profiles and trains at it: `brim.find`, `brim.forecast`,
-`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.check`, `brim.advise`, `brim.report`, and
-for molecules `brim.ood` and `brim.encode`, each with the settings of its command. Names are loaded on first use, so
-that `import brim` stays free of torch.
+`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.watch`, `brim.check`, `brim.advise`,
+`brim.report`, and for molecules `brim.ood` and `brim.encode`, each with the settings of its command. Names are loaded
+on first use, so that `import brim` stays free of torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from brim.advice.advise import AdviceResult
     from brim.advice.checks import CheckResult
-    from brim.api import advise, check, encode, evaluate, find, forecast, ood, profile, report, sweep, train
+    from brim.api import advise, check, encode, evaluate, find, forecast, ood, profile, report, sweep, train, watch
     from brim.api import profile as profile_knob
     from brim.api import train as fit
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from brim.forecasting.forecast import forecast_batch_size, forecast_memory
     from brim.molecules.encoding import EncodedFile
     from brim.molecules.run import OodResult
+    from brim.monitor.snapshot import Snapshot
     from brim.planning.find import find_batch_size
     from brim.planning.forecast import ForecastResult
     from brim.profiling.run import ProfileResult
@@ -60,6 +61,7 @@ _HOMES = {
     "RequestError": "brim.errors",
     "SearchListener": "brim.searching.find",
     "SearchSettings": "brim.settings.find_settings",
+    "Snapshot": "brim.monitor.snapshot",
     "SweepResult": "brim.sweeps.run",
     "TrainResult": "brim.training.run",
     "Workload": "brim.workloads.base",
@@ -83,6 +85,7 @@ _HOMES = {
     "sweep": "brim.api",
     "train": "brim.api",
     "validate_grid": "brim.settings.config_files",
+    "watch": "brim.api",
 }
 _OLDER = {"fit": "train", "profile_knob": "profile"}  # names of before
 
@@ -108,6 +111,7 @@ __all__ = [
     "RequestError",
     "SearchListener",
     "SearchSettings",
+    "Snapshot",
     "SweepResult",
     "TrainResult",
     "Workload",
@@ -132,6 +136,7 @@ __all__ = [
     "sweep",
     "train",
     "validate_grid",
+    "watch",
 ]
 
 

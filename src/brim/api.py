@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from brim.evaluation.run import EvalResult
     from brim.molecules.encoding import EncodedFile
     from brim.molecules.run import OodResult
+    from brim.monitor.snapshot import Snapshot
     from brim.planning.forecast import ForecastResult
     from brim.profiling.run import ProfileResult
     from brim.records import Plan
@@ -27,7 +28,20 @@ if TYPE_CHECKING:
     from brim.sweeps.run import SweepResult
     from brim.training.run import TrainResult
 
-__all__ = ["advise", "check", "encode", "evaluate", "find", "forecast", "ood", "profile", "report", "sweep", "train"]
+__all__ = [
+    "advise",
+    "check",
+    "encode",
+    "evaluate",
+    "find",
+    "forecast",
+    "ood",
+    "profile",
+    "report",
+    "sweep",
+    "train",
+    "watch",
+]
 
 
 @command_of("advise")
@@ -812,4 +826,30 @@ def train(
         result.metrics["top1"]["mean"]
     """
     result: TrainResult = call("train", locals())
+    return result
+
+
+@command_of("watch")
+def watch(
+    run: str | os.PathLike[str] | None = None,
+    *,
+    metrics: str | os.PathLike[str] | None = None,
+) -> Snapshot:
+    """Show the GPUs and the runs of this machine while they work.
+
+    As `brim watch` on the command line.
+
+    Args:
+        run: The folder of a run: only it is shown, with the runs in its subfolders; by default all runs.
+        metrics: Write OpenMetrics text to this file at every reading, for a node exporter's textfile collector.
+
+    Returns:
+        `gpus` and `runs` of this moment, and the whole `document`.
+
+    Example:
+
+        brim.watch().gpus[0]["utilisation"]
+        [run["done"] for run in brim.watch().runs]
+    """
+    result: Snapshot = call("watch", locals())
     return result

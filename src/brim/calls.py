@@ -31,6 +31,7 @@ _RUNNERS = {  # the function that the command line calls as well
     "advise": "brim.advice.advise:advise",
     "check": "brim.advice.checks:check_as",
     "report": "brim.reporting.write:report_as",
+    "watch": "brim.monitor.snapshot:take_snapshot",
 }
 
 

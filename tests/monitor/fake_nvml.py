@@ -30,6 +30,17 @@ class FakeNvml(types.ModuleType):
         pass
 
     class NVMLError_GpuIsLost(NVMLError):  # noqa: N801, N818
+        def __str__(self) -> str:
+            return "GPU is lost"
+
+    class NVMLError_NoPermission(NVMLError):  # noqa: N801, N818
+        def __str__(self) -> str:
+            return "Insufficient Permissions"
+
+    class NVMLError_LibraryNotFound(NVMLError):  # noqa: N801, N818
+        pass
+
+    class NVMLError_DriverNotLoaded(NVMLError):  # noqa: N801, N818
         pass
 
     class NVMLError_Timeout(NVMLError):  # noqa: N801, N818
@@ -49,14 +60,30 @@ class FakeNvml(types.ModuleType):
         self.version: str | bytes = "570.86.15"
         self.utilisation_percent = 37
         self.throttle_mask = 0x4
+        self.count = 1
+        self.slices = 0  # MIG
+        self.slice_errors: dict[str, type[Exception]] = {}
 
     def lose_the_card(self) -> None:
-        for name in ("memory", "processes", "utilisation", "power", "clock 1", "clock 2", "temperature"):
+        for name in (
+            "memory",
+            "processes",
+            "utilisation",
+            "power",
+            "clock 1",
+            "clock 2",
+            "temperature",
+            "power limit",
+            "name",
+            "uuid",
+        ):
             self.errors[name] = self.NVMLError_GpuIsLost
         self.errors["event reasons"] = self.NVMLError_GpuIsLost
 
-    def _called(self, name: str) -> None:
+    def _called(self, name: str, handle: str = "card") -> None:
         self.calls[name] += 1
+        if handle != "card" and name in self.slice_errors:
+            raise self.slice_errors[name](name)
         if name in self.errors:
             raise self.errors[name](name)
         if name in self.failing:
@@ -86,6 +113,36 @@ class FakeNvml(types.ModuleType):
             raise self.NVMLError("not found")
         return "card"
 
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        self._called("count")
+        return self.count
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str:  # noqa: N802
+        self._called("uuid")
+        return f"GPU-{UUID}" if handle == "card" else handle
+
+    def nvmlDeviceGetName(self, handle: str) -> bytes:  # noqa: N802
+        self._called("name")
+        return b"NVIDIA H200"
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:  # noqa: N802
+        self._called("power limit")
+        return 700_000
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:  # noqa: N802
+        self._called("mig mode")
+        if not self.slices:
+            raise self.NVMLError_NotSupported("mig mode")
+        return [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:  # noqa: N802
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, place: int) -> str:  # noqa: N802
+        if place >= self.slices:
+            raise self.NVMLError("not found")
+        return f"MIG-{place}"
+
     def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> Any:  # noqa: N802
         assert self.open_sessions == 1
         self._called("memory")
@@ -99,7 +156,7 @@ class FakeNvml(types.ModuleType):
         return self.processes
 
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:  # noqa: N802
-        self._called("utilisation")
+        self._called("utilisation", handle)
         return types.SimpleNamespace(gpu=self.utilisation_percent, memory=99)
 
     def nvmlDeviceGetPowerUsage(self, handle: str) -> int:  # noqa: N802

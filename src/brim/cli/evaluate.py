@@ -13,12 +13,13 @@ from rich.table import Table
 from brim.cli.check import print_check_summary
 from brim.cli.comparison import COMPARE_SCHEMA, bounds_text, gain_text, show_comparison
 from brim.cli.console import error_console, output_console, print_document
-from brim.cli.live_bars import LiveBars
+from brim.cli.live_bars import LiveBars, MachineColumn
 from brim.cli.report import leave_report
 from brim.errors import BrimError, plural
 from brim.evaluation.run import EvalResult, evaluate_as
 from brim.evaluation.setup import SetupFacts
 from brim.evaluation.worker import EvalListener
+from brim.monitor.sampler import last_sample
 from brim.ranks.world import current_world
 from brim.running.results import ExecutionFigures
 from brim.settings.eval_settings import EvaluateSettings, failed_fast
@@ -75,7 +76,7 @@ def _show(result: EvalResult, settings: EvaluateSettings) -> None:
 
 
 class EvalProgress(LiveBars, EvalListener):
-    """The bar: samples done, samples/s, time left, batch size, memory in use, OOM count. Notes come as lines."""
+    """The bar: samples done, samples/s, time left, batch size, OOM count, utilisation, memory. Notes come as lines."""
 
     def __init__(self, console: Console, *, quiet: bool = False, lines: bool = True) -> None:
         super().__init__(
@@ -85,6 +86,7 @@ class EvalProgress(LiveBars, EvalListener):
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[state]}"),
+            MachineColumn(),
             quiet=quiet,
             lines=lines,
         )
@@ -119,7 +121,8 @@ class EvalProgress(LiveBars, EvalListener):
             return
         rate = figures.items / figures.seconds if figures.seconds else 0.0
         state = [f"batch {figures.batch_counts[-1]}" if figures.batch_counts else ""]
-        state += [format_bytes(reserved_bytes)] if reserved_bytes else []
+        if reserved_bytes and last_sample() is None:  # else the column beside it has the memory of now
+            state.append(format_bytes(reserved_bytes))
         state += [f"{figures.oom_events} OOM"]
         self._progress.update(
             self._task,

@@ -6,9 +6,29 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn
+from rich.progress import Progress, ProgressColumn, Task
+from rich.table import Column
+from rich.text import Text
 
-__all__ = ["LiveBars"]
+from brim.monitor.sampler import last_sample
+
+__all__ = ["LiveBars", "MachineColumn"]
+
+
+class MachineColumn(ProgressColumn):
+    """Memory and utilisation of the card, or of the host without one, as the run's sampler read them last."""
+
+    max_refresh = 0.5
+
+    def get_table_column(self) -> Column:
+        """Never in two lines."""
+        return Column(no_wrap=True)
+
+    def render(self, task: Task) -> Text:
+        """A few characters; nothing before the first sample."""
+        del task
+        sample = last_sample()
+        return Text("" if sample is None else sample.short_text(), no_wrap=True)
 
 
 class LiveBars:

@@ -30,7 +30,7 @@ __all__ = ["app", "run"]
 INTERRUPTED = 130  # what typer, too, leaves with after Ctrl-C
 _SHOWN = (
     "find", "eval", "profile", "sweep", "forecast", "ood", "encode", "knobs", "check", "advise", "report",
-    "demo", "train",
+    "demo", "train", "watch",
 )  # fmt: skip
 _FUNCTIONS = {"eval": "evaluate:evaluate", "cache list": "cache:list_plans", "cache clear": "cache:clear"}
 

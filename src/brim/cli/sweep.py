@@ -85,7 +85,7 @@ def _show(result: SweepResult, settings: SweepCommand) -> None:
         print_check_summary(output_console(), result.folder)
 
 
-_NAME = 34  # characters of an experiment's name in a bar
+_NAME = 24  # characters of an experiment's name in a bar
 
 
 class ForecastStatus(SweepListener):
@@ -154,7 +154,7 @@ class SweepProgress(LiveBars, SweepListener):
     def event(self, job: Job, event: Mapping[str, Any]) -> None:
         """Its rate moves the bar; its notes are lines, each once for the whole sweep."""
         if event["event"] == "rate" and job.id in self._tasks:
-            state = f"{event['samples_per_second']:,.1f}/s loss {event['loss']:.3f}"
+            state = f"{event['samples_per_second']:,.1f}/s loss {event['loss']:.3f} {event.get('machine', '')}".rstrip()
             self._progress.update(
                 self._tasks[job.id], completed=event["samples"], total=event["total"] or None, state=state
             )

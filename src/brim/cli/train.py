@@ -13,7 +13,7 @@ from rich.table import Table
 from brim.cli.check import print_check_summary
 from brim.cli.comparison import COMPARE_SCHEMA, show_comparison, trial_tables
 from brim.cli.console import error_console, output_console, print_document
-from brim.cli.live_bars import LiveBars
+from brim.cli.live_bars import LiveBars, MachineColumn
 from brim.cli.report import leave_report
 from brim.errors import plural
 from brim.ranks.world import current_world
@@ -64,7 +64,10 @@ def _show(result: TrainResult, *, json_output: bool) -> None:
 
 
 class TrainProgress(LiveBars, TrainListener):
-    """The bar: samples seen, loss, samples/s, time left, micro-batch, OOM count. Notes and epochs come as lines."""
+    """The bar: samples seen, loss, samples/s, time left, micro-batch, OOM count, use of the card.
+
+    Notes and epochs come as lines.
+    """
 
     def __init__(self, console: Console, *, quiet: bool = False, lines: bool = True) -> None:
         super().__init__(
@@ -74,6 +77,7 @@ class TrainProgress(LiveBars, TrainListener):
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[state]}"),
+            MachineColumn(),
             quiet=quiet,
             lines=lines,
         )
@@ -110,7 +114,7 @@ class TrainProgress(LiveBars, TrainListener):
             completed=record.samples,
             epoch=f"{self._run}epoch {record.epoch + 1}/{self._epochs} loss {record.loss:.4f}",
             rate=f"{rate:,.1f}/s",
-            state=f"micro-batch {micro} {record.oom_events} OOM",
+            state=f"batch {micro}{f' {record.oom_events} OOM' if record.oom_events else ''}",
         )
 
     def validating(self, epoch: int) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from brim.errors import LostError, RequestError
 from brim.evaluation.journals import Journals, check_contents
+from brim.evaluation.live_figures import LiveEvaluation
 from brim.evaluation.run import EvalResult, write_record
 from brim.evaluation.scoring import RankFigures, plans_to_keep, summarise
 from brim.evaluation.setup import SetupFacts, open_setup
@@ -28,6 +29,7 @@ from brim.evaluation.shard_by_cost import shard_by_cost, shards_in_rounds
 from brim.evaluation.worker import EvalListener, Lines, Worker
 from brim.memory.devices import DEFAULT_MARGIN, memory_of
 from brim.models.placement import resolve_device
+from brim.monitor.live import LiveRun, both
 from brim.monitor.trace_file import TraceText
 from brim.ranks.world import current_world
 from brim.running.ray_cluster import RayCluster, WorkerLostError, connected_ray, forwarded_variables
@@ -72,6 +74,8 @@ def evaluate_on_ray(
         check_contents(folder, resume=request.resume)
         cluster = stack.enter_context(connected_ray(workers))
         resources = _worker_resources(cluster.resources(), request, workers, gpus_per_worker)
+        live = stack.enter_context(LiveRun(folder, "eval"))
+        listener = both(EvalListener, LiveEvaluation(live), listener)
         pool = _WorkerPool(cluster, request, resources, listener)
         stack.callback(pool.end)  # also after Ctrl-C
         return _run(pool, request, folder, listener, started_at)
@@ -94,6 +98,7 @@ def _run(
     with journals:
         for lines in pool.evaluate(left, costs):
             journals.append(lines)
+            listener.scored(lines)
             pool.finished(place[str(line["id"])] for line in lines)
             listener.batch(pool.progress(), cap=0, reserved_bytes=pool.peak_bytes())
     outcomes = pool.outcomes()

@@ -15,11 +15,13 @@ from typing import Any
 
 from brim.errors import BrimError, DoesNotFitError, RankError
 from brim.evaluation.journals import Journals, check_contents
+from brim.evaluation.live_figures import LiveEvaluation
 from brim.evaluation.scoring import RankFigures, merge_plans, plans_to_keep, summarise
 from brim.evaluation.setup import EvaluationSetup, SetupFacts, evaluation_savings, open_setup
 from brim.evaluation.shard_by_cost import shard_by_cost
 from brim.evaluation.worker import EvalListener, Lines, Worker
 from brim.memory.failures import memory_remedies
+from brim.monitor.live import LiveRun, both
 from brim.ranks.agreement import Agreement, check_same_work, shared_folder, stop_signal_as_error
 from brim.records import Plan
 from brim.settings.caller import resume_with
@@ -70,10 +72,13 @@ def evaluate(request: EvalRequest, *, output: Path | None = None, listener: Eval
     with (
         Agreement(patient=True, purpose="an evaluation") as agreement,
         shared_folder(agreement, output, command="eval", check=check, note=watcher.note) as folder,
+        LiveRun(folder, "eval", publishes=agreement.world.rank == 0) as live,
     ):
+        live.update(ranks=agreement.world.size)
+        published = both(EvalListener, LiveEvaluation(live), watcher)
         try:
             with stop_signal_as_error(agreement):
-                return evaluate_together(agreement, request, folder, watcher, open_worker)
+                return evaluate_together(agreement, request, folder, published, open_worker)
         except RankError as error:
             if error.exit_code == RankError.exit_code and (folder / "samples.jsonl").exists():
                 error.args = (f"{error}\nWhat is finished is kept: continue with {resume_with(folder)}",)
@@ -107,6 +112,7 @@ def evaluate_together(
         with journals, worker, contextlib.closing(worker.run(items)) as finished:
             for lines in finished:
                 journals.append(lines)
+                listener.scored(lines)
                 agreement.check()
         working.value = worker.figures()
     outcomes = working.values  # no rank writes any more: each has closed its journal

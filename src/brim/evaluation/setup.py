@@ -12,6 +12,7 @@ from brim.data.base import BadRecord, SampleSet
 from brim.data.open import DataRequest, open_data
 from brim.errors import RequestError
 from brim.generation.settings import GenerationSettings
+from brim.memory.devices import device_uuid
 from brim.memory.environment import environment_facts
 from brim.metrics.base import Metric
 from brim.metrics.registry import add_metrics, import_file, parse_metrics
@@ -44,6 +45,8 @@ class SetupFacts:
     device: str
     environment: Mapping[str, Any]
     fingerprint: str
+    metric: str | None = None  # the first one: a sample's `score` is its
+    device_uuid: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,6 +81,8 @@ class EvaluationSetup:
             device=str(self.device),
             environment=environment_facts(self.device),
             fingerprint=self.fingerprint(),
+            metric=next((metric.name for metric in self.metrics), None),
+            device_uuid=device_uuid(self.device),
         )
 
     def identity(self) -> dict[str, Any]:

@@ -108,6 +108,18 @@ class Start:
     cached: Plan | None = None
     forecast: FirstForecast | None = None
     notes: tuple[str, ...] = ()  # a cached plan that was ignored
+    given: bool = False  # by the user
+
+    @property
+    def size_found(self) -> str:
+        """How the size of now was found, for those who watch."""
+        if self.given:
+            return "given"
+        if self.cached is not None:
+            return "from a cached plan"
+        if self.sizer.settled:
+            return "found on this run"
+        return "forecast" if self.by_forecast else "searching"
 
     @property
     def by_forecast(self) -> bool:
@@ -157,7 +169,10 @@ class StartingPoint:
         if forecast is not None and forecast.bytes is not None:
             prior = dataclasses.replace(prior, forecast=forecast.bytes)
             item_cost = forecast.bytes.item_cost  # of the costliest that can be prepared: others never reach the model
-        return Start(sizer=start_live(asked, prior, self._available_memory(item_cost)), forecast=forecast, notes=notes)
+        return Start(
+            sizer=start_live(asked, prior, self._available_memory(item_cost)), forecast=forecast, notes=notes,
+            given=self._given,
+        )  # fmt: skip
 
     def plan(self, start: Start, largest: int, peak_bytes: int | None, trials: tuple[Probe, ...] = ()) -> Plan:
         """What the run settled at, to start the next one there."""

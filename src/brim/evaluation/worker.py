@@ -31,6 +31,8 @@ from brim.sizing.priors import Prior
 
 __all__ = ["EvalListener", "Lines", "Offload", "Worker"]
 
+Lines = list[dict[str, Any]]
+
 
 class EvalListener:
     """Is called as the run proceeds; each method does nothing by default."""
@@ -40,6 +42,12 @@ class EvalListener:
 
     def started(self, total: int, done: int) -> None:
         """So many samples are this process's to do, of which so many were done by an earlier run."""
+
+    def sized(self, start: Start) -> None:
+        """What is known of the batch size before the first batch; its sizer follows the run."""
+
+    def scored(self, lines: Lines) -> None:
+        """These samples are done and in the journal."""
 
     def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
         """A batch was recorded."""
@@ -75,9 +83,6 @@ class Offload:
         cpu_offload(module, execution_device=device)
         self._note("a sample does not fit even alone: the weights are in host memory from here on, which is slower")
         return True
-
-
-Lines = list[dict[str, Any]]
 
 
 class Worker:
@@ -205,6 +210,7 @@ class Worker:
         executor = self._make_executor(start.sizer)
         if self.memory.counts_retries and self._measured():
             executor.figures.alloc_retries = 0
+        self.listener.sized(start)
         for note in start.notes:
             self._note(note)
         if start.forecast is not None:

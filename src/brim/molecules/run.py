@@ -30,6 +30,7 @@ from brim.molecules.encoding import EncodedMolecules, encode_molecules
 from brim.molecules.heads import OodListener
 from brim.molecules.losses import loss_of
 from brim.molecules.table import CellKey, ResultCell, cells_csv, summarise, table_csv, table_rows
+from brim.monitor.live import LiveRun, both
 from brim.monitor.sampler import Sampler
 from brim.ranks.world import current_world
 from brim.settings.caller import given, named, resume_with
@@ -68,9 +69,13 @@ def ood(settings: OodCommand, *, listener: OodListener | None = None) -> OodResu
     """
     watcher = listener or OodListener()
     request = _checked(settings.request)
-    with locked_folder(settings.output, command="train", note=watcher.note) as folder:
+    with (
+        locked_folder(settings.output, command="train", note=watcher.note) as folder,
+        LiveRun(folder, "ood") as live,
+    ):
         _check_contents(folder, resume=request.resume)
-        run = _OodRun(request, _open_sources(request), folder, watcher)
+        run = _OodRun(request, _open_sources(request), folder, both(OodListener, _LiveCells(live), watcher))
+        live.update(device=str(run.device), device_uuid=device_uuid(run.device))
         try:
             return run.run()
         except KeyboardInterrupt:
@@ -174,6 +179,42 @@ def _open_sources(request: OodRequest) -> list[Source]:
         if names.count(source.name) > 1:
             raise RequestError(f"two data sets are called {source.name}; rename one of the files")
     return sources
+
+
+class _LiveCells(OodListener):
+    """Publishes the cells of the table; what is encoded or trained just now is the `part`."""
+
+    def __init__(self, live: LiveRun) -> None:
+        self._live = live
+        self._cells = 0
+
+    def planned(self, total: int, done: int) -> None:
+        """How much there is to do."""
+        self._cells = done
+        self._live.update(state="running", done=done, total=total, unit="cells")
+
+    def encoding(self, *, data: str, encoder: str, done: int, total: int) -> None:
+        """How far the encoder is."""
+        self._live.update(label=f"{encoder} on {data}", part={"done": done, "total": total, "unit": "molecules"})
+
+    def training(self, *, data: str, encoder: str, method: str, runs: int) -> None:
+        """What is trained."""
+        del encoder, runs
+        self._live.update(label=f"{method} on {data}", part=None)
+
+    def epoch(self, *, runs: int, epoch: int, epochs: int, stopped: int) -> None:
+        """How far the training is."""
+        del runs, stopped
+        self._live.update(part={"done": epoch, "total": epochs, "unit": "epochs"})
+
+    def cells(self, cells: list[ResultCell]) -> None:
+        """More of them."""
+        self._cells += len(cells)
+        self._live.update(done=self._cells, part=None)
+
+    def note(self, line: str) -> None:
+        """The last one is shown."""
+        self._live.update(note=line)
 
 
 class _OodRun:

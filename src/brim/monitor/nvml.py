@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 
 __all__ = [
     "CardFigures",
+    "CardRow",
     "DeviceMemoryUse",
     "OpenCard",
+    "OpenCards",
     "ProcessMemory",
     "device_memory",
     "driver_version",
@@ -73,6 +75,24 @@ class CardFigures:
     throttle_reasons: tuple[str, ...] | None = None  # (): the clocks are held down by nothing
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CardRow:
+    """One card, or one slice of a card (MIG), with everybody who computes on it; None is what the driver did not say.
+
+    `problem` says in the driver's words why a card cannot be read: it is lost, or the user may not.
+    """
+
+    index: int  # the driver's
+    uuid: str | None = None
+    name: str | None = None
+    slice_of: int | None = None  # of a MIG slice: the index of its card, which `index` repeats
+    figures: CardFigures = CardFigures()
+    memory_total_bytes: int | None = None
+    power_limit_watts: float | None = None
+    processes: tuple[ProcessMemory, ...] | None = None  # None: the driver does not list them
+    problem: str | None = None
+
+
 class OpenCard:
     """One card with NVML kept open, to be read again and again; `open_card` makes it, `close` ends it.
 
@@ -84,6 +104,9 @@ class OpenCard:
         self._nvml = nvml
         self._device = device
         self._absent: set[Callable[[Any, Any], Any]] = set()
+        self._uuid: str | None = None  # asked for once: a card that is lost later keeps its name
+        self._name: str | None = None
+        self.problem: str | None = None  # what the driver answered to the last question that failed
         # AttributeError: the binding is older than the field.
         self._means_absent = (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, AttributeError)
 
@@ -115,9 +138,98 @@ class OpenCard:
             return field(self._nvml, self._device)
         except self._means_absent:
             self._absent.add(field)
-        except self._nvml.NVMLError:
-            pass
+        except self._nvml.NVMLError as error:
+            self.problem = str(error)
         return None
+
+    def slices(self) -> list[tuple[int, Any]]:
+        """The handles of the slices (MIG) that the card is divided into, each with its place."""
+        return self._ask_for(_slice_handles) or []
+
+    def row(self, index: int, *, slice_of: int | None = None) -> CardRow:
+        """Everything that `read` gives, and what is of interest where all users of a card are shown."""
+        self.problem = None
+        memory = self._ask_for(_memory_info)
+        total = None if memory is None else int(memory.total)
+        listed = self._ask_for(_compute_processes)
+        self._uuid = self._uuid or self._ask_for(_uuid)
+        self._name = self._name or self._ask_for(_name)
+        return CardRow(
+            index=index,
+            uuid=self._uuid,
+            name=self._name,
+            slice_of=slice_of,
+            figures=self.read(),
+            memory_total_bytes=total,
+            power_limit_watts=self._ask_for(_power_limit_watts),
+            processes=None if listed is None else _memory_of_processes(listed, total),
+            problem=self.problem,
+        )
+
+
+class OpenCards:
+    """Every card of this machine, with NVML kept open; never raises an NVML error.
+
+    `problem` says why there are no cards: no library, no driver, no permission.
+    """
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self.driver: str | None = None
+        self._nvml: Any = None
+        self._opened: dict[tuple[int, int | None], OpenCard] = {}  # by index, and place of the slice
+        try:
+            import pynvml
+        except ImportError:
+            self.problem = "nvidia-ml-py is not installed"
+            return
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            self.problem = str(error)
+            return
+        self._nvml = pynvml
+        with contextlib.suppress(pynvml.NVMLError):
+            self.driver = _text(pynvml.nvmlSystemGetDriverVersion())
+
+    def read(self) -> list[CardRow]:
+        """A row for every card, and one for every slice after its card; one that cannot be opened says why."""
+        if self._nvml is None:
+            return []
+        try:
+            count = int(self._nvml.nvmlDeviceGetCount())
+        except self._nvml.NVMLError as error:
+            self.problem = str(error)
+            return []
+        rows: list[CardRow] = []
+        for index in range(count):
+            try:
+                card = self._card(index)
+                rows.append(card.row(index))
+                rows += [slice_card.row(index, slice_of=index) for slice_card in self._slices(index, card)]
+            except self._nvml.NVMLError as error:
+                rows.append(CardRow(index=index, problem=str(error)))
+        return rows
+
+    def close(self) -> None:
+        """Shut this user's NVML down."""
+        if self._nvml is not None:
+            _shut_down(self._nvml)
+            self._nvml = None
+
+    def _card(self, index: int) -> OpenCard:
+        if (index, None) not in self._opened:
+            self._opened[index, None] = OpenCard(self._nvml, self._nvml.nvmlDeviceGetHandleByIndex(index))
+        return self._opened[index, None]
+
+    def _slices(self, index: int, card: OpenCard) -> list[OpenCard]:
+        """The slices that a card is divided into; none where it is whole, or where nothing is known of slices."""
+        found = []
+        for place, handle in card.slices():
+            if (index, place) not in self._opened:
+                self._opened[index, place] = OpenCard(self._nvml, handle)
+            found.append(self._opened[index, place])
+        return found
 
 
 def open_card(device_uuid: str | None = None, index: int = 0) -> OpenCard | None:
@@ -151,9 +263,7 @@ def processes_on(device_uuid: str | None = None, index: int = 0) -> tuple[Proces
     def read(nvml: Any) -> tuple[ProcessMemory, ...]:
         device = _find_device(nvml, device_uuid, index)
         total = int(_memory_info(nvml, device).total)
-        listed = _compute_processes(nvml, device)
-        pids = dict.fromkeys(int(process.pid) for process in listed)
-        return tuple(ProcessMemory(pid=pid, used_bytes=_bytes_of(pid, listed, total)) for pid in pids)
+        return _memory_of_processes(_compute_processes(nvml, device), total)
 
     return _ask(read) or ()
 
@@ -238,6 +348,11 @@ def _compute_processes(nvml: Any, device: Any) -> list[Any]:
     return list(nvml.nvmlDeviceGetComputeRunningProcesses(device))
 
 
+def _memory_of_processes(listed: list[Any], total_bytes: int | None) -> tuple[ProcessMemory, ...]:
+    pids = dict.fromkeys(int(process.pid) for process in listed)
+    return tuple(ProcessMemory(pid=pid, used_bytes=_bytes_of(pid, listed, total_bytes)) for pid in pids)
+
+
 def _own_bytes(processes: list[Any], total_bytes: int | None) -> int | None:
     """What this process holds on the card, or None where the driver lists it without a figure or not at all."""
     return _bytes_of(os.getpid(), processes, total_bytes)
@@ -257,6 +372,29 @@ def _utilisation(nvml: Any, device: Any) -> float:
 
 def _power_watts(nvml: Any, device: Any) -> float:
     return int(nvml.nvmlDeviceGetPowerUsage(device)) / 1000  # from milliwatts
+
+
+def _power_limit_watts(nvml: Any, device: Any) -> float:
+    return int(nvml.nvmlDeviceGetEnforcedPowerLimit(device)) / 1000  # from milliwatts
+
+
+def _uuid(nvml: Any, device: Any) -> str:
+    return _text(nvml.nvmlDeviceGetUUID(device))
+
+
+def _name(nvml: Any, device: Any) -> str:
+    return _text(nvml.nvmlDeviceGetName(device))
+
+
+def _slice_handles(nvml: Any, device: Any) -> list[tuple[int, Any]]:
+    current, _ = nvml.nvmlDeviceGetMigMode(device)  # a card that cannot be divided does not support the question
+    if not current:
+        return []
+    handles = []
+    for place in range(int(nvml.nvmlDeviceGetMaxMigDeviceCount(device))):
+        with contextlib.suppress(nvml.NVMLError):  # no slice at this place
+            handles.append((place, nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, place)))
+    return handles
 
 
 def _sm_clock_mhz(nvml: Any, device: Any) -> int:

@@ -21,11 +21,17 @@ from brim.monitor.host import CpuMeter, MemoryMeter, process_resident_bytes
 from brim.monitor.nvml import CardFigures, OpenCard, open_card
 from brim.monitor.trace_file import COLUMNS, MonitorSample, TraceFile, TraceText, read_rows
 
-__all__ = ["MonitorSummary", "Sampler", "read_rows"]
+__all__ = ["MonitorSummary", "Sampler", "last_sample", "read_rows"]
 
 JOIN_SECONDS = 10.0  # a driver that hangs may hold the thread for ever, but not the end of the run
 
 _Figure = TypeVar("_Figure")
+_last: list[MonitorSample] = []  # the newest of this process, while a sampler runs
+
+
+def last_sample() -> MonitorSample | None:
+    """The newest sample of the sampler that runs in this process: what bars show, without asking the driver again."""
+    return _last[-1] if _last else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,6 +117,7 @@ class Sampler:
         if self._thread is not None and os.getpid() == self._owner:
             self._stop.set()
             self._thread.join(JOIN_SECONDS)
+            _last.clear()
 
     def _run(self) -> None:
         self._file.open()
@@ -149,6 +156,7 @@ class Sampler:
             host_memory_available_bytes=_or_none(memory.available_bytes),
             process_rss_bytes=_or_none(process_resident_bytes),
         )
+        _last[:] = [sample]
         self._tally.add(sample)
         self._summary = self._tally.summary()
         self._file.append(sample)

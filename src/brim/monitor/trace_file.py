@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import RequestError
+from brim.settings.sizes import format_bytes
 
 __all__ = ["COLUMNS", "MonitorSample", "TraceFile", "TraceText", "read_rows"]
 
@@ -39,6 +40,16 @@ class MonitorSample:
     host_cpu: float | None
     host_memory_available_bytes: int | None
     process_rss_bytes: int | None
+
+    def short_text(self) -> str:
+        """`GPU 97% 17.3 GiB`, of the card; `CPU 45% 1.2 GiB`, of the host and this process, where there is none."""
+        own, card = self.gpu_memory_process_bytes, self.gpu_memory_used_bytes
+        if self.gpu_utilisation is None and card is None:
+            name, busy, memory = "CPU", self.host_cpu, self.process_rss_bytes
+        else:
+            name, busy, memory = "GPU", self.gpu_utilisation, card if own is None else own
+        used = "" if memory is None else f" {format_bytes(memory)}"
+        return f"{name} {'—' if busy is None else f'{busy:.0%}'}{used}"
 
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(MonitorSample))

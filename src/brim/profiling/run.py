@@ -15,12 +15,14 @@ from typing import Any
 
 from brim.data.base import SampleSet
 from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
+from brim.evaluation.live_figures import LiveEvaluation
 from brim.evaluation.run import EvalResult, evaluate_together
 from brim.evaluation.setup import open_setup, read_data
 from brim.evaluation.timing import StageClock
 from brim.evaluation.worker import EvalListener, Worker
 from brim.memory.devices import memory_of
 from brim.models.load import KeptModel
+from brim.monitor.live import LiveRun, both
 from brim.profiling.documents import write_documents
 from brim.profiling.entry import done_entry, failed_entry, mark_saturation, time_single_samples
 from brim.profiling.points import Point, matches, plan_points, point_folder, point_label, scale_for
@@ -76,6 +78,9 @@ def profile(
             )
             with agreement.step(list[Point]) as planning:
                 planning.value = plan_points(request)
+            live = stack.enter_context(LiveRun(folder, "profile", publishes=agreement.world.rank == 0))
+            live.update(ranks=agreement.world.size)
+            listener = both(ProfileListener, _LiveProfile(live), listener)
             points = [dict(point) for point in planning.values[0]]
             run = _ProfileRun(request, points, folder, listener, rank=agreement.world.rank)
             with agreement.step(list[int]) as earlier:
@@ -304,6 +309,30 @@ class ProfileListener(EvalListener):
 
     def point_done(self, entry: Mapping[str, Any]) -> None:
         """A point has ended, well or not."""
+
+
+class _LiveProfile(LiveEvaluation, ProfileListener):
+    """Publishes the points; the evaluation under way is the `part`."""
+
+    def __init__(self, live: LiveRun) -> None:
+        super().__init__(live, inside=True)
+        self._points = 0
+
+    def planned(self, points: int, done: int) -> None:
+        """How much there is to do."""
+        self._points = done
+        self._live.update(state="running", done=done, total=points, unit="points")
+
+    def point(self, place: int, points: int, label: str) -> None:
+        """Which point it is."""
+        del place, points
+        self._live.update(label=label, part=None, metric=None)
+
+    def point_done(self, entry: Mapping[str, Any]) -> None:
+        """One more."""
+        del entry
+        self._points += 1
+        self._live.update(done=self._points)
 
 
 def profile_as(settings: ProfileSettings, *, listener: ProfileListener | None = None) -> ProfileResult:

@@ -218,6 +218,19 @@ COMMANDS = {
             ),
         ),
         Command(
+            name="watch",
+            summary="Show the GPUs and the runs of this machine while they work.",
+            more="q quits. Without a GPU the host and the runs are shown; nothing listens on a port.",
+            settings="watch_settings:WatchSettings",
+            example="brim watch runs/first",
+            python=PythonCall(
+                name="watch",
+                returns="brim.monitor.snapshot:Snapshot",
+                holds="`gpus` and `runs` of this moment, and the whole `document`.",
+                example='brim.watch().gpus[0]["utilisation"]\n[run["done"] for run in brim.watch().runs]',
+            ),
+        ),
+        Command(
             name="demo",
             summary="Profile the shipped vision-language model over max_crops, on this machine's CPU, under a small "
             "memory limit.",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
 from brim.memory.failures import FailureKind, classify
+from brim.monitor.sampler import last_sample
 from brim.running.child_main import INTERRUPTED, Send
 from brim.running.child_process import ChildProcess, child_command, wait_for_messages
 from brim.settings.caller import named
@@ -160,7 +161,7 @@ class _TrainingEvents(TrainListener):
         if self._sent_at is None or now - self._sent_at < EVENT_SECONDS:
             return
         rate = (record.samples - self._sent_samples) / (now - self._sent_at)
-        micro = max(record.micro_batches, default=0)
+        micro, sample = max(record.micro_batches, default=0), last_sample()
         self._send(
             {
                 "event": "rate",
@@ -169,6 +170,7 @@ class _TrainingEvents(TrainListener):
                 "samples_per_second": rate,
                 "loss": record.loss,
                 "micro_batch": micro,
+                "machine": "" if sample is None else sample.short_text(),
             }
         )
         self._sent_at, self._sent_samples = now, record.samples

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.forecasting.gpus import find_gpu, gpu_of_memory
+from brim.monitor.live import LiveRun, both
 from brim.settings.caller import named, resume_with
 from brim.settings.config_files import SweepFile, inspect_sweep
 from brim.settings.grid import Experiment
@@ -21,6 +22,7 @@ from brim.sweeps import forecast_process
 from brim.sweeps.forecasts import CachedForecasts, SizeForecast, forecast_experiments, foreseen, foreseen_data
 from brim.sweeps.job import SweepListener
 from brim.sweeps.launch_local import LocalLauncher
+from brim.sweeps.live_figures import LiveSweep
 from brim.sweeps.run import Launcher, SweepPlan, SweepResult, run_sweep
 from brim.sweeps.scheduler import Device, local_devices, mps_is_running
 from brim.sweeps.state import check_contents
@@ -129,7 +131,11 @@ def prepared(settings: SweepCommand, listener: SweepListener) -> Iterator[Prepar
 def sweep(settings: SweepCommand, *, listener: SweepListener | None = None) -> SweepResult:
     """Train every experiment of a file and leave the sweep's folder behind, opened before any model is."""
     watcher = listener or SweepListener()
-    with locked_folder(settings.output, command="sweep", note=watcher.note) as folder:
+    with (
+        locked_folder(settings.output, command="sweep", note=watcher.note) as folder,
+        LiveRun(folder, "sweep") as live,
+    ):
+        watcher = both(SweepListener, LiveSweep(live), watcher)
         check_contents(folder, resume=settings.request.resume)
         with prepared(settings, watcher) as preparation:
             plan = preparation.plan()

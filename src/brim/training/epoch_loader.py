@@ -74,6 +74,11 @@ class EpochLoader:
         self._stack = contextlib.ExitStack()
         self._epoch = 0
 
+    @property
+    def waited_seconds(self) -> float:
+        """As `wait_seconds`, with the loader that runs now."""
+        return self.wait_seconds + (0.0 if self._loader is None else self._loader.wait_seconds)
+
     def begin(self, epoch: int, position: int) -> None:
         """Start an epoch, or resume it at a position of its order."""
         self._epoch = epoch

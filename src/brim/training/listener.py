@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 __all__ = ["Interrupt", "StepRecord", "TrainFacts", "TrainListener", "ignore_note", "interrupt_as_request"]
@@ -31,6 +31,7 @@ class TrainFacts:
     effective_batch: int
     learning_rate: float
     ranks: int
+    device_uuid: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,9 @@ class TrainListener:
 
     def opened(self, facts: TrainFacts) -> None:
         """Model and data are there."""
+
+    def ready(self, figures: Callable[[], Mapping[str, Any]]) -> None:
+        """The trainer is there; `figures` gives, at any time, how the size was found, seconds waited and peak bytes."""
 
     def started(self, total_samples: int, done: int) -> None:
         """So many samples will be seen in all, of which so many were seen before a resume."""

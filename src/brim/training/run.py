@@ -13,6 +13,7 @@ import torch
 
 from brim.errors import RankError, RequestError
 from brim.memory.devices import device_uuid
+from brim.monitor.live import LiveRun, both
 from brim.monitor.sampler import Sampler
 from brim.ranks.agreement import Agreement, Vote, check_same_work, shared_folder, stop_signal_as_error
 from brim.ranks.gradients import RankGroup, shard_model
@@ -28,6 +29,7 @@ from brim.training.checkpoint import find_checkpoint
 from brim.training.effective_batch import EarlierSizes, choose_effective_batch, training_plan
 from brim.training.epoch_loader import EpochLoader
 from brim.training.listener import TrainListener, interrupt_as_request
+from brim.training.live_figures import LiveTraining
 from brim.training.run_files import read_steps, write_record
 from brim.training.setup import TrainingSetup, open_setup
 from brim.training.summary import RankReport, summarise
@@ -75,10 +77,12 @@ def run_training(
     with (
         Agreement(timeout_seconds=VOTE_SECONDS, purpose="training") as agreement,
         shared_folder(agreement, output, command="train", check=check, note=watcher.note) as folder,
+        LiveRun(folder, "train", publishes=agreement.world.rank == 0) as live,
     ):
+        published = both(TrainListener, LiveTraining(live), watcher)
         try:
             with stop_signal_as_error(agreement):
-                return _TrainingRun(request, agreement, folder, watcher, started_at).run()
+                return _TrainingRun(request, agreement, folder, published, started_at).run()
         except (KeyboardInterrupt, RankError) as error:
             line = resume_with(folder)
             if find_checkpoint(folder) is None:
@@ -130,6 +134,7 @@ class _TrainingRun:
             parts = TrainerParts(subject, self.request, context)
             trainer = self._resumed(parts)
             self._announce(parts)
+            self.listener.ready(lambda: _live_figures(parts, trainer.loader))
             with self._limited(parts), Sampler(monitor, device_uuid=device_uuid(subject.device)) as sampler:
                 try:
                     self._train(trainer)
@@ -286,6 +291,22 @@ class _TrainingRun:
             epochs=tuple(parts.progress.rows),
             notes=notes,
         )
+
+
+def _live_figures(parts: TrainerParts, loader: EpochLoader | None) -> dict[str, Any]:
+    """What the loop does not report by itself; plain values that are there already."""
+    sizes = parts.sizes
+    if sizes.request.ceiling is not None:
+        found = "given"
+    elif parts.plan_known is not None:
+        found = "from a cached plan"
+    else:
+        found = "found on this run" if sizes.settled else "searching"
+    return {
+        "batch_size_found": found,
+        "wait_seconds": None if loader is None else loader.waited_seconds,
+        "peak_reserved_bytes": parts.micro.meter.peak.peak_reserved_bytes or None,
+    }
 
 
 def run_fingerprint(subject: TrainingSetup, request: TrainRequest, *, ranks: int = 1) -> str:

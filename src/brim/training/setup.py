@@ -12,6 +12,7 @@ from torch import nn
 
 from brim.data.base import DataError
 from brim.errors import RequestError
+from brim.memory.devices import device_uuid
 from brim.memory.failures import memory_remedies, memory_savings
 from brim.memory.weights import place_weights
 from brim.models.placement import resolve_device, resolve_precision
@@ -96,6 +97,7 @@ class TrainingSetup:
             effective_batch=effective_batch,
             learning_rate=learning_rate,
             ranks=ranks,
+            device_uuid=device_uuid(self.device),
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from brim.errors import BrimError, DoesNotFitError, RequestError, plural
 from brim.memory.devices import device_uuid
 from brim.models.placement import resolve_device
+from brim.monitor.live import LiveRun, both
 from brim.monitor.sampler import Sampler
 from brim.ranks.world import current_world
 from brim.records import Plan
@@ -27,6 +28,7 @@ from brim.storage.run_lock import locked_folder
 from brim.training.checkpoint import find_checkpoint
 from brim.training.fast_path.task import RunsListener
 from brim.training.listener import StepRecord, TrainFacts, TrainListener
+from brim.training.live_figures import LiveTraining
 from brim.training.models import input_kind
 from brim.training.objective import choose_monitor
 from brim.training.run import SEVERAL, TrainResult, run_fingerprint, run_training
@@ -61,9 +63,12 @@ def run_seeds(
             "torchrun with hp.seed=N"
         )
     watcher = listener or TrainListener()
-    with locked_folder(output, command="train", note=watcher.note) as folder:
+    with (
+        locked_folder(output, command="train", note=watcher.note) as folder,
+        LiveRun(folder, "train") as live,
+    ):
         _check_contents(folder, request)
-        run = _SeedsRun(request, folder, watcher)
+        run = _SeedsRun(request, folder, both(TrainListener, LiveTraining(live), watcher))
         try:
             return run.run()
         except KeyboardInterrupt:
@@ -301,6 +306,10 @@ class OneRunListener(TrainListener):
             self._opened = True
             self._on_opened()
             self._listener.opened(facts)
+
+    def ready(self, figures: Callable[[], Mapping[str, Any]]) -> None:
+        """Passed on unchanged."""
+        self._listener.ready(figures)
 
     def started(self, total_samples: int, done: int) -> None:
         """One bar for all runs."""
