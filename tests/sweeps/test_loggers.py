@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from brim.sweeps.loggers import open_loggers
 
 from brim.errors import RequestError
 from brim.sweeps.job import Job
-from brim.sweeps.loggers import open_loggers
 from tests.sweeps.sweep_runs import done, failed
 
 JOB = Job(id="r3d_18-b8", settings={"model": {"type": "r3d_18"}, "hp": {"batch_size": 8}}, folder="f")

@@ -179,6 +179,7 @@ class EvaluateSettings:
         ),
     ] = None  # fmt: skip
     output: shared.RunFolder = None
+    log: shared.Log = ()
     json_output: shared.JsonOutput = False
     save_predictions: Annotated[bool, Setting(help="Always on: samples.jsonl has them.", hidden=True, only="flags")] = (
         False
@@ -188,6 +189,7 @@ class EvaluateSettings:
     def __post_init__(self) -> None:
         check_fields(self)
         shared.check_resume(self.request.resume, self.output)
+        shared.check_log(self.log, "compare_batch", asked=bool(self.compare_batch))
         for name, value in (("workers", self.workers), ("gpus_per_worker", self.gpus_per_worker)):
             if value is not None and self.on is None:
                 raise RequestError(

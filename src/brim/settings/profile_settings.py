@@ -284,6 +284,7 @@ class ProfileSettings:
         ),
     ] = False
     output: shared.RunFolder = None
+    log: shared.Log = ()
     json_output: shared.JsonOutput = False
 
     @staticmethod
@@ -301,6 +302,7 @@ class ProfileSettings:
 
     def __post_init__(self) -> None:
         shared.check_resume(self.request.resume, self.output)
+        shared.check_log(self.log, "explain_speed", asked=self.explain_speed)
         for name, values in self.request.axes.items():
             if self.explain_speed and (values is None or len(values) != 1):
                 raise RequestError(
