@@ -25,7 +25,10 @@ from brim.sweeps.job import AttemptOutcome, Job, Recorder, SweepListener
 from brim.sweeps.results import Result, choose_goal, detail_rows, result_row, sorted_results, sweep_document
 from brim.sweeps.state import SweepState
 
-__all__ = ["MOST_RETRIES", "Launcher", "SweepPlan", "SweepResult", "first_attempt", "next_attempt", "run_sweep"]
+__all__ = [
+    "MOST_RETRIES", "Launcher", "SweepPlan", "SweepResult", "first_attempt", "log_experiment", "next_attempt",
+    "run_sweep",
+]  # fmt: skip
 
 MOST_RETRIES = 2
 MARGINS = (0.25, 0.5)  # of the device's memory that a planned size leaves free at each retry
@@ -159,7 +162,7 @@ def run_sweep(
     return SweepResult(folder=folder, document=document, results=tuple(recording.results()))
 
 
-def _log_experiment(loggers: Loggers, job: Job, outcome: AttemptOutcome) -> None:
+def log_experiment(loggers: Loggers, job: Job, outcome: AttemptOutcome) -> None:
     """Once, when it has ended, with all its epochs: a retry or a resumed sweep leaves no half curves."""
     run = loggers.open_run(job.id, job.run_settings)
     for row in outcome.epochs:
@@ -240,7 +243,7 @@ class _Recording:
             retry=self._request.retry,
         )
         if again is None and outcome.state != "interrupted":
-            _log_experiment(self._loggers, job, outcome)
+            log_experiment(self._loggers, job, outcome)
         self._listener.ended(job, outcome, again)
         if time.monotonic() >= self._write_at:
             self._write_tables()

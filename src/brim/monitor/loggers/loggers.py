@@ -80,10 +80,10 @@ class LoggedRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            self.end(self.summary)
+            self.end({"summary": self.summary})
         else:
             state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            self.end(self.summary, state=state, failure=type(error).__name__, error=str(error))
+            self.end({"summary": self.summary}, state=state, failure=type(error).__name__, error=str(error))
 
     def log(self, figures: Mapping[str, Any], *, step: int) -> None:
         """Figures at a step; what is not a finite number is left out."""

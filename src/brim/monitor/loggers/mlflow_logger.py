@@ -1,6 +1,7 @@
 """MLflow: at `MLFLOW_TRACKING_URI`, else under `mlflow/` in the run's folder. The only file that imports it.
 
 A client of its own is used: a run that the caller has open, and the tracking address that it has set, stay as they are.
+The folder holds plain files, which mlflow-skinny writes too; recent versions want to be asked for them by a variable.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class MlflowLogger(Logger):
 
     def open_run(self, name: str, parameters: Mapping[str, Parameter]) -> RunLog:
         """The experiment is made with its first run."""
-        where = None if self._mlflow.is_tracking_uri_set() else (self._folder / "mlflow").as_uri()
+        where = None
+        if not self._mlflow.is_tracking_uri_set():
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            where = (self._folder / "mlflow").as_uri()
         client = self._mlflow.MlflowClient(tracking_uri=where)
         title = self._folder.name or "brim"
         found = client.get_experiment_by_name(title)

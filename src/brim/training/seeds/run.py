@@ -229,7 +229,7 @@ class _SeedsRun:
             run.end({}, state="failed", failure="error", error=record.error)
             return
         LoggedTraining(run).finished(record.steps(), record.rows)
-        run.end(record.summary)
+        run.end({"summary": record.summary})
 
     def note_interrupted(self) -> None:
         """What is kept, and how to resume."""
