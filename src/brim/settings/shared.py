@@ -244,7 +244,7 @@ Log = Annotated[
     tuple[str, ...],
     Setting(
         help="Also log the figures to tensorboard, mlflow or wandb; repeatable.", panel=OUTPUT, metavar="NAME",
-        flags=("--log", "--logger"),  # the second for torchrun, which before Python 3.13 takes --log for its own
+        flags=("--log", "--logger"),  # the second for torchrun, which on Python 3.11 takes --log for its own
         many=True, check=Check("names", _read_loggers), python="str | Sequence[str] | None",
     ),
 ]  # fmt: skip
