@@ -36,6 +36,10 @@ QUARANTINE = {
     "transformers": ("models/hf_", "generation/", "demo/model.py"),
     "PIL": ("data/images.py", "demo/digitboard.py"),
     "altair": ("reporting/drawing.py",),
+    "tensorboard": ("monitor/loggers/tensorboard_logger.py",),
+    "torch.utils.tensorboard": ("monitor/loggers/tensorboard_logger.py",),
+    "mlflow": ("monitor/loggers/mlflow_logger.py",),
+    "wandb": ("monitor/loggers/wandb_logger.py",),
 }
 ONE_FILE_EACH = (
     "torchvision", "timm", "sacrebleu", "rouge_score", "ray", "submitit", "av", "datasets", "pyarrow", "yaml",

@@ -29,19 +29,9 @@ if TYPE_CHECKING:
     from brim.training.run import TrainResult
 
 __all__ = [
-    "advise",
-    "check",
-    "encode",
-    "evaluate",
-    "find",
-    "forecast",
-    "ood",
-    "profile",
-    "report",
-    "sweep",
-    "train",
+    "advise", "check", "encode", "evaluate", "find", "forecast", "ood", "profile", "report", "sweep", "train",
     "watch",
-]
+]  # fmt: skip
 
 
 @command_of("advise")
@@ -222,6 +212,7 @@ def evaluate(
     workers: int | None = None,
     gpus_per_worker: float | None = None,
     output: str | os.PathLike[str] | None = None,
+    log: str | Sequence[str] | None = None,
 ) -> EvalResult:
     """Evaluate a model on a data set: every sample once, at the fastest batch size that fits.
 
@@ -268,6 +259,7 @@ def evaluate(
         workers: With on='ray': how many; by default one for each GPU.
         gpus_per_worker: With on='ray': the part of a GPU that each has (1).
         output: The run's folder (default runs/<command>-<time>).
+        log: Also log the figures to tensorboard, mlflow or wandb; repeatable.
 
     Returns:
         `metrics`, `samples` with one line each, `summary`, `plan` and the run's `folder`. A sample that fails
@@ -608,6 +600,7 @@ def profile(
     resume: bool = False,
     values: str | Sequence[object] | None = None,
     output: str | os.PathLike[str] | None = None,
+    log: str | Sequence[str] | None = None,
 ) -> ProfileResult:
     """Evaluate a model at every value of a knob: accuracy, speed, memory and latency, and which value to take.
 
@@ -660,6 +653,7 @@ def profile(
         resume: Continue the run in output: finished samples are kept.
         values: With one knob: '2-13', '2-13:3' or [2, 4, 8].
         output: The run's folder (default runs/<command>-<time>).
+        log: Also log the figures to tensorboard, mlflow or wandb; repeatable.
 
     Returns:
         `entries` with one evaluation for each point, `document` with the recommendation, the `folder`.
@@ -786,6 +780,7 @@ def train(
     learning_rates: str | Sequence[float] | None = None,
     fast_path: Literal["auto", "off", "resident", "stacked"] = "auto",
     output: str | os.PathLike[str] | None = None,
+    log: str | Sequence[str] | None = None,
 ) -> TrainResult:
     """Train the model that a YAML file describes: your effective batch, in micro-batches that fit.
 
@@ -816,6 +811,7 @@ def train(
         learning_rates: Every seed at each of these: 1e-3,3e-4.
         fast_path: auto, off (one by one), resident (data on the device) or stacked (all seeds in one model).
         output: The run's folder (default runs/<command>-<time>).
+        log: Also log the figures to tensorboard, mlflow or wandb; repeatable.
 
     Returns:
         `metrics`, `summary` and the run's `folder`; with several seeds, means and deviations.

@@ -362,9 +362,11 @@ def test_three_ranks_finish_what_is_left(
 
 
 def test_torchrun_gives_one_record_and_prints_once(settings: dict[str, Any], alone: Path, tmp_path: Path) -> None:
-    ended = torchrun(*flags(settings), "-o", str(tmp_path / "run"), "--json")
+    ended = torchrun(*flags(settings), "-o", str(tmp_path / "run"), "--json", "--logger", "tensorboard")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == record_of(tmp_path / "run")
+    writers = {path.name.split(".")[-2] for path in (tmp_path / "run" / "tensorboard" / "run").glob("events.*")}
+    assert len(writers) == 1, "rank 0 alone logs; the name of an event file has its process"
     assert assert_complete(tmp_path / "run", alone)["ranks"] == 2
 
 

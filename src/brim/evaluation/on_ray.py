@@ -22,6 +22,7 @@ from typing import Any
 from brim.errors import LostError, RequestError
 from brim.evaluation.journals import Journals, check_contents
 from brim.evaluation.live_figures import LiveEvaluation
+from brim.evaluation.logged import LoggedEvaluation
 from brim.evaluation.run import EvalResult, write_record
 from brim.evaluation.scoring import RankFigures, plans_to_keep, summarise
 from brim.evaluation.setup import SetupFacts, open_setup
@@ -30,6 +31,7 @@ from brim.evaluation.worker import EvalListener, Lines, Worker
 from brim.memory.devices import DEFAULT_MARGIN, memory_of
 from brim.models.placement import resolve_device
 from brim.monitor.live import LiveRun, both
+from brim.monitor.loggers.loggers import open_loggers
 from brim.monitor.trace_file import TraceText
 from brim.ranks.world import current_world
 from brim.running.ray_cluster import RayCluster, WorkerLostError, connected_ray, forwarded_variables
@@ -56,6 +58,7 @@ def evaluate_on_ray(
     listener: EvalListener,
     workers: int | None = None,
     gpus_per_worker: float | None = None,
+    log: Sequence[str] = (),
 ) -> EvalResult:
     """Evaluate on the cluster at `RAY_ADDRESS`, or on a Ray of this machine alone, and leave the run's folder behind.
 
@@ -72,17 +75,26 @@ def evaluate_on_ray(
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(locked_folder(output, command="eval", note=listener.note))
         check_contents(folder, resume=request.resume)
+        loggers = stack.enter_context(open_loggers(log, folder, listener.note))
+        run = stack.enter_context(loggers.open_run(folder.absolute().name, request.to_json()))
         cluster = stack.enter_context(connected_ray(workers))
         resources = _worker_resources(cluster.resources(), request, workers, gpus_per_worker)
         live = stack.enter_context(LiveRun(folder, "eval"))
         listener = both(EvalListener, LiveEvaluation(live), listener)
         pool = _WorkerPool(cluster, request, resources, listener)
         stack.callback(pool.end)  # also after Ctrl-C
-        return _run(pool, request, folder, listener, started_at)
+        result = _run(pool, request, folder, listener, started_at, LoggedEvaluation(run))
+        run.summary = result.summary
+        return result
 
 
 def _run(
-    pool: _WorkerPool, request: EvalRequest, folder: Path, listener: EvalListener, started_at: datetime.datetime
+    pool: _WorkerPool,
+    request: EvalRequest,
+    folder: Path,
+    listener: EvalListener,
+    started_at: datetime.datetime,
+    logged: LoggedEvaluation,
 ) -> EvalResult:
     facts, ids, costs = pool.gather()
     many = f"{pool.resources.workers} Ray worker{'s' if pool.resources.workers > 1 else ''}"
@@ -100,7 +112,9 @@ def _run(
             journals.append(lines)
             listener.scored(lines)
             pool.finished(place[str(line["id"])] for line in lines)
-            listener.batch(pool.progress(), cap=0, reserved_bytes=pool.peak_bytes())
+            progress = pool.progress()
+            logged.lines(lines, progress)
+            listener.batch(progress, cap=0, reserved_bytes=pool.peak_bytes())
     outcomes = pool.outcomes()
     entries, summary = pool.ask("summarise", journals.merged(), outcomes)
     journals.finalise(entries)

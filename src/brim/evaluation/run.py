@@ -16,12 +16,14 @@ from typing import Any
 from brim.errors import BrimError, DoesNotFitError, RankError
 from brim.evaluation.journals import Journals, check_contents
 from brim.evaluation.live_figures import LiveEvaluation
+from brim.evaluation.logged import LoggedEvaluation
 from brim.evaluation.scoring import RankFigures, merge_plans, plans_to_keep, summarise
 from brim.evaluation.setup import EvaluationSetup, SetupFacts, evaluation_savings, open_setup
 from brim.evaluation.shard_by_cost import shard_by_cost
 from brim.evaluation.worker import EvalListener, Lines, Worker
 from brim.memory.failures import memory_remedies
 from brim.monitor.live import LiveRun, both
+from brim.monitor.loggers.loggers import check_loggers, open_loggers
 from brim.ranks.agreement import Agreement, check_same_work, shared_folder, stop_signal_as_error
 from brim.records import Plan
 from brim.settings.caller import resume_with
@@ -62,23 +64,35 @@ class EvalResult:
         return metrics
 
 
-def evaluate(request: EvalRequest, *, output: Path | None = None, listener: EvalListener | None = None) -> EvalResult:
+def evaluate(
+    request: EvalRequest,
+    *,
+    output: Path | None = None,
+    listener: EvalListener | None = None,
+    log: Sequence[str] = (),
+) -> EvalResult:
     """Evaluate, and leave the run's folder behind; on every rank but 0 the result has neither summary nor samples."""
     watcher = listener or EvalListener()
 
     def check(folder: Path) -> None:
         check_contents(folder, resume=request.resume)
+        check_loggers(log, folder)
 
     with (
         Agreement(patient=True, purpose="an evaluation") as agreement,
         shared_folder(agreement, output, command="eval", check=check, note=watcher.note) as folder,
         LiveRun(folder, "eval", publishes=agreement.world.rank == 0) as live,
+        open_loggers(log if agreement.world.rank == 0 else (), folder, watcher.note) as loggers,
+        loggers.open_run(folder.absolute().name, request.to_json()) as run,
     ):
         live.update(ranks=agreement.world.size)
         published = both(EvalListener, LiveEvaluation(live), watcher)
         try:
             with stop_signal_as_error(agreement):
-                return evaluate_together(agreement, request, folder, published, open_worker)
+                logged = LoggedEvaluation(run)
+                result = evaluate_together(agreement, request, folder, published, open_worker, logged)
+                run.summary = result.summary
+                return result
         except RankError as error:
             if error.exit_code == RankError.exit_code and (folder / "samples.jsonl").exists():
                 error.args = (f"{error}\nWhat is finished is kept: continue with {resume_with(folder)}",)
@@ -95,7 +109,12 @@ def open_worker(request: EvalRequest, listener: EvalListener, monitor: Path) -> 
 
 
 def evaluate_together(
-    agreement: Agreement, request: EvalRequest, folder: Path, listener: EvalListener, opener: WorkerOpener
+    agreement: Agreement,
+    request: EvalRequest,
+    folder: Path,
+    listener: EvalListener,
+    opener: WorkerOpener,
+    logged: LoggedEvaluation | None = None,
 ) -> EvalResult:
     """One evaluation by all ranks; `opener` may keep what several evaluations share, such as the model."""
     started_at = datetime.datetime.now(datetime.UTC)
@@ -113,6 +132,8 @@ def evaluate_together(
             for lines in finished:
                 journals.append(lines)
                 listener.scored(lines)
+                if logged is not None:
+                    logged.lines(lines, worker.counted)
                 agreement.check()
         working.value = worker.figures()
     outcomes = working.values  # no rank writes any more: each has closed its journal
@@ -209,10 +230,10 @@ def write_record(
 def evaluate_as(settings: EvaluateSettings, *, listener: EvalListener | None = None) -> EvalResult:
     """Evaluate, and leave the run's folder behind; a sample that fails has its error in `samples`, none is raised."""
     if settings.on is None:
-        return evaluate(settings.request, output=settings.output, listener=listener)
+        return evaluate(settings.request, output=settings.output, listener=listener, log=settings.log)
     from brim.evaluation.on_ray import evaluate_on_ray
 
     return evaluate_on_ray(
         settings.request, output=settings.output, listener=listener or EvalListener(), workers=settings.workers,
-        gpus_per_worker=settings.gpus_per_worker,
+        gpus_per_worker=settings.gpus_per_worker, log=settings.log,
     )  # fmt: skip

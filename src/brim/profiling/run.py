@@ -23,6 +23,7 @@ from brim.evaluation.worker import EvalListener, Worker
 from brim.memory.devices import memory_of
 from brim.models.load import KeptModel
 from brim.monitor.live import LiveRun, both
+from brim.monitor.loggers.loggers import LoggedRun, check_loggers, open_loggers
 from brim.profiling.documents import write_documents
 from brim.profiling.entry import done_entry, failed_entry, mark_saturation, time_single_samples
 from brim.profiling.points import Point, matches, plan_points, point_folder, point_label, scale_for
@@ -61,20 +62,23 @@ class ProfileResult:
 
 
 def profile(
-    request: ProfileRequest, *, output: Path | None = None, listener: ProfileListener | None = None
+    request: ProfileRequest,
+    *,
+    output: Path | None = None,
+    listener: ProfileListener | None = None,
+    log: Sequence[str] = (),
 ) -> ProfileResult:
     """Profile, and leave the folder behind. Points that fail are recorded and do not stop the others."""
     listener = listener or ProfileListener()
+
+    def check(folder: Path) -> None:
+        _check_contents(folder, resume=request.resume)
+        check_loggers(log, folder)
+
     with contextlib.ExitStack() as stack:
         with Agreement(patient=True, purpose="a profile") as agreement:
             folder = stack.enter_context(
-                shared_folder(
-                    agreement,
-                    output,
-                    command="profile",
-                    check=lambda folder: _check_contents(folder, resume=request.resume),
-                    note=listener.note,
-                )
+                shared_folder(agreement, output, command="profile", check=check, note=listener.note)
             )
             with agreement.step(list[Point]) as planning:
                 planning.value = plan_points(request)
@@ -85,8 +89,11 @@ def profile(
             run = _ProfileRun(request, points, folder, listener, rank=agreement.world.rank)
             with agreement.step(list[int]) as earlier:
                 earlier.value = run.finished_before()
+        names = log if agreement.world.rank == 0 else ()
+        loggers = stack.enter_context(open_loggers(names, folder, listener.note))
+        logged = stack.enter_context(loggers.open_run(folder.absolute().name, request.to_json()))
         try:
-            run.go(set(earlier.values[0]))
+            run.go(set(earlier.values[0]), logged)
         except KeyboardInterrupt:
             listener.note(f"what is finished is kept: continue with {resume_with(folder)}")
             raise
@@ -135,7 +142,7 @@ class _ProfileRun:
                 done.append(place)
         return done
 
-    def go(self, done: set[int]) -> None:
+    def go(self, done: set[int], logged: LoggedRun) -> None:
         """Visit every point that is left, and write the documents after each."""
         self.listener.planned(len(self.points), len(done))
         for place, point in enumerate(self.points):
@@ -147,9 +154,11 @@ class _ProfileRun:
                 self._entries[place] = entry
                 write_json(self._place_of(point) / POINT_FILE, {"identity": self._identity(point), "entry": entry})
                 self._write()
+                _log_point(logged, place, point, entry)
             self.listener.point_done(entry)
         if self.rank == 0 and not self.document:
             self._write()
+        logged.summary = {name: self.document.get(name) for name in ("recommendation", "duration_seconds")}
         failed = [entry for entry in self._entries.values() if entry["state"] == "failed"]
         if failed and len(failed) == len(self.points) and all(entry["exit_code"] == 3 for entry in failed):
             raise DoesNotFitError(f"no point fits: {failed[-1]['error']}\nThe record is in {self.folder}")
@@ -235,6 +244,13 @@ class _ProfileRun:
 
     def _place_of(self, point: Point) -> Path:
         return self.folder / "values" / point_folder(point)
+
+
+def _log_point(logged: LoggedRun, place: int, point: Point, entry: Mapping[str, Any]) -> None:
+    """One step for each point, which its knobs' values go with; one that failed has no figures."""
+    names = ("accuracy", "samples_per_second", "batch_size_used", "peak_reserved_bytes", "oom_events")
+    figures = {name: entry.get(name) for name in names}
+    logged.log({**{f"knob/{name}": value for name, value in point.items()}, **figures}, step=place)
 
 
 class _Opener:
@@ -337,4 +353,4 @@ class _LiveProfile(LiveEvaluation, ProfileListener):
 
 def profile_as(settings: ProfileSettings, *, listener: ProfileListener | None = None) -> ProfileResult:
     """Evaluate at every point, and leave the profile's folder behind."""
-    return profile(settings.request, output=settings.output, listener=listener)
+    return profile(settings.request, output=settings.output, listener=listener, log=settings.log)

@@ -179,6 +179,7 @@ class EvaluateSettings:
         ),
     ] = None  # fmt: skip
     output: shared.RunFolder = None
+    log: shared.Log = ()
     json_output: shared.JsonOutput = False
     save_predictions: Annotated[bool, Setting(help="Always on: samples.jsonl has them.", hidden=True, only="flags")] = (
         False
@@ -190,6 +191,7 @@ class EvaluateSettings:
         if self.compare_batch:
             shared.check_comparison("compare_batch", resume=self.request.resume)
         shared.check_resume(self.request.resume, self.output)
+        shared.check_log(self.log, "compare_batch", asked=bool(self.compare_batch))
         for name, value in (("workers", self.workers), ("gpus_per_worker", self.gpus_per_worker)):
             if value is not None and self.on is None:
                 raise RequestError(

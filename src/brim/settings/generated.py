@@ -54,9 +54,10 @@ def python_module() -> str:
     calls.sort(key=lambda one: one[1].name)
     homes = sorted(call.returns.split(":") for _, call in calls)
     imports = "".join(f"    from {module} import {name}\n" for module, name in homes)
-    names = ", ".join(f'"{call.name}"' for _, call in calls)
+    listed = ", ".join(f'"{call.name}"' for _, call in calls) + ","
+    names = textwrap.fill(listed, WIDTH, initial_indent="    ", subsequent_indent="    ")
     functions = "\n\n".join(_function(command, call) for command, call in calls)
-    return f"{_HEAD}{imports}\n__all__ = [{names}]\n\n\n{functions}"
+    return f"{_HEAD}{imports}\n__all__ = [\n{names}\n]  # fmt: skip\n\n\n{functions}"
 
 
 def _function(command: Command, call: PythonCall) -> str:

@@ -284,6 +284,7 @@ class ProfileSettings:
         ),
     ] = False
     output: shared.RunFolder = None
+    log: shared.Log = ()
     json_output: shared.JsonOutput = False
 
     @staticmethod
@@ -303,6 +304,7 @@ class ProfileSettings:
         if self.explain_speed:
             shared.check_comparison("explain_speed", resume=self.request.resume)
         shared.check_resume(self.request.resume, self.output)
+        shared.check_log(self.log, "explain_speed", asked=self.explain_speed)
         for name, values in self.request.axes.items():
             if self.explain_speed and (values is None or len(values) != 1):
                 raise RequestError(

@@ -14,8 +14,10 @@ from brim.errors import RequestError
 from brim.settings.caller import given, named, written
 from brim.settings.declare import Setting
 from brim.settings.setting_checks import (
+    Check,
     byte_count,
     byte_size,
+    choice,
     entries_of,
     fraction,
     numbers,
@@ -24,20 +26,23 @@ from brim.settings.setting_checks import (
     path_text,
     size_list,
     size_or_none,
+    texts,
     whole,
 )
 
 __all__ = [
-    "ANSWERS", "BATCH", "DATA", "FAST_PATHS", "FIELDS", "LARGEST_SIZE", "LOADING", "MOST_RUNS", "OUTPUT", "WHERE",
+    "ANSWERS", "BATCH", "DATA", "FAST_PATHS", "FIELDS", "LARGEST_SIZE", "LOADING", "LOGGERS", "MOST_RUNS", "OUTPUT",
+    "WHERE",
     "BatchSize", "ByteLimit", "Chat", "Columns", "CompareBatch", "Data", "Device", "Dtype", "FailOnOom", "FastPath",
-    "GradientCheckpointing", "Images", "JsonOutput", "Knobs", "Limit", "Margin", "MaxBatchSize", "MaxTokens",
+    "GradientCheckpointing", "Images", "JsonOutput", "Knobs", "Limit", "Log", "Margin", "MaxBatchSize", "MaxTokens",
     "MemoryLimit", "MultipleOf", "NoAutoBatchSize", "NoCache", "NumWorkers", "PerRank", "PinMemory", "PowerOfTwo",
     "PrefetchFactor", "Resume", "RunFolder", "Split", "Task", "TrustRemoteCode", "check_comparison",
-    "check_fail_on_oom", "check_new_tokens", "check_one_card", "check_resume", "read_changes", "read_seeds",
-    "seeds_from", "setting_of",
+    "check_fail_on_oom", "check_log", "check_new_tokens", "check_one_card", "check_resume", "read_changes",
+    "read_seeds", "seeds_from", "setting_of",
 ]  # fmt: skip
 
 FIELDS = ("prompt", "input", "context", "reference", "image", "video", "choices", "id", "label", "group")
+LOGGERS = ("tensorboard", "mlflow", "wandb")
 LARGEST_SIZE = 2**31 - 1  # kernels count samples with 32 bits
 
 DATA, ANSWERS, BATCH, WHERE, LOADING, OUTPUT = (
@@ -74,6 +79,12 @@ def check_fail_on_oom(fail_on_oom: bool, *, fixed: bool) -> None:
         )
 
 
+def check_log(log: Sequence[str], instead: str, *, asked: bool) -> None:
+    """What is asked for instead of a run is not logged."""
+    if log and asked:
+        raise RequestError(f"{given('log', log[0])}: it logs a run, which {named(instead)} is not; leave one out")
+
+
 def check_new_tokens(max_new_tokens: int | None, knobs: Mapping[str, Any]) -> None:
     """`--max-tokens` is short for a knob."""
     if max_new_tokens is not None and "max_new_tokens" in knobs:
@@ -85,6 +96,11 @@ def read_changes(value: Any) -> dict[str, Any]:
     from brim.settings.yaml_file import parse_overrides  # which is not needed to show flags
 
     return parse_overrides(value if isinstance(value, Mapping) else map(str, entries_of(value)))
+
+
+def _read_loggers(value: Any) -> tuple[str, ...]:
+    one_of = choice(*LOGGERS)
+    return tuple(one_of(name) for name in texts()(value))
 
 
 def check_one_card(gpu: str | None, memory: str | int | None) -> None:
@@ -232,6 +248,14 @@ RunFolder = Annotated[
     Setting(
         help="The run's folder (default runs/<command>-<time>).", flags=("-o", "--output"), panel=OUTPUT, metavar="DIR",
         check=path(),
+    ),
+]  # fmt: skip
+Log = Annotated[
+    tuple[str, ...],
+    Setting(
+        help="Also log the figures to tensorboard, mlflow or wandb; repeatable.", panel=OUTPUT, metavar="NAME",
+        flags=("--log", "--logger"),  # the second for torchrun, which on Python 3.11 takes --log for its own
+        many=True, check=Check("names", _read_loggers), python="str | Sequence[str] | None",
     ),
 ]  # fmt: skip
 JsonOutput = Annotated[

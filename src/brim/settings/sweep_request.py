@@ -15,10 +15,9 @@ from brim.settings.declare import Setting, check_fields
 from brim.settings.setting_checks import Check, choice, number, path_text, texts, whole
 from brim.settings.shared import OUTPUT
 
-__all__ = ["LOGGERS", "Place", "SweepCommand", "SweepRequest"]
+__all__ = ["Place", "SweepCommand", "SweepRequest"]
 
 Place = Literal["local", "ray", "slurm"]
-LOGGERS = ("tensorboard", "mlflow", "wandb")
 EXPERIMENTS, RUNNING, WHERE = "Experiments", "Running", "Where"
 _IN_COMMAND = ("on", "jobs_per_gpu", "timeout", "top_n", "results_file", "max_experiments", "data_percentage")
 
@@ -38,11 +37,6 @@ def _yaml(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
-
-
-def _read_loggers(value: Any) -> tuple[str, ...]:
-    one_of = choice(*LOGGERS)
-    return tuple(one_of(name) for name in texts()(value))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,12 +103,8 @@ class SweepRequest:
         ),
     ] = None
     loggers: Annotated[
-        tuple[str, ...],
-        Setting(
-            name="log", help="tensorboard, mlflow or wandb; repeatable.", panel=OUTPUT, metavar="NAME", many=True,
-            check=Check("names", _read_loggers), python="str | Sequence[str] | None",
-        ),
-    ] = ()  # fmt: skip
+        tuple[str, ...], shared.setting_of(shared.Log, name="log", help="tensorboard, mlflow or wandb; repeatable.")
+    ] = ()
     slurm: Annotated[
         Mapping[str, Any],
         Setting(

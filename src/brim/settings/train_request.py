@@ -148,6 +148,7 @@ class TrainCommand:
         shared.setting_of(shared.CompareBatch, help="Short trials of these effective batches instead: 512,2048,8192."),
     ] = ()
     output: shared.RunFolder = None
+    log: shared.Log = ()
     json_output: shared.JsonOutput = False
 
     @staticmethod
@@ -181,6 +182,7 @@ class TrainCommand:
         if self.compare_batch:
             shared.check_comparison("compare_batch", resume=self.request.resume)
         shared.check_resume(self.request.resume, self.output)
+        shared.check_log(self.log, "compare_batch", asked=bool(self.compare_batch))
         if self.compare_batch and self.request.several:
             raise RequestError(
                 f"{named('compare_batch')}: sizes are compared for one seed; leave {named('seeds')} and "

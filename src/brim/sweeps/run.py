@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from brim.errors import plural
+from brim.monitor.loggers.loggers import Loggers, open_loggers
 from brim.settings.grid import Expansion
 from brim.settings.sweep_request import SweepRequest
 from brim.storage.files import csv_text, read_json, write_atomic, write_json
@@ -21,11 +22,13 @@ from brim.storage.run_folder import write_run
 from brim.storage.run_lock import locked_folder
 from brim.sweeps.forecasts import SizeForecast, bytes_needed
 from brim.sweeps.job import AttemptOutcome, Job, Recorder, SweepListener
-from brim.sweeps.loggers import Loggers, open_loggers
 from brim.sweeps.results import Result, choose_goal, detail_rows, result_row, sorted_results, sweep_document
 from brim.sweeps.state import SweepState
 
-__all__ = ["MOST_RETRIES", "Launcher", "SweepPlan", "SweepResult", "first_attempt", "next_attempt", "run_sweep"]
+__all__ = [
+    "MOST_RETRIES", "Launcher", "SweepPlan", "SweepResult", "first_attempt", "log_experiment", "next_attempt",
+    "run_sweep",
+]  # fmt: skip
 
 MOST_RETRIES = 2
 MARGINS = (0.25, 0.5)  # of the device's memory that a planned size leaves free at each retry
@@ -145,8 +148,8 @@ def run_sweep(
     with (
         locked_folder(output, command="sweep", note=watcher.note) as folder,
         SweepState(folder, resume=request.resume, note=watcher.note) as state,
+        open_loggers(request.loggers, folder, watcher.note) as loggers,
     ):
-        loggers = open_loggers(request.loggers, folder, watcher.note)
         recording = _Recording(plan, request, state, watcher, loggers)
         interrupted = True
         try:
@@ -154,10 +157,22 @@ def run_sweep(
             launcher.run(recording.jobs(), recording)
             interrupted = False
         finally:
-            loggers.close()
             document = recording.write(interrupted=interrupted)
             _write_record(folder, request, document, started_at)
     return SweepResult(folder=folder, document=document, results=tuple(recording.results()))
+
+
+def log_experiment(loggers: Loggers, job: Job, outcome: AttemptOutcome) -> None:
+    """Once, when it has ended, with all its epochs: a retry or a resumed sweep leaves no half curves."""
+    run = loggers.open_run(job.id, job.run_settings)
+    for row in outcome.epochs:
+        run.log({name: value for name, value in row.items() if name != "epoch"}, step=int(row.get("epoch", 0)))
+    best = {f"best_{name}": value for name, value in (outcome.figures.get("best") or {}).items()}
+    totals = {name: value for name, value in outcome.figures.items() if not isinstance(value, Mapping)}
+    run.end(
+        {**best, **totals, "seconds": outcome.seconds}, state=outcome.state, failure=outcome.failure,
+        error=outcome.error,
+    )  # fmt: skip
 
 
 class _Recording:
@@ -228,7 +243,7 @@ class _Recording:
             retry=self._request.retry,
         )
         if again is None and outcome.state != "interrupted":
-            self._loggers.log(job, outcome)
+            log_experiment(self._loggers, job, outcome)
         self._listener.ended(job, outcome, again)
         if time.monotonic() >= self._write_at:
             self._write_tables()

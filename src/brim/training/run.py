@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from brim.errors import RankError, RequestError
 from brim.memory.devices import device_uuid
 from brim.monitor.live import LiveRun, both
+from brim.monitor.loggers.loggers import check_loggers, open_loggers
 from brim.monitor.sampler import Sampler
 from brim.ranks.agreement import Agreement, Vote, check_same_work, shared_folder, stop_signal_as_error
 from brim.ranks.gradients import RankGroup, shard_model
@@ -30,6 +31,7 @@ from brim.training.effective_batch import EarlierSizes, choose_effective_batch, 
 from brim.training.epoch_loader import EpochLoader
 from brim.training.listener import TrainListener, interrupt_as_request
 from brim.training.live_figures import LiveTraining
+from brim.training.logged import LoggedTraining
 from brim.training.run_files import read_steps, write_record
 from brim.training.setup import TrainingSetup, open_setup
 from brim.training.summary import RankReport, summarise
@@ -66,6 +68,7 @@ def run_training(
     output: Path | None = None,
     listener: TrainListener | None = None,
     notes_resume: bool = True,
+    log: Sequence[str] = (),
 ) -> TrainResult:
     """Train one seed, and leave the run's folder behind; an interrupted run notes how to resume it."""
     started_at = datetime.datetime.now(datetime.UTC)
@@ -73,16 +76,21 @@ def run_training(
 
     def check(folder: Path) -> None:
         _check_contents(folder, resume=request.resume)
+        check_loggers(log, folder)
 
     with (
         Agreement(timeout_seconds=VOTE_SECONDS, purpose="training") as agreement,
         shared_folder(agreement, output, command="train", check=check, note=watcher.note) as folder,
         LiveRun(folder, "train", publishes=agreement.world.rank == 0) as live,
+        open_loggers(log if agreement.world.rank == 0 else (), folder, watcher.note) as loggers,
+        loggers.open_run(folder.absolute().name, request.to_json()) as run,
     ):
         published = both(TrainListener, LiveTraining(live), watcher)
         try:
             with stop_signal_as_error(agreement):
-                return _TrainingRun(request, agreement, folder, published, started_at).run()
+                result = _TrainingRun(request, agreement, folder, published, started_at, LoggedTraining(run)).run()
+                run.summary = result.summary
+                return result
         except (KeyboardInterrupt, RankError) as error:
             line = resume_with(folder)
             if find_checkpoint(folder) is None:
@@ -105,6 +113,7 @@ class _TrainingRun:
         folder: Path,
         listener: TrainListener,
         started_at: datetime.datetime,
+        logged: LoggedTraining,
     ) -> None:
         self.request = request
         self.agreement = agreement
@@ -112,6 +121,7 @@ class _TrainingRun:
         self.folder = folder
         self.listener = listener
         self.started_at = started_at
+        self.logged = logged
         self.sharded = request.settings.training.fsdp and self.world.size > 1
         self.resumed_after = 0  # the step of the checkpoint that this start continues from
 
@@ -130,6 +140,7 @@ class _TrainingRun:
                 interrupt=interrupt,
                 fingerprint=fingerprint,
                 sharded=self.sharded,
+                logged=self.logged,
             )
             parts = TrainerParts(subject, self.request, context)
             trainer = self._resumed(parts)

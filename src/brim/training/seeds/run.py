@@ -6,10 +6,11 @@ which, and why. A finished run is kept: a training that was interrupted continue
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from brim.errors import BrimError, DoesNotFitError, RequestError, plural
 from brim.memory.devices import device_uuid
 from brim.models.placement import resolve_device
 from brim.monitor.live import LiveRun, both
+from brim.monitor.loggers.loggers import Loggers, open_loggers
 from brim.monitor.sampler import Sampler
 from brim.ranks.world import current_world
 from brim.records import Plan
@@ -29,6 +31,7 @@ from brim.training.checkpoint import find_checkpoint
 from brim.training.fast_path.task import RunsListener
 from brim.training.listener import StepRecord, TrainFacts, TrainListener
 from brim.training.live_figures import LiveTraining
+from brim.training.logged import LoggedTraining
 from brim.training.models import input_kind
 from brim.training.objective import choose_monitor
 from brim.training.run import SEVERAL, TrainResult, run_fingerprint, run_training
@@ -49,11 +52,15 @@ def train_as(settings: TrainCommand, *, listener: TrainListener | None = None) -
         if listener is not None:
             listener.note(note)
     train = run_seeds if settings.request.several else run_training
-    return train(settings.request, output=settings.output, listener=listener)
+    return train(settings.request, output=settings.output, listener=listener, log=settings.log)
 
 
 def run_seeds(
-    request: TrainRequest, *, output: Path | None = None, listener: TrainListener | None = None
+    request: TrainRequest,
+    *,
+    output: Path | None = None,
+    listener: TrainListener | None = None,
+    log: Sequence[str] = (),
 ) -> TrainResult:
     """Train every seed at every learning rate, and leave one folder behind; a run that fails does not stop the rest."""
     if current_world().size > 1:
@@ -63,14 +70,17 @@ def run_seeds(
             "torchrun with hp.seed=N"
         )
     watcher = listener or TrainListener()
-    with (
-        locked_folder(output, command="train", note=watcher.note) as folder,
-        LiveRun(folder, "train") as live,
-    ):
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(locked_folder(output, command="train", note=watcher.note))
         _check_contents(folder, request)
-        run = _SeedsRun(request, folder, both(TrainListener, LiveTraining(live), watcher))
+        live = stack.enter_context(LiveRun(folder, "train"))
+        loggers = stack.enter_context(open_loggers(log, folder, watcher.note))
+        whole = stack.enter_context(loggers.open_run(folder.absolute().name, request.to_json()))
+        run = _SeedsRun(request, folder, both(TrainListener, LiveTraining(live), watcher), loggers)
         try:
-            return run.run()
+            result = run.run()
+            whole.summary = result.summary
+            return result
         except KeyboardInterrupt:
             run.note_interrupted()
             raise
@@ -94,10 +104,11 @@ def _check_contents(folder: Path, request: TrainRequest) -> None:
 class _SeedsRun:
     """One training of several runs."""
 
-    def __init__(self, request: TrainRequest, folder: Path, listener: TrainListener) -> None:
+    def __init__(self, request: TrainRequest, folder: Path, listener: TrainListener, loggers: Loggers) -> None:
         self.request = request
         self.folder = folder
         self.listener = listener
+        self.loggers = loggers
         self.started_at = datetime.datetime.now(datetime.UTC)
         self.variants = variants_of(request)
         self.records: dict[Variant, RunRecord] = {}
@@ -203,6 +214,7 @@ class _SeedsRun:
 
     def _done(self, record: RunRecord) -> None:
         self.records[record.variant] = record
+        self._log(record)
         figures = {name: figure["mean"] for name, figure in record.summary.get("metrics", {}).items()}
         self.listener.run_done(
             {
@@ -210,6 +222,17 @@ class _SeedsRun:
                 "best_epoch": record.summary.get("best_epoch"), "epochs": record.summary.get("epochs"),
             }
         )  # fmt: skip
+
+    def _log(self, record: RunRecord) -> None:
+        """A run that has ended, with all its steps and epochs."""
+        if not self.loggers:
+            return
+        run = self.loggers.open_run(record.variant.name, record.variant.request(self.request).to_json())
+        if record.error is not None:
+            run.end({}, state="failed", failure="error", error=record.error)
+            return
+        LoggedTraining(run).finished(record.steps(), record.rows)
+        run.end({"summary": record.summary})
 
     def note_interrupted(self) -> None:
         """What is kept, and how to resume."""
