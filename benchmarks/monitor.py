@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import itertools
 import math
 import os
 import platform
@@ -40,9 +39,11 @@ from typing import Any
 
 import torch
 
-from brim.monitor.live import LiveRun
+from brim.monitor.live import LiveRun, both
 from brim.monitor.nvml import CardRow, OpenCards
 from brim.monitor.sampler import Sampler
+from brim.training.listener import StepRecord, TrainListener
+from brim.training.live_figures import LiveTraining
 
 Work = Callable[[], None]
 Watch = Callable[[], contextlib.AbstractContextManager[object]]
@@ -159,21 +160,23 @@ def _print_published(arguments: argparse.Namespace) -> None:
         os.environ["XDG_STATE_HOME"] = str(folder / "state")
 
         @contextlib.contextmanager
-        def published() -> Iterator[LiveRun]:
+        def published() -> Iterator[TrainListener]:
             sampler = Sampler(folder / "monitor.csv", index=arguments.index)
             with sampler, LiveRun(folder, "train") as live:
-                live.update(state="running", total=10**9, unit="samples", device=str(device))
-                yield live
+                listener = both(TrainListener, LiveTraining(live), TrainListener())
+                listener.ready(lambda: {"batch_size_found": "given", "wait_seconds": 0.0, "peak_reserved_bytes": 1})
+                listener.started(10**9, 0)
+                yield listener
 
-        with published() as live:
+        with published() as listener:
             time.sleep(START_SECONDS)
             before = time.process_time()
             time.sleep(arguments.sleep_seconds)
             of_a_core = (time.process_time() - before) / arguments.sleep_seconds
             updates = 20_000
             started = time.perf_counter()
-            for done in range(updates):
-                _publish(live, done)
+            for _ in range(updates):
+                listener.step(_RECORD)
             update_seconds = (time.perf_counter() - started) / updates
         step = _training_step(device)
         repeats = _repeats(step, arguments.block_seconds)
@@ -199,14 +202,13 @@ def _published_ratios(step: Work, repeats: int, pairs: int, watch: Watch) -> lis
     for pair in range(pairs):
         seconds: dict[bool, Seconds] = {}
         for watched in (False, True) if pair % 2 == 0 else (True, False):
-            with watch() if watched else contextlib.nullcontext() as live:
+            with watch() if watched else contextlib.nullcontext() as listener:
                 time.sleep(START_SECONDS)
-                counted = itertools.count()
 
-                def work(live: object = live, counted: Iterator[int] = counted) -> None:
+                def work(listener: object = listener) -> None:
                     step()
-                    if isinstance(live, LiveRun):
-                        _publish(live, next(counted))
+                    if isinstance(listener, TrainListener):
+                        listener.step(_RECORD)
 
                 seconds[watched] = _time(work, repeats)
         with_it, without = seconds[True], seconds[False]
@@ -214,11 +216,9 @@ def _published_ratios(step: Work, repeats: int, pairs: int, watch: Watch) -> lis
     return ratios
 
 
-def _publish(live: LiveRun, done: int) -> None:
-    live.update(
-        state="running", done=done, loss=0.5, batch_size=64, samples_per_second=1234.5, oom_events=0,
-        waiting_fraction=0.01, batch_size_found="found on this run", peak_reserved_bytes=1,
-    )  # fmt: skip
+_RECORD = StepRecord(
+    step=1, epoch=0, samples=64, loss=0.5, learning_rate=0.1, effective_batch=64, micro_batches=(64,), seconds=0.01
+)
 
 
 def _training_step(device: torch.device) -> Work:

@@ -11,6 +11,8 @@ from brim.training.listener import StepRecord, TrainFacts, TrainListener
 
 __all__ = ["LiveTraining"]
 
+STEP_SECONDS = 0.25  # between two updates
+
 
 class LiveTraining(TrainListener):
     """Keeps a `LiveRun` up to date; of several seeds, `label` says which is under way."""
@@ -19,6 +21,8 @@ class LiveTraining(TrainListener):
         self._live = live
         self._figures: Callable[[], Mapping[str, Any]] = dict
         self._started = time.monotonic()
+        self._record: StepRecord | None = None  # the last one
+        self._publish_at = 0.0  # not before
         self._runs_done, self._runs = 0, 0
 
     def opened(self, facts: TrainFacts) -> None:
@@ -35,7 +39,16 @@ class LiveTraining(TrainListener):
         self._live.update(done=done, total=total_samples, unit="samples")
 
     def step(self, record: StepRecord) -> None:
-        """How far it is."""
+        """How far it is; not more often than it is worth, since a step may take less than a millisecond."""
+        self._record = record
+        now = time.monotonic()
+        if now >= self._publish_at:
+            self._publish_at = now + STEP_SECONDS
+            self._publish(record)
+
+    def _publish(self, record: StepRecord | None) -> None:
+        if record is None:
+            return
         figures = dict(self._figures())
         waited = figures.pop("wait_seconds", None)
         seconds = time.monotonic() - self._started
@@ -53,10 +66,12 @@ class LiveTraining(TrainListener):
     def validating(self, epoch: int) -> None:
         """Say so."""
         del epoch
+        self._publish(self._record)
         self._live.update(state="validating")
 
     def epoch(self, row: dict[str, Any]) -> None:
         """The first figure of the validation."""
+        self._publish(self._record)
         name = next((name for name in row if name.startswith("val_") and row[name] is not None), None)
         metric = None if name is None else {"name": name, "value": row[name]}
         self._live.update(state="running", **({} if metric is None else {"metric": metric}))
@@ -73,6 +88,7 @@ class LiveTraining(TrainListener):
     def run_done(self, row: dict[str, Any]) -> None:
         """One more."""
         del row
+        self._publish(self._record)
         self._runs_done += 1
         self._label()
 
