@@ -17,6 +17,7 @@ MOST_ESTIMATED = 4.0  # of a gain that nothing measured
 FREE_FRACTION = 0.25  # of the memory limit: a run that used less had room for larger batches
 LEAST_PADDING = 0.2
 PADDING_LEFT = 0.2  # in batches that are formed by cost
+NOT_PADDED = 0.1  # of a run's time at least: starting kernels, reading samples, scoring
 
 
 def small_batches(run: Run) -> Advice | None:
@@ -81,7 +82,7 @@ def _small_micro_batches(run: Run) -> Advice | None:
 
 def padding(run: Run) -> Advice | None:
     """Batches of so many samples, whatever their lengths: short samples are padded to the longest."""
-    wasted, busy = figure(run, "padding_fraction"), _busy_fraction(run)
+    wasted, busy = figure(run, "padding_fraction"), min(_busy_fraction(run), 1 - NOT_PADDED)
     if run.kind != "eval" or run.request.get("batch_size") is None or wasted is None or wasted < LEAST_PADDING:
         return None
     less = (1 - wasted) / (1 - PADDING_LEFT)  # of the padded cost

@@ -29,13 +29,18 @@ class AdviseSettings:
     run: Annotated[
         Path | None,
         Setting(
-            help="The folder of a run of eval or train.", argument=True, metavar="[RUN]", check=path(),
+            help="The folder of a run of eval or train.", argument=True, metavar="RUN", check=path(),
             python="str | os.PathLike[str] | None",
         ),
     ] = None  # fmt: skip
     model: Annotated[
         str | None,
-        Setting(help="Without RUN: the model that is to be evaluated.", flags=("-m", "--model"), panel=BEFORE),
+        Setting(
+            help="Without RUN: the model that is to be evaluated.",
+            flags=("-m", "--model"),
+            panel=BEFORE,
+            metavar="MODEL",
+        ),
     ] = None
     data: Annotated[str | None, _before(shared.Data, positional=False, help="Without RUN: its data.")] = None
     split: Annotated[str | None, _before(shared.Split)] = None

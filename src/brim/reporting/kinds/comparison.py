@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from brim.advice.command_lines import command_of
 from brim.advice.run_reader import Run, entries, mapping
 from brim.reporting.base import Column, Fact, Page, PageTable, Section, facts, note_section, present, words
 from brim.reporting.charts import Axis, Chart, category_chart, crosses, limit_line, line_chart, rings
-from brim.reporting.repeat import command_of, repeat_sections
+from brim.reporting.repeat import repeat_sections
 from brim.reporting.theme import Series, series_colour
 from brim.units import bytes_text, count_text, duration_text, number, short_name, significant, text
 
