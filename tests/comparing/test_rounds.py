@@ -6,20 +6,20 @@ import itertools
 
 import pytest
 
-from brim.comparing.rounds import RoundRules, Rounds, Turn
+from brim.comparing.rounds import MeasuredRounds, RoundRules, Turn
 
 
-def filled(rates: list[list[float]], **rules: float) -> Rounds:
-    """Rounds in which each setting has these rates, one in each round; a clock that counts its readings."""
+def filled(rates: list[list[float]], **rules: float) -> MeasuredRounds:
+    """MeasuredRounds in which each setting has these rates, one in each round; a clock that counts its readings."""
     clock = itertools.count()
-    rounds = Rounds(len(rates), rules=RoundRules(**rules), clock=lambda: float(next(clock)))  # type: ignore[arg-type]
+    rounds = MeasuredRounds(len(rates), rules=RoundRules(**rules), clock=lambda: float(next(clock)))  # type: ignore[arg-type]
     for turn in rounds:
         rounds.record(turn, rates[turn.place][min(turn.number, len(rates[turn.place]) - 1)])
     return rounds
 
 
 def test_everything_is_warmed_up_once_and_then_measured_in_turns() -> None:
-    rounds = Rounds(3, rules=RoundRules(most=3))
+    rounds = MeasuredRounds(3, rules=RoundRules(most=3))
     turns = list(rounds)
     assert [turn.place for turn in turns] == [0, 1, 2, 2, 1, 0, 0, 1, 2, 2, 1, 0]
     assert [turn.number for turn in turns if turn.place == 1] == [0, 1, 2, 3]
@@ -68,7 +68,7 @@ def test_what_slows_a_whole_round_down_leaves_the_ratio_clear() -> None:
 
 
 def test_a_setting_that_fails_has_no_further_turns_and_is_no_reference() -> None:
-    rounds = Rounds(2, rules=RoundRules(most=3))
+    rounds = MeasuredRounds(2, rules=RoundRules(most=3))
     places = []
     for turn in rounds:
         places.append(turn.place)
@@ -81,7 +81,7 @@ def test_a_setting_that_fails_has_no_further_turns_and_is_no_reference() -> None
 
 
 def test_what_is_measured_once_has_no_bounds() -> None:
-    rounds = Rounds(2)
+    rounds = MeasuredRounds(2)
     rounds.record(Turn(0, 1), 10.0)
     rounds.record(Turn(1, 1), 20.0)
     gain = rounds.speed_up(1)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from brim.intervals import Interval, mean_rate, paired_speed_up
 
-__all__ = ["RoundRules", "Rounds", "Turn"]
+__all__ = ["MeasuredRounds", "RoundRules", "Turn"]
 
 NARROW = 1.1  # upper bound over lower one: an interval on one side of 1 that needs no further round
 NO_DIFFERENCE = 1.04  # likewise of an interval around 1: the settings are equally fast
@@ -41,10 +41,10 @@ class Turn:
         return self.number > 0
 
 
-class Rounds:
+class MeasuredRounds:
     """Turns of `count` settings, of which the first that does not fail is the reference.
 
-    rounds = Rounds(len(sizes))
+    rounds = MeasuredRounds(len(sizes))
     for turn in rounds:
         rounds.record(turn, measure(sizes[turn.place]))
     rounds.speed_up(1)

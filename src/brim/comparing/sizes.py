@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from brim.comparing.rounds import RoundRules, Rounds, Turn
+from brim.comparing.rounds import MeasuredRounds, RoundRules, Turn
 from brim.errors import DoesNotFitError, plural
 from brim.intervals import Interval
 
@@ -50,7 +50,7 @@ class ComparedSizes:
         derive: Callable[[Figures], Mapping[str, Any]] | None = None, more_samples: str = "more samples",
     ) -> None:  # fmt: skip
         self.sizes = tuple(sizes)
-        self.rounds = Rounds(len(sizes), rules=rules)
+        self.rounds = MeasuredRounds(len(sizes), rules=rules)
         self._figures: list[list[Figures]] = [[] for _ in sizes]  # of every turn
         self._derive, self._more_samples = derive, more_samples
 

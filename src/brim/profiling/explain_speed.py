@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.comparing.record import Comparison, kept_comparison
-from brim.comparing.rounds import RoundRules, Rounds
+from brim.comparing.rounds import MeasuredRounds, RoundRules
 from brim.comparing.sizes import interval_fields, too_short
 from brim.errors import RequestError
 from brim.evaluation.compare import FEWEST_BATCHES, NotesOnce, measured_setup
@@ -140,7 +140,7 @@ class _ComparedSwitches:
     """The table: everything on, and what each optimisation brings."""
 
     def __init__(self, switches: Sequence[_Switch], short: str | None, rules: RoundRules | None) -> None:
-        self.rounds = Rounds(1 + len(switches), rules=rules)
+        self.rounds = MeasuredRounds(1 + len(switches), rules=rules)
         self._switches, self._short = switches, short
 
     def name(self, place: int) -> str:
