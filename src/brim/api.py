@@ -51,7 +51,7 @@ def check(
         max_epoch_seconds: The longest that the steps of an epoch may take.
         max_total_seconds: The longest that the run may take.
         min_speed_up: With against: how many times as fast as that run it must be (1: not slower).
-        against: An earlier run of the same kind, to say how many times as fast RUN is.
+        against: An earlier run of its kind: how many times as fast RUN is.
 
     Returns:
         `lines` with verdict, value and limit, `failed` with those that failed, and the `document`.

@@ -82,7 +82,7 @@ class CheckSettings:
     limits: CheckLimits = dataclasses.field(default_factory=CheckLimits)
     against: Annotated[
         Path | None,
-        Setting(help="An earlier run of the same kind, to say how many times as fast RUN is.", metavar="RUN0", check=path()),
+        Setting(help="An earlier run of its kind: how many times as fast RUN is.", metavar="RUN0", check=path()),
     ] = None
     json_output: shared.JsonOutput = False
 
