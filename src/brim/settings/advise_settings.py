@@ -35,7 +35,12 @@ class AdviseSettings:
     ] = None  # fmt: skip
     model: Annotated[
         str | None,
-        Setting(help="Without RUN: the model that is to be evaluated.", flags=("-m", "--model"), panel=BEFORE, metavar="MODEL"),
+        Setting(
+            help="Without RUN: the model that is to be evaluated.",
+            flags=("-m", "--model"),
+            panel=BEFORE,
+            metavar="MODEL",
+        ),
     ] = None
     data: Annotated[str | None, _before(shared.Data, positional=False, help="Without RUN: its data.")] = None
     split: Annotated[str | None, _before(shared.Split)] = None
