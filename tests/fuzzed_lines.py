@@ -93,6 +93,7 @@ BASES: dict[str, list[list[str]]] = {
     "encode": [["-d smiles.csv", "-o features.safetensors", "--knob bits=64", "--limit 4", *QUICK]],
     "knobs": [["py:nets.py:rows"]],
     "report": [["run"], ["run", "run2", "-o both.html"]],
+    "advise": [["-m py:nets.py:reader", "-d questions.jsonl", "-b 2", "--max-tokens 4"]],
     "demo": [["--questions 8", "--memory-limit 80MiB", "-o out"]],
     "train": [["config.yaml", "hp.epochs=1", "-o out"], ["config.yaml", "--seeds 2", "--fast-path off", "-o out"]],
     "ood": [

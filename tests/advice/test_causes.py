@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+import brim
 from brim.advice.base import Advice
 from brim.advice.rules import advise_run
 from brim.advice.run_reader import Run
+from brim.sizing.plans import PlanCache
 from brim.training import run_files
 from tests import saved_models
 from tests.advice import advised_runs
@@ -73,6 +75,20 @@ def test_batches_far_below_the_knee_are_named(tmp_path: Path, language_model: Pa
     assert again.name == "batch_size"
     assert again.measured
     assert "after" in again.evidence
+
+
+def test_a_cached_plan_is_a_measurement_of_larger_batches(
+    tmp_path: Path, language_model: Path, short_answers: Path
+) -> None:
+    many = advised_runs.write_questions(tmp_path / "many.jsonl", [12] * 160)
+    found = brim.evaluate(str(language_model), many, output=tmp_path / "auto", device="cpu", max_tokens=16)
+    assert found.plan is not None
+    identity = {"kind": "eval", "model": f"hf:{language_model}", "task": {"task": "generate"}}
+    PlanCache().save(found.plan, identity, {})  # as a longer run files it
+    run = evaluated(language_model, short_answers, tmp_path / "runs" / "one", max_tokens=16, batch_size=1)
+    piece = next(piece for piece in advise_run(run) if piece.name == "batch_size")
+    assert piece.measured
+    assert "cached plan" in piece.evidence
 
 
 def test_padding_is_named_and_batches_by_cost_avoid_it(tmp_path: Path) -> None:

@@ -132,3 +132,17 @@ def test_a_run_or_a_model_with_data_must_be_named(settings: dict[str, Any]) -> N
 def test_what_is_done_with_advice_needs_a_run() -> None:
     with pytest.raises(RequestError, match="run it first"):
         brim.advise(model="m", data="d", try_out=True)
+
+
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "c7a9703"
+
+
+def test_runs_of_an_earlier_version_are_advised() -> None:
+    for name in ("eval-finished", "lm-finished", "train-finished", "seeds-finished", "stacked-finished"):
+        found = brim.advise(FIXTURES / name)
+        assert all(piece.command and piece.evidence for piece in found.advice)
+
+
+def test_a_run_without_such_settings_is_refused_with_what_to_name() -> None:
+    with pytest.raises(RequestError, match="brim eval and brim train"):
+        brim.advise(FIXTURES / "dpo-finished")

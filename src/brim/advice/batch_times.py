@@ -8,9 +8,17 @@ from pathlib import Path
 
 from brim.advice.run_reader import Run, entries, open_run
 from brim.errors import BrimError
+from brim.sizing.plans import PlanCache
 from brim.units import number
 
-__all__ = ["MeasuredRate", "gain_of_larger_batches", "probe_rates", "rates_of_same_work", "runs_beside"]
+__all__ = [
+    "MeasuredRate",
+    "gain_of_larger_batches",
+    "probe_rates",
+    "rates_of_cached_plans",
+    "rates_of_same_work",
+    "runs_beside",
+]
 
 USUAL_FIXED_SHARE = 0.5  # of a batch's time that does not grow with it, where nothing else is known
 
@@ -64,6 +72,38 @@ def rates_of_same_work(run: Run) -> list[MeasuredRate]:
         and (size := number(other.summary.get("batch_size_used")))
         and (rate := number(other.summary.get("samples_per_second")))
     ]  # fmt: skip
+
+
+def rates_of_cached_plans(run: Run) -> list[MeasuredRate]:
+    """Sizes that an earlier evaluation of the model tried on the same device, as rates of this run's samples.
+
+    The data may have other lengths, so that batches are compared by their cost: tokens a second, where cost is tokens.
+    """
+    own = [(cost, seconds) for cost, seconds, _ in _costs(run.plan.get("probes"))]
+    size, rate = number(run.summary.get("batch_size_used")), number(run.summary.get("samples_per_second"))
+    if not own or not size or not rate:
+        return []
+    speed = max(cost / seconds for cost, seconds in own)
+    model, task = str(run.request.get("model")).removeprefix("hf:"), run.request.get("task")
+    return [
+        MeasuredRate(batch_size=count, samples_per_second=rate * cost / seconds / speed, source="a cached plan")
+        for one in PlanCache().entries()
+        if one.command == "eval" and one.model.removeprefix("hf:") == model and one.work == task
+        and one.plan.device == run.plan.get("device")
+        for cost, seconds, count in _costs([probe.to_json() for probe in one.plan.probes])
+    ]  # fmt: skip
+
+
+def _costs(probes: object) -> list[tuple[float, float, int]]:
+    """Cost, seconds and samples of the batches that ran."""
+    return [
+        (cost, seconds, int(size))
+        for probe in entries(probes)
+        if probe.get("verdict") == "fits"
+        and (cost := number(probe.get("cost")))
+        and (seconds := number(probe.get("step_seconds")))
+        and (size := number(probe.get("batch_size")))
+    ]
 
 
 def runs_beside(run: Run) -> Iterator[Run]:

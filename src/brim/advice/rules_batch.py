@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from brim.advice.base import Advice, figure, on_cuda
-from brim.advice.batch_times import MeasuredRate, probe_rates, rates_of_same_work
+from brim.advice.batch_times import MeasuredRate, probe_rates, rates_of_cached_plans, rates_of_same_work
 from brim.advice.run_reader import Run, value_at
 from brim.units import bytes_text, fraction_text, number
 
@@ -27,7 +27,9 @@ def small_batches(run: Run) -> Advice | None:
     size, rate = figure(run, "batch_size_used"), figure(run, "samples_per_second")
     if run.request.get("batch_size") is None or not size or not rate or size >= (figure(run, "num_samples") or 0):
         return None
-    best = max(rates_of_same_work(run), key=lambda one: one.samples_per_second, default=None)
+    best = max(
+        rates_of_same_work(run) or rates_of_cached_plans(run), key=lambda one: one.samples_per_second, default=None
+    )
     if best is not None and best.batch_size > size:
         return _measured(best, size=int(size), rate=rate)
     wanted = min(USUAL_KNEE, figure(run, "num_samples") or 0)
