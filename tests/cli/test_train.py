@@ -418,8 +418,8 @@ def test_several_seeds_end_with_their_spread_the_path_and_why(brim: Brim, config
     lines = result.out.splitlines()
     assert any(line.startswith("top1 ") and " ± " in line and line.endswith("over 3 seeds") for line in lines)
     assert "stacked ×3: asked for" in lines
-    assert lines[-1] == f"in {tmp_path / 'run'}"
-    assert max(map(len, lines[:-1])) <= 80
+    assert f"in {tmp_path / 'run'}" in lines
+    assert max(map(len, lines[: lines.index(f"in {tmp_path / 'run'}")])) <= 80
     assert [line.split(":")[0] for line in result.err.splitlines() if line.startswith("seed-")] == [
         "seed-0", "seed-1", "seed-2",
     ]  # fmt: skip
