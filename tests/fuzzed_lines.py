@@ -18,7 +18,7 @@ import typer
 from safetensors.numpy import save_file
 
 from brim.cli.main import app
-from tests.reported_runs import write_find
+from tests.reported_runs import write_evaluation, write_find
 
 FACTORIES = """
 import torch
@@ -93,6 +93,8 @@ BASES: dict[str, list[list[str]]] = {
     "encode": [["-d smiles.csv", "-o features.safetensors", "--knob bits=64", "--limit 4", *QUICK]],
     "knobs": [["py:nets.py:rows"]],
     "report": [["run"], ["run", "run2", "-o both.html"]],
+    "check": [["evaluated"], ["evaluated", "--max-total-seconds 1e6", "--min-utilisation 0.1"]],
+    "watch": [["--once"]],
     "advise": [["-m py:nets.py:reader", "-d questions.jsonl", "-b 2", "--max-tokens 4"]],
     "demo": [["--questions 8", "--memory-limit 80MiB", "-o out"]],
     "train": [["config.yaml", "hp.epochs=1", "-o out"], ["config.yaml", "--seeds 2", "--fast-path off", "-o out"]],
@@ -108,6 +110,8 @@ DRAWN_NEVER = {
     "--isolate": "starts a process that imports torch",
     "--table": "traces the models of the whole table",
     "--explain-speed": "runs the same evaluation seven times",
+    "--metrics": "without a terminal, writes until it is ended",
+    "--try": "runs the work in turns",
     "--help": "prints the help and nothing else",
     "--version": "prints the version and nothing else",
 }
@@ -272,6 +276,10 @@ def write_inputs(folder: Path) -> None:
     (folder / "grid.yaml").write_text(SWEEP_FILE)
     for name in ("run", "run2"):
         write_find(folder / name)
+    record = write_evaluation(folder / "evaluated", [1.0, 0.0] * 4, gpu=False) / "run.json"
+    document = json.loads(record.read_text())
+    document["summary"]["oom_events"] = 0
+    record.write_text(json.dumps(document))
     (folder / "empty").mkdir()
     (folder / "nonsense").mkdir()
     (folder / "nonsense" / "config.json").write_text('{"model_type": 7, "hidden_size": "wide"}')

@@ -46,8 +46,7 @@ class CheckedPart:
         Of several ranks every trace must be there.
         """
         ranks = int(number(self.summary.get("ranks")) or 1)
-        names = ["monitor.csv", *(f"monitor.rank-{rank}.csv" for rank in range(1, ranks))]
-        traces = [read_rows(folder / name) for folder in self.folders for name in names if (folder / name).exists()]
+        traces = [read_rows(path) for folder in self.folders for path in sorted(folder.glob("monitor*.csv"))]
         known = [
             [row["throttle_reasons"] for row in rows if row.get("throttle_reasons") is not None] for rows in traces
         ]
