@@ -150,7 +150,7 @@ def test_comparing_batches_measures_memory_and_forecasts_it(tmp_path: Path) -> N
     from brim.training.compare import compare_effective_batches
 
     request = TrainRequest(settings=train_settings(nested(tmp_path)), use_cache=False)
-    small, large = compare_effective_batches(request, [8, 64])
+    small, large = compare_effective_batches(request, [8, 64]).rows
     assert small["peak_reserved_bytes"] < large["peak_reserved_bytes"]
     assert large["samples_per_second"] > 0
     assert small["headroom_fraction"] is not None
