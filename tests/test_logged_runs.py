@@ -17,6 +17,7 @@ from brim.evaluation import logged as evaluation_logged
 from brim.settings.declare import read_settings
 from brim.settings.eval_settings import EvaluateSettings
 from brim.sweeps.job import Job
+from brim.training.listener import StepRecord
 from brim.training.logged import MOST_POINTS, LoggedTraining
 from tests.evaluation.evaluation_runs import record_of, run, shout, write_words
 from tests.monitor.fake_loggers import FakeWandb, StoredRun
@@ -144,10 +145,10 @@ class Points:
 def test_a_long_training_is_thinned_to_about_a_thousand_points() -> None:
     points = Points()
     logged = LoggedTraining(points)  # type: ignore[arg-type]
-    logged.begin(total_samples=25_000 * 16)
-    line = {"loss": 1.0, "learning_rate": 0.1, "effective_batch": 16, "micro_batches": [8, 8], "seconds": 0.1}
+    logged.started(25_000 * 16, 0)
+    line = {"epoch": 0, "loss": 1.0, "learning_rate": 0.1, "effective_batch": 16, "micro_batches": (8, 8)}
     for step in range(1, 25_001):
-        logged.step({**line, "step": step, "samples": 16 * step, "oom_events": 0})
+        logged.step(StepRecord(**line, seconds=0.1, step=step, samples=16 * step))
     assert 0.9 * MOST_POINTS <= len(points.steps) <= MOST_POINTS
     assert points.steps[0] == 1
     assert points.steps[-1] > 24_900

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from brim.evaluation.scoring import RunningMean
 from brim.evaluation.setup import SetupFacts
 from brim.evaluation.start import Start
 from brim.evaluation.worker import EvalListener, Lines
@@ -20,14 +21,12 @@ class LiveEvaluation(EvalListener):
         self._live = live
         self._inside = inside
         self._start: Start | None = None
-        self._metric: str | None = None
-        self._scores, self._score_sum = 0, 0.0
+        self._mean = RunningMean()
         self._total = self._done_before = 0
 
     def opened(self, facts: SetupFacts) -> None:
         """What is evaluated, and where."""
-        self._metric = facts.metric
-        self._scores, self._score_sum, self._start = 0, 0.0, None
+        self._mean, self._start = RunningMean(facts.metric), None
         self._live.update(state="running", device=facts.device, device_uuid=facts.device_uuid)
 
     def started(self, total: int, done: int) -> None:
@@ -42,11 +41,9 @@ class LiveEvaluation(EvalListener):
 
     def scored(self, lines: Lines) -> None:
         """The running mean of the first metric, over the samples of this start."""
-        scores = [line["score"] for line in lines if line.get("score") is not None]
-        self._scores += len(scores)
-        self._score_sum += sum(scores)
-        if self._scores:
-            self._live.update(metric={"name": self._metric, "value": self._score_sum / self._scores})
+        self._mean.add(lines)
+        if self._mean.value is not None:
+            self._live.update(metric={"name": self._mean.name, "value": self._mean.value})
 
     def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
         """How far it is."""

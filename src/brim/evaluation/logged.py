@@ -1,11 +1,12 @@
-"""An evaluation's figures for loggers: a point a second at most while it runs, the summary at its end."""
+"""What an evaluation sends to loggers, from the events that every listener gets: a point a second at most."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
 
+from brim.evaluation.scoring import RunningMean
+from brim.evaluation.setup import SetupFacts
+from brim.evaluation.worker import EvalListener, Lines
 from brim.monitor.loggers.loggers import LoggedRun
 from brim.running.results import ExecutionFigures
 
@@ -14,34 +15,37 @@ __all__ = ["LoggedEvaluation"]
 SECONDS_BETWEEN_POINTS = 1.0
 
 
-class LoggedEvaluation:
-    """What the samples of this process have shown so far; steps are samples that this start has finished."""
+class LoggedEvaluation(EvalListener):
+    """Points of one run; steps are samples that this start has finished."""
 
     def __init__(self, run: LoggedRun) -> None:
         self._run = run
-        self._samples = self._logged_samples = 0
-        self._scores: dict[str, float] = {}  # the sum for the first metric, by its name
-        self._logged_at = time.monotonic()
+        self._mean = RunningMean()
+        self._logged_samples, self._logged_at = 0, time.monotonic()
 
-    def lines(self, lines: Sequence[Mapping[str, Any]], figures: ExecutionFigures) -> None:
-        """These samples are in the journal."""
-        self._samples += len(lines)
-        for line in lines:
-            for name, score in list(line["scores"].items())[:1]:
-                self._scores[name] = self._scores.get(name, 0.0) + score
-        seconds = time.monotonic() - self._logged_at
-        if seconds >= SECONDS_BETWEEN_POINTS and lines:
-            self._log(seconds, lines[-1]["batch_size"], figures)
+    def opened(self, facts: SetupFacts) -> None:
+        """Which metric the mean is of."""
+        self._mean = RunningMean(facts.metric)
 
-    def _log(self, seconds: float, batch_size: int | None, figures: ExecutionFigures) -> None:
+    def scored(self, lines: Lines) -> None:
+        """The mean follows the journal."""
+        self._mean.add(lines)
+
+    def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
+        """Log a point, unless the last one was just now."""
+        del cap
+        now = time.monotonic()
+        seconds = now - self._logged_at
+        if seconds < SECONDS_BETWEEN_POINTS:
+            return
         self._run.log(
             {
-                **{f"{name}_so_far": total / self._samples for name, total in self._scores.items()},
-                "samples_per_second": (self._samples - self._logged_samples) / seconds,
-                "batch_size": batch_size,
+                f"{self._mean.name}_so_far": self._mean.value,
+                "samples_per_second": (figures.items - self._logged_samples) / max(seconds, 1e-9),
+                "batch_size": figures.batch_counts[-1] if figures.batch_counts else None,
                 "oom_events": figures.oom_events,
-                "peak_reserved_bytes": figures.peak_reserved_bytes or None,
+                "peak_reserved_bytes": reserved_bytes,
             },
-            step=self._samples,
+            step=figures.items,
         )
-        self._logged_at, self._logged_samples = time.monotonic(), self._samples
+        self._logged_samples, self._logged_at = figures.items, now

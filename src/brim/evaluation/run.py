@@ -86,11 +86,10 @@ def evaluate(
         loggers.open_run(folder.absolute().name, request.to_json()) as run,
     ):
         live.update(ranks=agreement.world.size)
-        published = both(EvalListener, LiveEvaluation(live), watcher)
+        published = both(EvalListener, both(EvalListener, LiveEvaluation(live), LoggedEvaluation(run)), watcher)
         try:
             with stop_signal_as_error(agreement):
-                logged = LoggedEvaluation(run)
-                result = evaluate_together(agreement, request, folder, published, open_worker, logged)
+                result = evaluate_together(agreement, request, folder, published, open_worker)
                 run.summary = result.summary
                 return result
         except RankError as error:
@@ -114,7 +113,6 @@ def evaluate_together(
     folder: Path,
     listener: EvalListener,
     opener: WorkerOpener,
-    logged: LoggedEvaluation | None = None,
 ) -> EvalResult:
     """One evaluation by all ranks; `opener` may keep what several evaluations share, such as the model."""
     started_at = datetime.datetime.now(datetime.UTC)
@@ -132,8 +130,6 @@ def evaluate_together(
             for lines in finished:
                 journals.append(lines)
                 listener.scored(lines)
-                if logged is not None:
-                    logged.lines(lines, worker.counted)
                 agreement.check()
         working.value = worker.figures()
     outcomes = working.values  # no rank writes any more: each has closed its journal
