@@ -20,7 +20,7 @@ from brim.sweeps.job import Job
 from brim.training.listener import StepRecord
 from brim.training.logged import MOST_POINTS, LoggedTraining
 from tests.evaluation.evaluation_runs import record_of, run, shout, write_words
-from tests.monitor.fake_loggers import FakeWandb, StoredRun
+from tests.monitor.fake_loggers import FakeWandb, FakeWandbRun, StoredRun
 from tests.profiling.profile_runs import model, write_questions
 from tests.sweeps.sweep_runs import done, failed
 from tests.training.training_runs import StopsAt, request_of, settings_of, write_features
@@ -80,11 +80,15 @@ def test_what_is_logged_where_enters_neither_request_nor_fingerprint(
     assert stored.keys() == {"logged"}
 
 
-def test_a_profile_logs_a_step_for_each_point(stored: Mapping[str, StoredRun], tmp_path: Path) -> None:
+def profile_three_points(folder: Path) -> None:
     brim.profile(
-        model(tmp_path), write_questions(tmp_path), {"reach": [2, 4, 6]}, metrics="exact_match", device="cpu",
-        no_cache=True, latency_samples=0, output=tmp_path / "run", log="wandb",
+        model(folder), write_questions(folder), {"reach": [2, 4, 6]}, metrics="exact_match", device="cpu",
+        no_cache=True, latency_samples=0, output=folder / "run", log="wandb",
     )  # fmt: skip
+
+
+def test_a_profile_logs_a_step_for_each_point(stored: Mapping[str, StoredRun], tmp_path: Path) -> None:
+    profile_three_points(tmp_path)
     logged = stored["run"]
     assert logged.state == "completed"
     assert logged.curves["accuracy"] == [(0, 0.25), (1, 0.5), (2, 0.75)]
@@ -185,16 +189,26 @@ def test_a_missing_library_is_an_error_before_anything_is_read(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_server_that_fails_ends_no_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeWandb()
-
-    def init(**settings: Any) -> None:
+@pytest.mark.parametrize("at", ["init", "log", "finish"])  # finish: when the record is written already
+@pytest.mark.parametrize("command", ["evaluate", "profile", "train", "seeds"])
+@pytest.mark.usefixtures("stored")
+def test_a_server_that_fails_ends_no_run_and_is_noted_once_in_its_record(
+    command: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **more: Any) -> None:
         raise ConnectionError("no route")
 
-    fake.init = init  # type: ignore[method-assign]
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    result = run(shout(tmp_path), write_words(tmp_path / "words.jsonl"), tmp_path / "run", log="wandb")
-    assert result.summary["num_samples"] == 20
+    monkeypatch.setattr(FakeWandb if at == "init" else FakeWandbRun, at, fail)
+    output = tmp_path / "run"
+    if command == "evaluate":
+        run(shout(tmp_path), write_words(tmp_path / "words.jsonl"), output, log="wandb")
+    elif command == "profile":
+        profile_three_points(tmp_path)
+    else:
+        settings = settings_of(write_features(tmp_path / "features.npz"))
+        brim.train(settings, output=output, seeds=2 if command == "seeds" else None, no_cache=True, log="wandb")
+    notes = [note for note in record_of(output)["summary"]["notes"] if "wandb" in note]
+    assert notes == ["log='wandb': ConnectionError: no route; nothing more is logged there"]
 
 
 def test_a_name_that_is_no_logger_and_a_comparison_are_refused() -> None:
