@@ -85,7 +85,7 @@ def evaluate(
         open_loggers(log if agreement.world.rank == 0 else (), folder, watcher.note) as loggers,
         loggers.open_run(folder.absolute().name, request.to_json()) as run,
     ):
-        live.update(ranks=agreement.world.size)
+        live.update(ranks=agreement.world.size, rank_pids=agreement.processes_here())
         published = both(EvalListener, both(EvalListener, LiveEvaluation(live), LoggedEvaluation(run)), watcher)
         try:
             with stop_signal_as_error(agreement):

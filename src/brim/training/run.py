@@ -85,6 +85,7 @@ def run_training(
         open_loggers(log if agreement.world.rank == 0 else (), folder, watcher.note) as loggers,
         loggers.open_run(folder.absolute().name, request.to_json()) as run,
     ):
+        live.update(rank_pids=agreement.processes_here())
         published = both(TrainListener, both(TrainListener, LiveTraining(live), LoggedTraining(run)), watcher)
         try:
             with stop_signal_as_error(agreement):
