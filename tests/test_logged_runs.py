@@ -13,12 +13,12 @@ import pytest
 
 import brim
 from brim.errors import RequestError
-from brim.evaluation import logged as evaluation_logged
+from brim.evaluation import live_figures as evaluation_figures
 from brim.settings.declare import read_settings
 from brim.settings.eval_settings import EvaluateSettings
 from brim.sweeps.job import Job
 from brim.training.listener import StepRecord
-from brim.training.logged import MOST_POINTS, LoggedTraining
+from brim.training.live_figures import MOST_POINTS, LoggedTraining
 from tests.evaluation.evaluation_runs import record_of, run, shout, write_words
 from tests.monitor.fake_loggers import FakeWandb, FakeWandbRun, StoredRun
 from tests.profiling.profile_runs import model, write_questions
@@ -31,7 +31,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> dict[str, StoredRun]:
     """The runs that the logger wandb has stored."""
     fake = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setattr(evaluation_logged, "SECONDS_BETWEEN_POINTS", 0.0)
+    monkeypatch.setattr(evaluation_figures, "SECONDS_BETWEEN_POINTS", 0.0)
     return fake.runs
 
 
@@ -61,8 +61,8 @@ def test_at_most_one_point_of_an_evaluation_a_second(
         now[0] += 0.3
         return now[0]
 
-    monkeypatch.setattr(evaluation_logged, "SECONDS_BETWEEN_POINTS", 1.0)
-    monkeypatch.setattr(evaluation_logged, "time", types.SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(evaluation_figures, "SECONDS_BETWEEN_POINTS", 1.0)
+    monkeypatch.setattr(evaluation_figures, "time", types.SimpleNamespace(monotonic=clock))
     run(shout(tmp_path), write_words(tmp_path / "words.jsonl", 60), tmp_path / "run", batch_size=1,
         no_auto_batch_size=True, num_workers=0, log="wandb")  # fmt: skip
     assert 0 < len(stored["run"].curves["batch_size"]) <= 60 * 0.3

@@ -1,7 +1,8 @@
-"""What an evaluation publishes while it is under way, from the events that every listener gets."""
+"""What an evaluation publishes and sends to loggers while it is under way, from the events that listeners get."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from brim.evaluation.scoring import RunningMean
@@ -9,9 +10,12 @@ from brim.evaluation.setup import SetupFacts
 from brim.evaluation.start import Start
 from brim.evaluation.worker import EvalListener, Lines
 from brim.monitor.live import LiveRun
+from brim.monitor.loggers.loggers import LoggedRun
 from brim.running.results import ExecutionFigures
 
-__all__ = ["LiveEvaluation"]
+__all__ = ["LiveEvaluation", "LoggedEvaluation"]
+
+SECONDS_BETWEEN_POINTS = 1.0  # of a logger, at least
 
 
 class LiveEvaluation(EvalListener):
@@ -69,3 +73,39 @@ class LiveEvaluation(EvalListener):
             self._live.update(part=progress)
         else:
             self._live.update(**progress)
+
+
+class LoggedEvaluation(EvalListener):
+    """Points of one run; steps are samples that this start has finished."""
+
+    def __init__(self, run: LoggedRun) -> None:
+        self._run = run
+        self._mean = RunningMean()
+        self._logged_samples, self._logged_at = 0, time.monotonic()
+
+    def opened(self, facts: SetupFacts) -> None:
+        """Which metric the mean is of."""
+        self._mean = RunningMean(facts.metric)
+
+    def scored(self, lines: Lines) -> None:
+        """The mean follows the journal."""
+        self._mean.add(lines)
+
+    def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
+        """Log a point, unless the last one was just now."""
+        del cap
+        now = time.monotonic()
+        seconds = now - self._logged_at
+        if seconds < SECONDS_BETWEEN_POINTS:
+            return
+        self._run.log(
+            {
+                f"{self._mean.name}_so_far": self._mean.value,
+                "samples_per_second": (figures.items - self._logged_samples) / max(seconds, 1e-9),
+                "batch_size": figures.batch_counts[-1] if figures.batch_counts else None,
+                "oom_events": figures.oom_events,
+                "peak_reserved_bytes": reserved_bytes,
+            },
+            step=figures.items,
+        )
+        self._logged_samples, self._logged_at = figures.items, now

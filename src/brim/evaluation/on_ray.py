@@ -21,8 +21,7 @@ from typing import Any
 
 from brim.errors import LostError, RequestError
 from brim.evaluation.journals import Journals, check_contents
-from brim.evaluation.live_figures import LiveEvaluation
-from brim.evaluation.logged import LoggedEvaluation
+from brim.evaluation.live_figures import LiveEvaluation, LoggedEvaluation
 from brim.evaluation.run import EvalResult, write_record
 from brim.evaluation.scoring import RankFigures, plans_to_keep, summarise
 from brim.evaluation.setup import SetupFacts, open_setup

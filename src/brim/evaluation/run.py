@@ -15,8 +15,7 @@ from typing import Any
 
 from brim.errors import BrimError, DoesNotFitError, RankError
 from brim.evaluation.journals import Journals, check_contents
-from brim.evaluation.live_figures import LiveEvaluation
-from brim.evaluation.logged import LoggedEvaluation
+from brim.evaluation.live_figures import LiveEvaluation, LoggedEvaluation
 from brim.evaluation.scoring import RankFigures, merge_plans, plans_to_keep, summarise
 from brim.evaluation.setup import EvaluationSetup, SetupFacts, evaluation_savings, open_setup
 from brim.evaluation.shard_by_cost import shard_by_cost

@@ -30,8 +30,7 @@ from brim.training.checkpoint import find_checkpoint
 from brim.training.effective_batch import EarlierSizes, choose_effective_batch, training_plan
 from brim.training.epoch_loader import EpochLoader
 from brim.training.listener import TrainListener, interrupt_as_request
-from brim.training.live_figures import LiveTraining
-from brim.training.logged import LoggedTraining
+from brim.training.live_figures import LiveTraining, LoggedTraining
 from brim.training.run_files import read_steps, write_record
 from brim.training.setup import TrainingSetup, open_setup
 from brim.training.summary import RankReport, summarise
