@@ -25,9 +25,9 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import brim
-from brim.advice.changed_request import eval_request
-from brim.advice.rules import advise_run
+from brim.advice.advise import advise_run
 from brim.advice.run_reader import Run, open_run
+from brim.advice.run_requests import eval_request
 from brim.advice.trials import try_advice
 from brim.evaluation.run import evaluate
 

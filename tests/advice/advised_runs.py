@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import brim
+from brim.advice.advise import advise_run
 from brim.advice.base import Advice
-from brim.advice.changed_request import eval_request, train_request
-from brim.advice.rules import advise_run
 from brim.advice.run_reader import Run, open_run
+from brim.advice.run_requests import eval_request, train_request
 from brim.evaluation.run import evaluate
 from brim.training.run import run_training
 from tests import saved_models

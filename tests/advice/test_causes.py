@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import brim
+from brim.advice.advise import advise_run
 from brim.advice.base import Advice
-from brim.advice.rules import advise_run
 from brim.advice.run_reader import Run
 from brim.sizing.plans import PlanCache
 from brim.training import run_files

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import brim
+from brim.advice.advise import RULES, advise_run
 from brim.advice.base import Advice, ordered
-from brim.advice.rules import RULES, advise_run
 from brim.advice.rules_device import allocator, attention, precision, underfilled_card
 from brim.advice.rules_time import loading, validation
 from brim.advice.run_reader import Run

@@ -14,8 +14,8 @@ from typing import Any
 
 from brim.advice.base import Advice, figure
 from brim.advice.batch_times import runs_beside
-from brim.advice.changed_request import asked_settings, changed_settings, settings_text
 from brim.advice.run_reader import Run, mapping
+from brim.advice.run_requests import asked_settings, changed_settings, settings_text
 from brim.errors import BrimError, RequestError
 from brim.intervals import Interval, paired_speed_up, segment_seconds
 from brim.storage.files import read_json, write_atomic, write_json

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from brim.advice.base import Advice
-from brim.advice.changed_request import eval_request, train_request
 from brim.advice.run_reader import Run
+from brim.advice.run_requests import eval_request, train_request
 from brim.errors import BrimError, RequestError
 from brim.evaluation.scoring import summarise
 from brim.evaluation.setup import EvaluationSetup, open_setup, read_data
