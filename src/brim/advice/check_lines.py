@@ -63,10 +63,10 @@ class CheckLine:
 class JudgedFigure:
     """What one run, or one of the runs inside it, has to say on one line."""
 
-    ok: bool | None  # None: could not be measured
+    ok: bool | None  # None: could not be judged
     value: float | None = None
     text: str = ""  # the value
-    why: str = ""  # it failed, or could not be measured
+    why: str = ""  # it failed, or could not be judged
     label: str = ""
 
 
@@ -114,7 +114,7 @@ def not_judged(line: CheckLine, *, more: str = "") -> CheckLine | None:
 
 
 def counts_text(lines: Sequence[CheckLine], *, reasons: bool = True) -> str:
-    """`5 passed, 1 failed (GPU utilisation 12.0 %, below 30 %), 2 could not be measured`."""
+    """`5 passed, 1 failed (GPU utilisation 12.0 %, below 30 %), 2 could not be judged`."""
     failed = [line for line in lines if line.verdict == "fail"]
     unknown = sum(line.verdict == "unknown" for line in lines)
     parts = [f"{sum(line.verdict == 'pass' for line in lines)} passed"]
@@ -122,7 +122,7 @@ def counts_text(lines: Sequence[CheckLine], *, reasons: bool = True) -> str:
         why = "; ".join(f"{line.title} {line.text}" for line in failed)
         parts.append(f"{len(failed)} failed ({why})" if reasons else f"{len(failed)} failed")
     if unknown:
-        parts.append(f"{unknown} could not be measured")
+        parts.append(f"{unknown} could not be judged")
     return ", ".join(parts)
 
 
@@ -137,7 +137,7 @@ class CheckedPart:
 
     label: str  # which of several; empty: the run itself
     summary: Mapping[str, Any]
-    device: str | None = None  # as the plan names it; None: not recorded
+    device: str | None = None  # None: not recorded
     folders: tuple[Path, ...] = ()  # with traces and epochs; none: the run inside could not be read
     kind: str = ""
     resumed: bool = False  # an earlier start did some of the work, and these figures are not of that
@@ -215,21 +215,26 @@ def _inner_part(outer: Run, label: str, entry: Mapping[str, Any], done: str) -> 
     except RequestError:
         run = None
     if run is None:
-        return CheckedPart(label=label, summary=entry)
+        return CheckedPart(label=label, summary=entry, device=_device(outer))
     return _own_part(run, label)
 
 
 def _own_part(run: Run, label: str) -> CheckedPart:
-    device = run.plan.get("device")
     earlier = number(run.summary.get("num_resumed"))
     summary = run.summary
     folders: tuple[Path, ...] = (run.folder,)
     if isinstance(summary.get("runs"), list):
         summary, folders = _seeds(run)
     return CheckedPart(
-        label=label, summary=summary, device=device if isinstance(device, str) else None, folders=folders,
+        label=label, summary=summary, device=_device(run), folders=folders,
         kind=run.kind, resumed=bool(run.request.get("resume")) if earlier is None else earlier > 0,
     )  # fmt: skip
+
+
+def _device(run: Run) -> str | None:
+    """As the plan names it, or the environment, where there is no plan."""
+    device = run.plan.get("device") or run.environment.get("device")
+    return device if isinstance(device, str) else None
 
 
 def _seeds(run: Run) -> tuple[Mapping[str, Any], tuple[Path, ...]]:

@@ -1,4 +1,4 @@
-"""The checklist of a run as judged facts: each line passes, fails, or could not be measured, with its number.
+"""The checklist of a run as judged facts: each line passes, fails, or could not be judged, with its number.
 
 A figure that is missing, or that covers only a part of the run, never passes. Pure over a `Run`: it reads records and
 runs nothing.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from brim.advice.check_lines import CheckedPart, CheckedRun, CheckLine, CheckVerdict, JudgedFigure, percent
-from brim.advice.run_reader import data_keys, value_at
+from brim.advice.run_reader import data_keys, throughput_curve, value_at
 from brim.errors import plural
-from brim.intervals import Interval, paired_speed_up, segment_seconds, speed_up
+from brim.intervals import Interval, curve_speed_up, speed_up
 from brim.settings.check_settings import CheckLimits
 from brim.units import bytes_text, duration_text, fraction_text, number
 
@@ -76,6 +76,9 @@ def waiting(part: CheckedPart, _: CheckLimits) -> JudgedFigure:
     fraction, whole = _waiting_fraction(part)
     if fraction is None:
         return JudgedFigure(None, why="waiting was not measured, or there were fewer than two batches")
+    if part.device == "cpu":
+        why = f"{fraction_text(fraction)}, not judged: the host prepares and computes with the same cores"
+        return JudgedFigure(None, fraction, why=why)
     if fraction > MAX_WAITING_FRACTION:
         return JudgedFigure(False, fraction, fraction_text(fraction), f"above {percent(MAX_WAITING_FRACTION)}")
     if not whole:
@@ -153,13 +156,12 @@ def speed_up_line(checked: CheckedRun) -> CheckLine | None:
 
 def _part_speed_up(before: CheckedPart, after: CheckedPart, *, same_data: bool) -> tuple[Interval | None, str]:
     """The speed-up with its interval where both did the same work in enough batches, else of the two rates alone."""
-    curves = [_curve(part) for part in (before, after)]
     whole = not (before.resumed or after.resumed)
-    same_work = same_data and whole and all(curves) and curves[0][-1][1] == curves[1][-1][1]
-    if same_work:
-        parts = [segment_seconds(curve) for curve in curves]
-        if all(parts):
-            return paired_speed_up(*parts), ""
+    if same_data and whole:
+        curves = [throughput_curve(part.summary) for part in (before, after)]
+        interval, paired = curve_speed_up(*curves)
+        if interval is not None:
+            return interval, "" if paired else _one_measurement(min(map(len, curves)))
     rates = [number(part.summary.get("samples_per_second")) for part in (before, after)]
     if rates[0] is None or rates[1] is None or min(rates[0], rates[1]) <= 0:
         return None, "a throughput is not on record"
@@ -169,16 +171,9 @@ def _part_speed_up(before: CheckedPart, after: CheckedPart, *, same_data: bool) 
     return speed_up([rates[0]], [rates[1]]), why
 
 
-def _curve(part: CheckedPart) -> list[tuple[float, float]]:
-    """The throughput curve; empty where any of it is damaged."""
-    recorded = part.summary.get("throughput")
-    points: list[tuple[float, float]] = []
-    for point in recorded if isinstance(recorded, list) else ():
-        pair = [number(one) for one in point] if isinstance(point, list) else []
-        if len(pair) != 2 or pair[0] is None or pair[1] is None:
-            return []
-        points.append((pair[0], pair[1]))
-    return points
+def _one_measurement(points: int) -> str:
+    spread = "the spread of the other's parts, a factor of 2 at least"
+    return f"one run has {plural(points, 'point')} of throughput, so the interval is {spread}"
 
 
 def _speed_verdict(interval: Interval, wanted: float) -> CheckVerdict:
