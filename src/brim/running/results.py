@@ -83,11 +83,11 @@ class ExecutionFigures:
 
     def add_batch_time(self, samples: int, padded: int, seconds: float) -> None:
         """Keep the time of a batch, of at most 100: when full, every second one is dropped. Not of the first batch."""
-        if self.batches < 2 or self.batches % self.batch_times_every:
+        if self.batches < 2 or (self.batches - 1) % self.batch_times_every:
             return
         self.batch_times.append((samples, padded, seconds))
         if len(self.batch_times) == MOST_BATCH_TIMES:
-            self.batch_times = self.batch_times[::2]
+            self.batch_times = self.batch_times[1::2]
             self.batch_times_every *= 2
 
     @property
