@@ -6,8 +6,6 @@ import contextlib
 import io
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from functools import cache
 

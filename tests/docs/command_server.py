@@ -48,7 +48,7 @@ def ask(path, program, arguments, files=(0, 1, 2), environment=None, folder=None
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     request = {
-        "program": program, "arguments": arguments, "folder": folder or os.getcwd(),
+        "program": program, "arguments": arguments, "folder": folder or os.getcwd(),  # noqa: PTH109
         "environment": dict(os.environ) if environment is None else environment,
     }  # fmt: skip
     send(connection, request, files)
@@ -169,7 +169,7 @@ def preload():
 
 
 def start(connection, sockets, wakeup):
-    """Fork: the child becomes the command, with the files, the folder and the environment that came with the request."""
+    """Fork: the child becomes the command, with the files, folder and environment that came with the request."""
     request, files = receive(connection)
     process = os.fork()
     if process:

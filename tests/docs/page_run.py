@@ -190,10 +190,10 @@ class _Session:
     """Python blocks of one page, in one process."""
 
     def __init__(self, folder: Path, server: Server, environment: dict[str, str]) -> None:
-        self._output = tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the session
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         files = (requests, self._output.fileno(), self._errors.fileno(), answers)
         self._connection = command_server.ask(server.socket, "session", [], files, environment, str(folder))
         command_server.receive(self._connection)  # the files are there
