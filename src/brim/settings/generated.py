@@ -48,6 +48,13 @@ if TYPE_CHECKING:
 '''
 
 
+_RAISES = {
+    "RequestError": "The request is wrong; the message names the parameter, its value and what to do.",
+    "DoesNotFitError": "Nothing fits, even at the smallest size.",
+    "LostError": "The device, a child process or a rank was lost; what was finished is kept.",
+}
+
+
 def python_module() -> str:
     """The text of `brim.api`."""
     calls = [(command, command.python) for command in COMMANDS.values() if command.python is not None]
@@ -121,7 +128,12 @@ def _docstring(command: Command, call: PythonCall, settings: list[Declared]) -> 
         "Returns:",
         *textwrap.wrap(call.holds, WIDTH - 8, initial_indent="    ", subsequent_indent="    "),
     ]
-    lines += ["", "Example:", "", *(f"    {line}" for line in call.example.splitlines()), '"""']
+    lines += ["", "Raises:"]
+    for kind in call.raises:
+        lines += textwrap.wrap(
+            f"{kind}: {_RAISES[kind]}", WIDTH - 8, initial_indent="    ", subsequent_indent="        "
+        )
+    lines += ["", "Examples:", *(f"    {line}" for line in call.example.splitlines()), '"""']
     return "\n".join(lines)
 
 
