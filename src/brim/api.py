@@ -284,9 +284,9 @@ def evaluate(
         LostError: The device, a child process or a rank was lost; what was finished is kept.
 
     Examples:
-        >>> result = brim.evaluate("./my-model", "questions.jsonl", metrics="exact_match,f1")
+        >>> result = brim.evaluate("./my-model", "questions.jsonl", metrics="exact_match,token_f1")
         >>> sorted(result.metrics), len(result.samples), result.summary["num_failed"]
-        (['exact_match', 'f1'], 32, 0)
+        (['exact_match', 'token_f1'], 32, 0)
     """
     result: EvalResult = call("eval", locals())
     return result

@@ -86,9 +86,9 @@ COMMANDS = {
                 returns="brim.evaluation.run:EvalResult",
                 holds="`metrics`, `samples` with one line each, `summary`, `plan` and the run's `folder`. A sample "
                 "that fails has its error in its line and counts as wrong; it does not raise.",
-                example='>>> result = brim.evaluate("./my-model", "questions.jsonl", metrics="exact_match,f1")\n'
+                example='>>> result = brim.evaluate("./my-model", "questions.jsonl", metrics="exact_match,token_f1")\n'
                 '>>> sorted(result.metrics), len(result.samples), result.summary["num_failed"]\n'
-                "(['exact_match', 'f1'], 32, 0)",
+                "(['exact_match', 'token_f1'], 32, 0)",
                 old_names=_OF_EVALUATIONS,
             ),
         ),
