@@ -24,7 +24,7 @@ ROOT_PAGES = {  # files of the root by their names on the site; the README's par
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
 }
 _LINK = re.compile(r"(?P<mark>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^()\s]+)\)")
-_CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", flags=re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"(^ *```.*?^ *```)", flags=re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -66,11 +66,7 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
     names = {site: name for name, site in ROOT_PAGES.items()}
     uri = page.file.src_uri
     here = names.get(uri, f"docs/{uri}")
-    parts = _CODE.split(markdown)
-    # Of the split every second part is code: links inside of it are none. Links may hold code, so they come first.
-    if not any(part.startswith("```") or "\n" in part for part in parts[1::2]):
-        return _LINK.sub(lambda link: _link(link, here, uri, files), markdown)
-    blocks = re.split(r"(^ *```.*?^ *```)", markdown, flags=re.MULTILINE | re.DOTALL)
+    blocks = _BLOCK.split(markdown)  # every second one is code
     blocks[::2] = [_LINK.sub(lambda link: _link(link, here, uri, files), text) for text in blocks[::2]]
     return "".join(blocks)
 
