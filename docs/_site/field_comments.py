@@ -1,4 +1,4 @@
-"""For the Python reference: the comment behind a field of a class is the description of that field."""
+"""For the Python reference: the fields of a dataclass as one table, each described by the comment behind it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,32 @@ import griffe
 
 
 class FieldComments(griffe.Extension):
-    """`limit_bytes: int | None  # None: no limit could be read` is described by its comment."""
+    """`limit_bytes: int | None  # None: no limit could be read` is a row of the class's table of attributes."""
 
-    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        """Every field that has no docstring of its own."""
-        if attr.docstring is None and attr.lineno is not None and attr.parent is not None and attr.parent.is_class:
-            lines = attr.lines_collection[attr.filepath][attr.lineno - 1 : attr.endlineno]
-            comment = re.search(r"  # (?!noqa|type:|fmt:)(.+)$", lines[-1]) if lines else None
-            if comment is not None:
-                text = comment[1].partition("  # ")[0]
-                attr.docstring = griffe.Docstring(text[0].upper() + text[1:] + ".", parent=attr)
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Move the fields of a dataclass into its docstring."""
+        if cls.docstring is None or not any("dataclass" in str(one.value) for one in cls.decorators):
+            return
+        fields = [
+            member
+            for name, member in cls.members.items()
+            if isinstance(member, griffe.Attribute) and not name.startswith("_") and "property" not in member.labels
+        ]
+        rows = [f"    {one.name} ({_annotation(one)}): {_comment(one)}" for one in fields if one.annotation is not None]
+        if rows:
+            cls.docstring.value = "\n".join([cls.docstring.value, "", "Attributes:", *rows])
+            for one in fields:
+                cls.del_member(one.name)
+
+
+def _annotation(field: griffe.Attribute) -> str:
+    """Of `Annotated[float, Setting(…)]` the type alone."""
+    text = str(field.annotation)
+    return text.removeprefix("Annotated[").partition(", Setting(")[0] if text.startswith("Annotated[") else text
+
+
+def _comment(field: griffe.Attribute) -> str:
+    lines = field.lines_collection[field.filepath][field.lineno - 1 : field.endlineno]
+    comment = re.search(r"  # (?!noqa|type:|fmt:)(.+)$", lines[-1]) if lines else None
+    text = comment[1].partition("  # ")[0] if comment else field.name.replace("_", " ")
+    return text[0].upper() + text[1:] + "."
