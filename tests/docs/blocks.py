@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+RUN = ("console", "bash", "python")
 CHECKED_ONLY = ("docs/measurements/", "docs/decisions/")  # commands of benchmarks, which need a card or an hour
 
 _FENCE = re.compile(r"^(?P<indent>\s*)(?P<ticks>```+|~~~+)\s*(?P<language>[\w+-]*)(?P<rest>.*)$")
@@ -107,7 +108,7 @@ class Page:
     @property
     def is_run(self) -> bool:
         """Whether there is anything to run or to check."""
-        return any(block.language in ("console", "bash", "python") or block.file for block in self.blocks)
+        return any(block.language in RUN or block.file for block in self.blocks)
 
 
 def read_page(path: Path) -> Page:
@@ -155,7 +156,14 @@ def _blocks(lines: list[str], default_parse: str) -> Iterator[Block]:
         place = end + 1
 
 
+def all_pages() -> list[Page]:
+    """README, CONTRIBUTING and every page of the site."""
+    return [
+        read_page(path)
+        for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+    ]
+
+
 def pages() -> list[Page]:
-    """Every page whose snippets the tests run."""
-    paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [page for page in map(read_page, paths) if page.is_run]
+    """Those that have something to run or to check."""
+    return [page for page in all_pages() if page.is_run]

@@ -105,6 +105,8 @@ def _extras_problem(text: str) -> str:
 def _script_problem(words: list[str]) -> str:
     """A script of this repository: it exists, and its help has the flags."""
     if words[:1] == ["-m"]:
+        if not (ROOT / words[1].partition(".")[0]).is_dir():
+            return ""  # a library's own
         script = ROOT / (words[1].replace(".", "/") + ".py")
         rest = words[2:]
     else:

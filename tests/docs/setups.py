@@ -10,6 +10,13 @@ import json
 from pathlib import Path
 
 
+def molecules(folder: Path) -> None:
+    """`in.csv` and `out.csv`: SMILES of two kinds of molecules, alcohols with a number of carbons and amines."""
+    for name, end, label in (("in", "O", "alcohol"), ("out", "N", "amine")):
+        rows = "".join(f"{'C' * length}{end},{label if length % 2 else 'other'}\n" for length in range(1, 129))
+        (folder / f"{name}.csv").write_text(f"smiles,label\n{rows}", encoding="utf-8")
+
+
 def my_model(folder: Path) -> None:
     """`my-model`, a small language model with random weights, and `questions.jsonl`."""
     from tests.saved_models import save_language_model
