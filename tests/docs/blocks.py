@@ -106,6 +106,20 @@ class Page:
         return self.path.relative_to(ROOT).as_posix() if self.path.is_relative_to(ROOT) else str(self.path)
 
     @property
+    def original(self) -> Page | None:
+        """Of a page in Chinese the one that it is a translation of."""
+        path = self.path.parents[1] / self.path.name
+        return read_page(path) if self.path.parent.name == "zh" and path.exists() else None
+
+    def says_the_same_as(self, other: Page | None) -> bool:
+        """Whether both have the same files, commands and outputs, in the same order."""
+        return other is not None and self._to_run() == other._to_run() and self.setups == other.setups
+
+    def _to_run(self) -> list[Block]:
+        found = [block for block in self.blocks if block.language in (*RUN, "text") or block.file]
+        return [dataclasses.replace(block, line=0, follows=False) for block in found]
+
+    @property
     def is_run(self) -> bool:
         """Whether there is anything to run or to check."""
         return any(block.language in RUN or block.file for block in self.blocks)

@@ -87,6 +87,8 @@ def _brim_problem(words: list[str]) -> str:
     except typer.Exit:
         return ""
     except BrimError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return ""  # a file of the reader's
         return f"brim {' '.join(words)}: {error}"
     except Exception as error:  # typer has no public name for the kind of a wrong flag
         if hasattr(error, "format_message"):

@@ -6,6 +6,7 @@ from one command to the next. A block that needs other hardware is only checked:
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -132,11 +133,11 @@ class PageRun:
             raise ValueError(f"{self._page.name}:{block.line}: 'run' stands before a block of one command")
         for place, command in enumerate(commands):
             if block.parse or is_checked_only(command.text):
-                yield Result(command.line, 0, (), (), check_command(command.text))
+                yield Result(command.line, 0, (), (), self._check(command.text))
                 continue
             problem = ""
             if block.run:
-                problem = check_command(command.text)
+                problem = self._check(command.text)
             code, printed = self._bash(block.run or command.text)
             wanted = block.exit if place == len(commands) - 1 else 0
             if code != wanted:
@@ -148,7 +149,7 @@ class PageRun:
 
     def _run_python(self, block: Block, after: Block | None) -> Result:
         if block.parse:
-            compile("\n".join(block.lines), f"{self._page.name}:{block.line}", "exec")
+            ast.parse("\n".join(block.lines), f"{self._page.name}:{block.line}")
             return Result(block.line, 0, (), (), "")
         self._session = self._session or _Session(self._folder, self._server, self._environment)
         error, printed = self._session.run("\n" * (block.line - 1) + "\n".join(block.lines), self._page.name)
@@ -158,6 +159,10 @@ class PageRun:
         if after is None or after.language != "text" or not after.follows:
             return Result(block.line, 0, (), printed, "")
         return Result(block.line, after.line, after.lines, printed, difference(after.lines, printed), after.indent)
+
+    def _check(self, text: str) -> str:
+        with contextlib.chdir(self._folder):  # where the files of the page are
+            return check_command(text)
 
     def _bash(self, text: str) -> tuple[int, tuple[str, ...]]:
         state = shlex.quote(str(self._state))

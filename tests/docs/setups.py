@@ -13,7 +13,7 @@ from pathlib import Path
 def molecules(folder: Path) -> None:
     """`in.csv` and `out.csv`: SMILES of two kinds of molecules, alcohols with a number of carbons and amines."""
     for name, end, label in (("in", "O", "alcohol"), ("out", "N", "amine")):
-        rows = "".join(f"{'C' * length}{end},{label if length % 2 else 'other'}\n" for length in range(1, 129))
+        rows = "".join(f"{'C' * length}{end},{label if length % 2 else 'other'}\n" for length in range(1, 65))
         (folder / f"{name}.csv").write_text(f"smiles,label\n{rows}", encoding="utf-8")
 
 

@@ -61,6 +61,7 @@ def commands() -> Iterator[Server]:
         ("a   64  0.552 ± 0.068", "a 8 0.9 ± 0.1"),
         ("runs/eval-20250101-120000 ea2bdd5575a1ec7e", "runs/eval-20260302-010203 0123456789abcdef"),
         ("┃ ━━━━━━ 12", "┃ ━━━ 3"),
+        ("torch 2.15.0…, built for …; CPU", "torch 2.15.0+cu132, built for CUDA 13.2; CPU"),
         ("the … of it", "the best rate of it"),
     ],
 )
@@ -80,6 +81,13 @@ def test_a_line_of_dots_stands_for_any_number_of_lines() -> None:
     assert difference(["first", "…", "last"], ["first", "last"]) == ""
     assert difference(["first", "…", "last"], ["first", "x", "", "y", "last"]) == ""
     assert difference(["first", "…", "last"], ["first", "x"]) != ""
+    assert difference(["a", "…", "b 1", "c"], ["a", "x", "b 2", "d"]).splitlines()[2:] == [
+        " a",
+        " …",
+        " b 1",
+        "-c",
+        "+d",
+    ]
 
 
 def test_files_folders_variables_and_names_last_from_block_to_block(commands: Server, tmp_path: Path) -> None:
@@ -119,6 +127,7 @@ def test_refresh_writes_what_is_asked_for_and_what_differs(commands: Server, tmp
     ("line", "problem"),
     [
         ("brim find resnet50 --mode train -b 8  # a comment", ""),
+        ("brim train a_file_of_yours.yaml hp.epochs=3 --seeds 10", ""),
         ("torchrun --nproc-per-node=8 -m brim eval -m MODEL -d DATA | tee log.txt", ""),
         ("CUDA_VISIBLE_DEVICES=1 brim profile … --resume", ""),
         ("python -m benchmarks.find --no-such", "benchmarks/find.py has no option --no-such"),
@@ -127,6 +136,7 @@ def test_refresh_writes_what_is_asked_for_and_what_differs(commands: Server, tmp
         ("pip install 'brim[vision,colours]'", "brim has no extra colours"),
         ("brim fnd resnet50", "brim has no command fnd"),
         ("brim find resnet50 -b 0", "--batch-size 0"),
+        ("brim train a_file_of_yours.yaml --no-such", "No such option"),
         ("true && brim eval -m MODEL -d DATA --no-such", "No such option"),
     ],
 )

@@ -24,6 +24,8 @@ def commands() -> Iterator[Server]:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_a_page_does_what_it_says(page: Page, commands: Server, tmp_path: Path) -> None:
+    if page.says_the_same_as(page.original):
+        return  # in another language; the original is run
     wrong = [
         f"{page.name}:{result.line}: {result.problem}"
         for result in PageRun(page, tmp_path / "page", commands).run()
