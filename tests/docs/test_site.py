@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from brim.settings.commands import COMMANDS
 from tests.docs.blocks import ROOT
 from tests.reporting.chromium import Chromium
 from tests.reporting.test_pages_in_chromium import contrast, luminance
@@ -141,3 +142,11 @@ def test_search_finds_pages_from_the_disk(browser: Chromium, site: Path) -> None
     assert pages <= {page.name for page in site.rglob("*.html")}
     assert [address for address in browser.requests() if not address.startswith(("file:", "data:"))] == []
     assert browser.console() == []
+
+
+def test_every_command_has_a_page() -> None:
+    titles = " ".join(
+        page.read_text(encoding="utf-8").partition("\n")[0].replace("`", "")
+        for page in (ROOT / "docs" / "commands").glob("*.md")
+    )
+    assert [name for name in COMMANDS if f"brim {name.partition(' ')[0]}" not in titles] == []

