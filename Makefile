@@ -9,7 +9,7 @@ PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-re
 # Tests start some hundred processes: none should compile the package again, whatever the shell has set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-all test-durations test-gpu lint clean
+.PHONY: setup demo docs test test-all test-durations test-gpu lint clean
 
 setup: $(VENV)/.ready
 
@@ -26,6 +26,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 
 demo: $(VENV)/.demo
 	$(BIN)/brim demo
+
+# The site, without a network when it is built and when it is read: open build/site/index.html.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: setup
 	$(BIN)/ruff check .

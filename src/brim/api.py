@@ -81,10 +81,15 @@ def advise(
     Returns:
         `advice`, largest expected gain first, what was `tried`, the `rounds`, and the `document`.
 
-    Example:
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
+        DoesNotFitError: Nothing fits, even at the smallest size.
+        LostError: The device, a child process or a rank was lost; what was finished is kept.
 
-        result = brim.advise("runs/first", try_out=True)
-        result.advice[0].cause, result.advice[0].command
+    Examples:
+        >>> result = brim.advise("runs/first")
+        >>> "max_new_tokens" in [piece.name for piece in result.advice]
+        True
     """
     result: AdviceResult = call("advise", locals())
     return result
@@ -117,10 +122,13 @@ def check(
     Returns:
         `lines` with verdict, value and limit, `failed` with those that failed, and the `document`.
 
-    Example:
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
 
-        result = brim.check("runs/second", against="runs/first", memory_range="25GiB-40GiB")
-        [line.text for line in result.failed]
+    Examples:
+        >>> result = brim.check("runs/second", against="runs/first")
+        >>> result.lines[0].name, result.lines[0].verdict
+        ('failed', 'pass')
     """
     result: CheckResult = call("check", locals())
     return result
@@ -161,9 +169,14 @@ def encode(
     Returns:
         The `path` that was written, the `width` of a row, `failures` by file and line, and `figures`.
 
-    Example:
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
+        DoesNotFitError: Nothing fits, even at the smallest size.
+        LostError: The device, a child process or a rank was lost; what was finished is kept.
 
-        brim.encode("smiles.csv", "features.safetensors", knob={"bits": 1024}).failures
+    Examples:
+        >>> brim.encode("in.csv", "features.safetensors", knob={"bits": 1024}).failures
+        {}
     """
     result: EncodedFile = call("encode", locals())
     return result
@@ -265,10 +278,15 @@ def evaluate(
         `metrics`, `samples` with one line each, `summary`, `plan` and the run's `folder`. A sample that fails
         has its error in its line and counts as wrong; it does not raise.
 
-    Example:
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
+        DoesNotFitError: Nothing fits, even at the smallest size.
+        LostError: The device, a child process or a rank was lost; what was finished is kept.
 
-        result = brim.evaluate("./my-model", "questions.jsonl", metrics="exact_match,rouge")
-        result.metrics["exact_match"]["value"]
+    Examples:
+        >>> result = brim.evaluate("./my-model", "questions.jsonl", metrics="exact_match,token_f1")
+        >>> sorted(result.metrics), len(result.samples), result.summary["num_failed"]
+        (['exact_match', 'token_f1'], 32, 0)
     """
     result: EvalResult = call("eval", locals())
     return result
@@ -364,10 +382,20 @@ def find(
     Returns:
         The plan: `batch_size`, `batch_size_max`, `reason`, and the probes that it rests on.
 
-    Example:
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
+        DoesNotFitError: Nothing fits, even at the smallest size.
+        LostError: The device, a child process or a rank was lost; what was finished is kept.
 
-        brim.find("resnet50", mode="train", memory_limit="8GiB").batch_size
-        brim.find(step=step, make_batch=make_batch, model=model, optimizer=optimizer).batch_size
+    Examples:
+        >>> brim.find("resnet18", mode="train", knob={"size": 32}, max_batch_size=32).batch_size
+        32
+        >>> model = torch.nn.Linear(512, 512)
+        >>> plan = brim.find(
+        ...     step=model, make_batch=lambda n: torch.randn(n, 512), model=model, memory_limit="64MiB"
+        ... )
+        >>> plan.batch_size, plan.oom_events
+        (7177, 0)
     """
     result: Plan = call("find", locals())
     return result
@@ -443,9 +471,13 @@ def forecast(
     Returns:
         `batch_size_max`, `forecasts` with the bytes of each size, and `cards` where several were asked for.
 
-    Example:
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
+        DoesNotFitError: Nothing fits, even at the smallest size.
 
-        brim.forecast("resnet50", mode="train", gpu="rtx 4090").batch_size_max
+    Examples:
+        >>> brim.forecast("resnet18", mode="train", gpu="rtx 4090").batch_size_max
+        569
     """
     result: ForecastResult = call("forecast", locals())
     return result
@@ -542,10 +574,15 @@ def ood(
     Returns:
         `summary` with the table over seeds, `cells` with one result for each seed, the run's `folder`.
 
-    Example:
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
+        DoesNotFitError: Nothing fits, even at the smallest size.
+        LostError: The device, a child process or a rank was lost; what was finished is kept.
 
-        result = brim.ood(id="in.csv", ood="out.csv", seeds=10, baselines=["knn", "mahalanobis"])
-        result.summary["metrics"]["auroc"]["mean"]
+    Examples:
+        >>> result = brim.ood(id="in.csv", ood="out.csv", seeds=2, baselines=["knn"])
+        >>> result.summary["metrics"]["auroc"]["mean"]
+        1.0
     """
     result: OodResult = call("ood", locals())
     return result
@@ -658,10 +695,15 @@ def profile(
     Returns:
         `entries` with one evaluation for each point, `document` with the recommendation, the `folder`.
 
-    Example:
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
+        DoesNotFitError: Nothing fits, even at the smallest size.
+        LostError: The device, a child process or a rank was lost; what was finished is kept.
 
-        result = brim.profile("./my-vlm", "vqa/", {"max_crops": range(2, 14)}, batch_size=64)
-        result.document["recommendation"]["text"]
+    Examples:
+        >>> result = brim.profile("./my-model", "questions.jsonl", {"max_new_tokens": [2, 4]})
+        >>> [(entry["max_new_tokens"], entry["state"]) for entry in result.entries]
+        [(2, 'done'), (4, 'done')]
     """
     result: ProfileResult = call("profile", locals())
     return result
@@ -684,10 +726,14 @@ def report(
     Returns:
         The `path` of the page, and the `document` of a comparison.
 
-    Example:
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
 
-        brim.report("runs/first").path
-        brim.report(["runs/first", "runs/second"]).document
+    Examples:
+        >>> brim.report("runs/first").path.name
+        'report.html'
+        >>> brim.report(["runs/first", "runs/second"], output="compared.html").document["schema"]
+        'brim.comparison/1'
     """
     result: ReportResult = call("report", locals())
     return result
@@ -744,10 +790,13 @@ def sweep(
     Returns:
         `results` in the file's order, `best` first by figure, `failed`, `document`, the `folder`.
 
-    Example:
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
 
-        result = brim.sweep("grid.yaml", {"hp.epochs": 1}, max_experiments=3, output="runs/grid")
-        result.best[0]
+    Examples:
+        >>> result = brim.sweep("grid.yaml", max_experiments=2, output="runs/grid")
+        >>> len(result.results), len(result.failed)
+        (2, 0)
     """
     result: SweepResult = call("sweep", locals())
     return result
@@ -816,10 +865,15 @@ def train(
     Returns:
         `metrics`, `summary` and the run's `folder`; with several seeds, means and deviations.
 
-    Example:
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
+        DoesNotFitError: Nothing fits, even at the smallest size.
+        LostError: The device, a child process or a rank was lost; what was finished is kept.
 
-        result = brim.train("config.yaml", {"hp.epochs": 3}, output="runs/first")
-        result.metrics["top1"]["mean"]
+    Examples:
+        >>> result = brim.train("config.yaml", {"hp.epochs": 3}, output="runs/trained")
+        >>> round(result.metrics["top1"]["mean"], 2)
+        0.67
     """
     result: TrainResult = call("train", locals())
     return result
@@ -842,10 +896,12 @@ def watch(
     Returns:
         `gpus` and `runs` of this moment, and the whole `document`.
 
-    Example:
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
 
-        brim.watch().gpus[0]["utilisation"]
-        [run["done"] for run in brim.watch().runs]
+    Examples:
+        >>> [run["done"] for run in brim.watch().runs]
+        []
     """
     result: Snapshot = call("watch", locals())
     return result

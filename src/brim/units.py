@@ -118,7 +118,7 @@ class ByteUnit:
 
 
 def byte_unit(counts: Iterable[object]) -> ByteUnit:
-    """GiB, or MiB where nothing comes to one GiB."""
+    """GiB, or MiB where nothing reaches one GiB."""
     largest = max((figure for count in counts if (figure := number(count)) is not None), default=0)
     return ByteUnit(name="GiB", size=2**30) if largest >= 2**30 else ByteUnit(name="MiB", size=2**20)
 

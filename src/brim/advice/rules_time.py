@@ -34,7 +34,7 @@ def loading(run: Run) -> Advice | None:
         spare = max(spare, MOST_WAITING)
     workers = min(math.ceil(work / busy), max(spare, 2), MOST_WORKERS)
     part = fraction_text(waited / seconds)
-    seen = f"{duration_text(waited)} of {duration_text(seconds)} ({part}) went on waiting for samples"
+    seen = f"{duration_text(waited)} of {duration_text(seconds)} ({part}) was spent waiting for samples"
     cores = "" if host is None else f"; the host's cores were {fraction_text(host)} busy"
     if workers <= before:
         return Advice(
@@ -63,7 +63,7 @@ def _total_seconds(run: Run) -> float:
 
 
 def validation(run: Run) -> Advice | None:
-    """A large part of the time goes on validation: every few epochs is enough."""
+    """A large part of the time is spent on validation: every few epochs is enough."""
     spent, epochs = figure(run, "eval_seconds"), int(figure(run, "epochs") or 0)
     total = _total_seconds(run)
     if run.kind != "train" or not spent or spent < 2 * VALIDATION_SHARE * total or epochs < 2:
@@ -76,7 +76,7 @@ def validation(run: Run) -> Advice | None:
     left = spent * math.ceil(epochs / wished) / math.ceil(epochs / every)
     return Advice(
         name="validation",
-        cause=f"{fraction_text(spent / total)} of the time goes on validation",
+        cause=f"{fraction_text(spent / total)} of the time is spent on validation",
         evidence=f"{duration_text(spent)} of {duration_text(total)} in {math.ceil(epochs / every)} validations; the "
         "best epoch and early stopping are then chosen among fewer",
         expected_gain=total / (total - spent + left),
@@ -86,7 +86,7 @@ def validation(run: Run) -> Advice | None:
 
 
 def checkpoints(run: Run) -> Advice | None:
-    """A large part of the time goes on checkpoints within epochs."""
+    """A large part of the time is spent on checkpoints within epochs."""
     spent, steps, epochs = (figure(run, name) for name in ("checkpoint_seconds", "steps", "epochs"))
     every = value_at(run.request, "settings.training.checkpoint_every")
     total = _total_seconds(run)
@@ -103,7 +103,7 @@ def checkpoints(run: Run) -> Advice | None:
     instead = "each epoch has one anyway" if wished is None else f"one every {wished} steps is enough"
     return Advice(
         name="checkpoints",
-        cause=f"{fraction_text(spent / total)} of the time goes on writing checkpoints",
+        cause=f"{fraction_text(spent / total)} of the time is spent on writing checkpoints",
         evidence=f"{duration_text(spent)} of {duration_text(total)}, one every {every} steps; {instead}, and a run "
         "that is killed loses the steps since the last one",
         expected_gain=total / (total - each * within + left),

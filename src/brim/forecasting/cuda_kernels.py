@@ -1,6 +1,6 @@
 """What CUDA would do otherwise than the CPU: kernels that make and keep other tensors.
 
-A trace runs on CPU fakes, so wherever torch looks at the device to choose a kernel (dropout, attention, a fused
+A trace runs on CPU fakes, so wherever torch reads the device to choose a kernel (dropout, attention, a fused
 encoder layer) the choice is made again here for CUDA. The same holds for a few places where torch avoids working in
 place as soon as a dispatch mode is watching: what would be in place without one is in place in the trace.
 

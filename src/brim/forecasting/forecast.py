@@ -63,11 +63,30 @@ def forecast_memory(
 ) -> Forecast:
     """The peak memory of a batch size, before any GPU is touched.
 
-        forecast = brim.forecast_memory(workload, 32, gpu="rtx 4090")
-        forecast.peak_reserved_bytes, forecast.device_bytes, forecast.fits, forecast.breakdown
+    Args:
+        workload: What runs on one batch: a subclass of `Workload`.
+        batch_size: The size to forecast.
+        gpu: A card by its name; without `gpu` and `memory` this machine's own, or an A100 where there is none.
+        memory: A card by its memory, such as `"24GiB"`.
+        margin: The fraction of the card's memory that is kept free.
 
-    The card is `gpu` (a name of the catalogue) or `memory` (its size); without either it is this machine's own, or an
-    A100 where there is none. `batch_size_max` is not worked out: `forecast_batch_size` does that.
+    Returns:
+        The forecast of this size; its `batch_size_max` is None: `forecast_batch_size` works it out.
+
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
+
+    Examples:
+        >>> class Linear(brim.Workload):
+        ...     model = torch.nn.Linear(1024, 1024)
+        ...
+        ...     def make_batch(self, size):
+        ...         return torch.ones(size, 1024)
+        ...
+        ...     def step(self, batch):
+        ...         return self.model(batch)
+        >>> brim.forecast_memory(Linear(), 32, gpu="rtx 4090").fits
+        True
     """
     forecaster = Forecaster(TracedWorkload(workload), choose_gpu(gpu, memory), margin=margin)
     return forecaster.at(batch_size)
@@ -83,10 +102,33 @@ def forecast_batch_size(
     multiple_of: int = 1,
     max_batch_size: int = DEFAULT_MAX_SIZE,
 ) -> Forecast:
-    """The forecast of the largest batch size that fits a card: its `batch_size`. `DoesNotFitError` when none does.
+    """The forecast of the largest batch size that fits a card: its `batch_size`.
 
-    brim.forecast_batch_size(workload, gpu="h200").batch_size
-    brim.forecast_batch_size(workload, memory="24GiB", power_of_two=True).batch_size
+    Args:
+        workload: What runs on one batch: a subclass of `Workload`.
+        gpu: A card by its name; without `gpu` and `memory` this machine's own, or an A100 where there is none.
+        memory: A card by its memory, such as `"24GiB"`.
+        margin: The fraction of the card's memory that is kept free.
+        power_of_two: Only powers of two.
+        multiple_of: Only multiples of this.
+        max_batch_size: The largest size that is considered.
+
+    Returns:
+        The forecast of that size.
+
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
+        DoesNotFitError: Not even a batch of one fits.
+
+    Examples:
+        >>> class Squares(brim.Workload):
+        ...     def make_batch(self, size):
+        ...         return torch.ones(size, 1024, 1024)
+        ...
+        ...     def step(self, batch):
+        ...         return batch**2
+        >>> brim.forecast_batch_size(Squares(), memory="24GiB", power_of_two=True).batch_size
+        2048
     """
     traced = TracedWorkload(workload)
     forecaster = Forecaster(traced, choose_gpu(gpu, memory), margin=margin, largest=max_batch_size)

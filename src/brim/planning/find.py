@@ -125,11 +125,47 @@ def find_batch_size(
     not the first that survives, and leaves weights, buffers, gradients, optimizer state and every random
     generator bit-identical: name what the step changes as `model`, `optimizer`, `scaler`, `scheduler`.
 
-        plan = brim.find_batch_size(step, make_batch, model=model, optimizer=optimizer)
-        plan.batch_size, plan.batch_size_max, plan.probes
+    Args:
+        step: Runs once on a batch: a forward, or forward, backward and optimizer step.
+        make_batch: Takes n and returns the worst-case batch of n items on the device.
+        model: The module or modules that a step changes.
+        optimizer: The optimizer or optimizers that a step changes.
+        scaler: The gradient scaler that a step changes.
+        scheduler: The learning-rate scheduler that a step changes.
+        batch_length: Counts the items of a batch that has no leading dimension.
+        device: Where the step runs; by default where the model is.
+        unit: What a size counts: `samples`, or `tokens`.
+        key: Keep the plan on disk under this name; without one it is not kept.
+        batch_size: A ceiling, or with `fixed` the very size.
+        objective: `fastest` or `largest`.
+        memory_limit: Use at most this much, such as `"24GiB"`.
+        max_batch_size: The largest size that is tried.
+        listener: Is called as the search proceeds.
+        fixed: Exactly `batch_size`; split if it does not fit.
+        fail_on_oom: With `fixed`: an error instead of a split.
+        memory_limit_bytes: `memory_limit` in bytes.
+        margin: The fraction of the memory that is kept free.
+        tolerance: How close to the best rate is fast enough.
+        max_probes: Stop after so many probes, with the best size seen.
+        probe_timeout_seconds: A probe that takes longer does not fit.
+        multiple_of: Only multiples of this.
+        power_of_two: Only powers of two.
+        max_size: The older name of `max_batch_size`.
+        use_cache: With `key`: use a plan that is kept, and keep this one.
+        per_rank: Under torchrun each rank keeps its own training size.
 
-    `make_batch(n)` returns the worst-case batch of n items on the device; `step(batch)` runs once on it.
-    The plan is cached on disk only under an explicit `key`. The others are the fields of `SearchSettings`.
+    Returns:
+        The plan: `batch_size`, `batch_size_max`, `reason` and the `probes` that it rests on.
+
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
+        DoesNotFitError: Nothing fits, even at the smallest size.
+        LostError: The device or a rank was lost.
+
+    Examples:
+        >>> model = torch.nn.Linear(256, 256)
+        >>> brim.find_batch_size(model, lambda n: torch.randn(n, 256), model=model, memory_limit="16MiB").batch_size
+        64
     """
     own = OwnStep(
         step=step, make_batch=make_batch, model=model, optimizer=optimizer, scaler=scaler, scheduler=scheduler,

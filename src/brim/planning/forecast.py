@@ -43,11 +43,7 @@ class CardForecast:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForecastResult:
-    """A forecast for every card, in the order asked for.
-
-    result = brim.forecast("resnet50", gpu="rtx 4090")
-    result.batch_size_max, result.forecasts[-1].peak_reserved_bytes
-    """
+    """A forecast for every card, in the order asked for."""
 
     cards: tuple[CardForecast, ...]
     notes: tuple[str, ...] = ()

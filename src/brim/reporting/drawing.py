@@ -68,7 +68,7 @@ def _short(value: Any) -> Any:
 
 
 def _fields(encoding: Mapping[str, Any]) -> set[str]:
-    """The fields that a layer draws or tells; a page need not carry the others."""
+    """The fields that a layer draws or shows; a page need not carry the others."""
     channels = [one for channel in encoding.values() for one in (channel if isinstance(channel, list) else [channel])]
     return {channel["field"] for channel in channels if "field" in channel}
 
@@ -206,7 +206,7 @@ def _sizes(low: float, high: float) -> dict[str, Any]:
 
 
 def _at(values: Sequence[float]) -> dict[str, Any]:
-    """Ticks at these values and no others; Vega thins them out unless it is told how many they are."""
+    """Ticks at these values and no others; Vega thins them out unless it is given their number."""
     return {"values": list(values), "tickCount": len(values)}
 
 

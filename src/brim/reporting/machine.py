@@ -1,4 +1,4 @@
-"""The machine while a run went on: the card's use, memory and power, or the host's where there was no card.
+"""The machine during a run: the card's use, memory and power, or the host's where there was no card.
 
 Several traces follow each other on one axis of time, thinned to what a screen shows.
 """

@@ -58,7 +58,7 @@ class LegendKey:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Series:
-    """How one line of a chart, or one group of its points, is told from the others."""
+    """How one line of a chart, or one group of its points, is distinguished from the others."""
 
     label: str
     colour: str

@@ -31,9 +31,10 @@ MOST_COST = 2**48  # of one item; sums of many stay exact
 class MapResult(Sequence[Any]):
     """One result per item, in the caller's order; a failed item's place holds an `ItemFailure`.
 
-    results = brim.map(embed, texts)
-    results[3]                  # what embed returned for texts[3]
-    results.failures            # {17: ItemFailure(reason="out_of_memory", …)}
+    Examples:
+        >>> results = brim.map(lambda texts: [int(text) for text in texts], ["1", "2", "three"])
+        >>> results[1], results.failures[2].reason
+        (2, 'error')
     """
 
     results: tuple[Any, ...]
@@ -85,13 +86,33 @@ def map(
     error and does not stop the rest (`fail_fast` stops instead); one that runs out of memory alone is first tried again
     after the others, and once more after a pause.
 
-        embeddings = brim.map(lambda texts: model.encode(texts), texts, cost=len, device="cuda")
+    Args:
+        function: Takes a list of items and returns as many results.
+        items: The items.
+        batch_size: `auto`, or a ceiling in items.
+        cost: The cost of an item (tokens, pixels): batches are then capped in padded cost, not in number.
+        device: Where the function runs, for its memory; by default no device is watched.
+        memory_limit: Use at most this much, such as `"24GiB"`.
+        journal: Append results (JSON values) to this file as they are finished.
+        resume: Continue where a killed run with this `journal` stopped.
+        key: Names what the function does, so that a journal is not resumed by another one. Items are known to a
+            journal by their content; where that cannot be read, `key` must change when they do.
+        fail_fast: Stop at the first item that fails.
+        fail_on_oom: Stop at the first out-of-memory error.
+        on_batch: Is called after every batch with the figures so far.
 
-    `function` takes a list and returns as many results. `cost` gives the cost of an item (tokens, pixels): batches are
-    then capped in padded cost, not in number. `batch_size=N` is a ceiling in items. With `journal`, results (JSON
-    values) are appended to that file as they come and `resume=True` continues where a killed run stopped; `key` names
-    what the function does, so that a journal is not resumed by another one. Items are known to a journal by their
-    content; where that cannot be read, `key` must change when they do.
+    Returns:
+        One result per item, in order, with `failures`, `batch_sizes`, `oom_events` and `seconds`.
+
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
+        DoesNotFitError: Not even the cheapest item fits alone.
+        LostError: The device was lost; what was finished is in the journal.
+
+    Examples:
+        >>> lengths = brim.map(lambda words: [len(word) for word in words], ["to", "the", "brim"], cost=len)
+        >>> list(lengths), lengths.failures
+        ([2, 3, 4], {})
     """
     _check_callables(function=function, cost=cost, on_batch=on_batch)
     try:

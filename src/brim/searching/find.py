@@ -46,7 +46,33 @@ def find_plan(
     listener: SearchListener | None = None,
     cache: PlanCache | None = None,
 ) -> Plan:
-    """The plan for a workload, probed in this process; everything a probe changes is put back."""
+    """The plan for a workload, probed in this process; everything a probe changes is put back.
+
+    Args:
+        workload: What runs on one batch: a subclass of `Workload`.
+        settings: Limits and objective of the search; by default the fastest size within the free memory.
+        preserve_state: Put weights, gradients, optimizer state and random generators back afterwards.
+        listener: Is called as the search proceeds.
+        cache: Where plans are kept; by default the user's cache folder.
+
+    Returns:
+        The plan: `batch_size`, `batch_size_max`, `reason` and the `probes` that it rests on.
+
+    Raises:
+        RequestError: The request is wrong; the message names the setting, its value and what to do.
+        DoesNotFitError: Nothing fits, even at the smallest size.
+        LostError: The device or a rank was lost.
+
+    Examples:
+        >>> class Squares(brim.Workload):
+        ...     def make_batch(self, size):
+        ...         return torch.ones(size, 1024)
+        ...
+        ...     def step(self, batch):
+        ...         return batch**2
+        >>> brim.find_plan(Squares(), brim.SearchSettings(memory_limit_bytes=2**24)).objective
+        'fastest'
+    """
     settings = settings or SearchSettings()
     prober = DeviceProber(workload, probe_settings(settings), preserve_state=preserve_state)
     return find_with(prober, settings, listener=listener, cache=cache)

@@ -26,7 +26,8 @@ class PythonCall:
     name: str
     returns: str  # module and class
     holds: str  # what the returned object holds
-    example: str  # lines of Python
+    example: str  # lines of a Python session, with what they print; `brim` and `torch` are imported
+    raises: tuple[str, ...] = ("RequestError", "DoesNotFitError", "LostError")
     old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)  # parameters of before; `!` turns a switch
 
 
@@ -65,8 +66,14 @@ COMMANDS = {
                 name="find",
                 returns="brim.records:Plan",
                 holds="The plan: `batch_size`, `batch_size_max`, `reason`, and the probes that it rests on.",
-                example='brim.find("resnet50", mode="train", memory_limit="8GiB").batch_size\n'
-                "brim.find(step=step, make_batch=make_batch, model=model, optimizer=optimizer).batch_size",
+                example='>>> brim.find("resnet18", mode="train", knob={"size": 32}, max_batch_size=32).batch_size\n'
+                "32\n"
+                ">>> model = torch.nn.Linear(512, 512)\n"
+                ">>> plan = brim.find(\n"
+                '...     step=model, make_batch=lambda n: torch.randn(n, 512), model=model, memory_limit="64MiB"\n'
+                "... )\n"
+                ">>> plan.batch_size, plan.oom_events\n"
+                "(7177, 0)",
             ),
         ),
         Command(
@@ -79,8 +86,9 @@ COMMANDS = {
                 returns="brim.evaluation.run:EvalResult",
                 holds="`metrics`, `samples` with one line each, `summary`, `plan` and the run's `folder`. A sample "
                 "that fails has its error in its line and counts as wrong; it does not raise.",
-                example='result = brim.evaluate("./my-model", "questions.jsonl", metrics="exact_match,rouge")\n'
-                'result.metrics["exact_match"]["value"]',
+                example='>>> result = brim.evaluate("./my-model", "questions.jsonl", metrics="exact_match,token_f1")\n'
+                '>>> sorted(result.metrics), len(result.samples), result.summary["num_failed"]\n'
+                "(['exact_match', 'token_f1'], 32, 0)",
                 old_names=_OF_EVALUATIONS,
             ),
         ),
@@ -94,8 +102,9 @@ COMMANDS = {
                 name="profile",
                 returns="brim.profiling.run:ProfileResult",
                 holds="`entries` with one evaluation for each point, `document` with the recommendation, the `folder`.",
-                example='result = brim.profile("./my-vlm", "vqa/", {"max_crops": range(2, 14)}, batch_size=64)\n'
-                'result.document["recommendation"]["text"]',
+                example='>>> result = brim.profile("./my-model", "questions.jsonl", {"max_new_tokens": [2, 4]})\n'
+                '>>> [(entry["max_new_tokens"], entry["state"]) for entry in result.entries]\n'
+                "[(2, 'done'), (4, 'done')]",
                 old_names=_OF_EVALUATIONS,
             ),
         ),
@@ -110,8 +119,10 @@ COMMANDS = {
                 name="sweep",
                 returns="brim.sweeps.run:SweepResult",
                 holds="`results` in the file's order, `best` first by figure, `failed`, `document`, the `folder`.",
-                example='result = brim.sweep("grid.yaml", {"hp.epochs": 1}, max_experiments=3, output="runs/grid")\n'
-                "result.best[0]",
+                example='>>> result = brim.sweep("grid.yaml", max_experiments=2, output="runs/grid")\n'
+                ">>> len(result.results), len(result.failed)\n"
+                "(2, 0)",
+                raises=("RequestError",),
             ),
         ),
         Command(
@@ -125,8 +136,9 @@ COMMANDS = {
                 name="train",
                 returns="brim.training.run:TrainResult",
                 holds="`metrics`, `summary` and the run's `folder`; with several seeds, means and deviations.",
-                example='result = brim.train("config.yaml", {"hp.epochs": 3}, output="runs/first")\n'
-                'result.metrics["top1"]["mean"]',
+                example='>>> result = brim.train("config.yaml", {"hp.epochs": 3}, output="runs/trained")\n'
+                '>>> round(result.metrics["top1"]["mean"], 2)\n'
+                "0.67",
                 old_names={"fixed": "no_auto_batch_size", "use_cache": "!no_cache", "validate": "validate"},
             ),
         ),
@@ -139,8 +151,9 @@ COMMANDS = {
                 name="ood",
                 returns="brim.molecules.run:OodResult",
                 holds="`summary` with the table over seeds, `cells` with one result for each seed, the run's `folder`.",
-                example='result = brim.ood(id="in.csv", ood="out.csv", seeds=10, baselines=["knn", "mahalanobis"])\n'
-                'result.summary["metrics"]["auroc"]["mean"]',
+                example='>>> result = brim.ood(id="in.csv", ood="out.csv", seeds=2, baselines=["knn"])\n'
+                '>>> result.summary["metrics"]["auroc"]["mean"]\n'
+                "1.0",
             ),
         ),
         Command(
@@ -153,7 +166,8 @@ COMMANDS = {
                 returns="brim.planning.forecast:ForecastResult",
                 holds="`batch_size_max`, `forecasts` with the bytes of each size, and `cards` where several were asked "
                 "for.",
-                example='brim.forecast("resnet50", mode="train", gpu="rtx 4090").batch_size_max',
+                example='>>> brim.forecast("resnet18", mode="train", gpu="rtx 4090").batch_size_max\n569',
+                raises=("RequestError", "DoesNotFitError"),
             ),
         ),
         Command(
@@ -165,7 +179,7 @@ COMMANDS = {
                 name="encode",
                 returns="brim.molecules.encoding:EncodedFile",
                 holds="The `path` that was written, the `width` of a row, `failures` by file and line, and `figures`.",
-                example='brim.encode("smiles.csv", "features.safetensors", knob={"bits": 1024}).failures',
+                example='>>> brim.encode("in.csv", "features.safetensors", knob={"bits": 1024}).failures\n{}',
             ),
         ),
         Command(
@@ -185,8 +199,10 @@ COMMANDS = {
                 name="check",
                 returns="brim.advice.checks:CheckResult",
                 holds="`lines` with verdict, value and limit, `failed` with those that failed, and the `document`.",
-                example='result = brim.check("runs/second", against="runs/first", memory_range="25GiB-40GiB")\n'
-                "[line.text for line in result.failed]",
+                example='>>> result = brim.check("runs/second", against="runs/first")\n'
+                ">>> result.lines[0].name, result.lines[0].verdict\n"
+                "('failed', 'pass')",
+                raises=("RequestError",),
             ),
         ),
         Command(
@@ -199,7 +215,11 @@ COMMANDS = {
                 name="report",
                 returns="brim.reporting.write:ReportResult",
                 holds="The `path` of the page, and the `document` of a comparison.",
-                example='brim.report("runs/first").path\nbrim.report(["runs/first", "runs/second"]).document',
+                example='>>> brim.report("runs/first").path.name\n'
+                "'report.html'\n"
+                '>>> brim.report(["runs/first", "runs/second"], output="compared.html").document["schema"]\n'
+                "'brim.comparison/1'",
+                raises=("RequestError",),
             ),
         ),
         Command(
@@ -213,8 +233,9 @@ COMMANDS = {
                 name="advise",
                 returns="brim.advice.advise:AdviceResult",
                 holds="`advice`, largest expected gain first, what was `tried`, the `rounds`, and the `document`.",
-                example='result = brim.advise("runs/first", try_out=True)\n'
-                "result.advice[0].cause, result.advice[0].command",
+                example='>>> result = brim.advise("runs/first")\n'
+                '>>> "max_new_tokens" in [piece.name for piece in result.advice]\n'
+                "True",
             ),
         ),
         Command(
@@ -227,7 +248,8 @@ COMMANDS = {
                 name="watch",
                 returns="brim.monitor.snapshot:Snapshot",
                 holds="`gpus` and `runs` of this moment, and the whole `document`.",
-                example='brim.watch().gpus[0]["utilisation"]\n[run["done"] for run in brim.watch().runs]',
+                example='>>> [run["done"] for run in brim.watch().runs]\n[]',
+                raises=("RequestError",),
             ),
         ),
         Command(

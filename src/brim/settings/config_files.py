@@ -167,10 +167,24 @@ def expand_grid(
 ) -> Expansion:
     """The experiments of a grid or of a sweep's file, in order, and which lists were paired and why.
 
-        brim.expand_grid({"model.type": ["r3d_18", "s3d"], "hp.batch_size": [128, 32]})
+    Args:
+        source: A mapping of dotted keys to lists, the content of a sweep's file, or its path.
+        overrides: Dotted keys with the values that replace those of the file.
+        max_experiments: Take only the first ones.
+        most: More experiments than this are refused unless `max_experiments` is given.
+        check_model: Called with the name of each model; raises a `RequestError` for one that does not exist.
+        strict: Treat warnings as errors.
 
-    `source` is a mapping of dotted keys to lists, the content of a sweep's file, or its path. More than `most`
-    experiments are refused unless `max_experiments` says how many of them are wanted.
+    Returns:
+        The `experiments`, each with its settings and identity, and the `pairings` of lists.
+
+    Raises:
+        RequestError: The file has mistakes; the message has all of them, with their lines.
+
+    Examples:
+        >>> grid = {"model.type": ["r3d_18", "s3d"], "hp.batch_size": [128, 32]}
+        >>> len(brim.expand_grid(grid).experiments)
+        2
     """
     _check_count(max_experiments)
     sweep = read_sweep(source, overrides=overrides, check_model=check_model)
@@ -186,7 +200,23 @@ def validate_grid(
     check_model: CheckModel | None = None,
     strict: bool = False,
 ) -> tuple[Problem, ...]:
-    """Everything there is to say about a grid or a sweep's file, all at once; nothing is raised for its content."""
+    """Everything there is to say about a grid or a sweep's file, all at once; nothing is raised for its content.
+
+    Args:
+        source: A mapping of dotted keys to lists, the content of a sweep's file, or its path.
+        overrides: Dotted keys with the values that replace those of the file.
+        max_experiments: Take only the first ones.
+        most: More experiments than this are a problem unless `max_experiments` is given.
+        check_model: Called with the name of each model; raises a `RequestError` for one that does not exist.
+        strict: Treat warnings as errors.
+
+    Returns:
+        The problems in the order of the file: errors and warnings, each with its place and a proposal.
+
+    Examples:
+        >>> [problem.severity for problem in brim.validate_grid({"hp.learning_rat": [0.1]})]
+        ['error']
+    """
     _check_count(max_experiments)
     sweep, problems = inspect_sweep(source, overrides=overrides, check_model=check_model)
     if sweep is not None:

@@ -48,6 +48,13 @@ if TYPE_CHECKING:
 '''
 
 
+_RAISES = {
+    "RequestError": "The request is wrong; the message names the parameter, its value and what to do.",
+    "DoesNotFitError": "Nothing fits, even at the smallest size.",
+    "LostError": "The device, a child process or a rank was lost; what was finished is kept.",
+}
+
+
 def python_module() -> str:
     """The text of `brim.api`."""
     calls = [(command, command.python) for command in COMMANDS.values() if command.python is not None]
@@ -121,7 +128,12 @@ def _docstring(command: Command, call: PythonCall, settings: list[Declared]) -> 
         "Returns:",
         *textwrap.wrap(call.holds, WIDTH - 8, initial_indent="    ", subsequent_indent="    "),
     ]
-    lines += ["", "Example:", "", *(f"    {line}" for line in call.example.splitlines()), '"""']
+    lines += ["", "Raises:"]
+    for kind in call.raises:
+        lines += textwrap.wrap(
+            f"{kind}: {_RAISES[kind]}", WIDTH - 8, initial_indent="    ", subsequent_indent="        "
+        )
+    lines += ["", "Examples:", *(f"    {line}" for line in call.example.splitlines()), '"""']
     return "\n".join(lines)
 
 
@@ -155,29 +167,43 @@ def _train() -> Schema:
 def _sweep() -> Schema:
     names = {"type": "array", "items": {"type": "string"}}
     one, lists = {"$ref": "#/$defs/settings"}, {"$ref": "#/$defs/lists"}
-    of_the_sweep = {
-        "models_to_train": {"anyOf": [{"type": "string"}, names]},
-        "max_experiments": {"anyOf": [whole(1).schema, {"type": "null"}]},
-        "results_file": {"type": ["string", "null"]},
+    of_the_sweep: Schema = {
+        "models_to_train": {"description": "Only these models.", "anyOf": [{"type": "string"}, names]},
+        "max_experiments": {
+            "description": "Only the first so many experiments.",
+            "anyOf": [whole(1).schema, {"type": "null"}],
+        },
+        "results_file": {"description": "Where the table of results is also written.", "type": ["string", "null"]},
         "continue_on_error": _ANY,
         "parallel_jobs": _ANY,
         "save_results": _ANY,
     }
-    search = {
-        "grid": lists,
-        "groups": {"type": ["object", "null"], "additionalProperties": lists},
-        "fixed": one,
-        "pairing": {"enum": ["auto", "zip", "product"]},
-        "zip": {"type": "array", "items": names},
-        "exclude": {"type": "array", "items": lists},
-        "include": {"type": "array", "items": one},
-        "repeat": whole(1).schema,
-        "seeds": {"type": "array", "items": whole(0, MOST_SEED).schema},
-    }
+    search: Schema = {
+        "grid": {"description": "Dotted keys with lists of values.", **lists},
+        "groups": {
+            "description": "Grids by name, each expanded separately, instead of `grid`.", "type": ["object", "null"],
+            "additionalProperties": lists,
+        },
+        "fixed": {"description": "Settings of every experiment.", **one},
+        "pairing": {
+            "description": "How lists are combined; auto pairs models with batch sizes and crosses all else.",
+            "enum": ["auto", "zip", "product"],
+        },
+        "zip": {"description": "Lists of keys that are paired one to one.", "type": "array", "items": names},
+        "exclude": {"description": "Combinations that are dropped.", "type": "array", "items": lists},
+        "include": {"description": "Experiments that are added.", "type": "array", "items": one},
+        "repeat": {"description": "Each experiment so many times.", **whole(1).schema},
+        "seeds": {
+            "description": "Each experiment with each of these seeds.", "type": "array",
+            "items": whole(0, MOST_SEED).schema,
+        },
+    }  # fmt: skip
     whole_file, loose = _settings(_single), _settings(_single_or_list)
     dotted = {key: schema for key, schema in loose["properties"].items() if "." in key}
     found = {**_object({**dotted, **search, **of_the_sweep}), "patternProperties": loose["patternProperties"]}
-    whole_file["properties"] |= {**of_the_sweep, "grid_search": found, "grid": lists}
+    whole_file["properties"] |= {
+        **of_the_sweep, "grid_search": found, "grid": {"description": "Short for grid_search.grid.", **lists},
+    }  # fmt: skip
     return {
         "$schema": _DRAFT,
         "title": "A file of brim sweep",
@@ -284,17 +310,53 @@ def settings_page() -> str:
     return "\n".join([_INTRODUCTION, *(_command(command) for command in COMMANDS.values())])
 
 
-def with_keys(page: str) -> str:
-    """A page with the table of a training file's keys between its two marks."""
+def with_keys(page: str, table: list[str]) -> str:
+    """A page with a table of a file's keys between its two marks."""
     before, mark, rest = page.partition(KEYS_BEGIN)
     _, end, after = rest.partition(KEYS_END)
     assert mark
     assert end
+    lines = "\n".join(table)
+    return f"{before}{KEYS_BEGIN}\n\n{lines}\n\n{KEYS_END}{after}"
+
+
+def _training_keys() -> list[str]:
     rows = [
         f"| `{row.key}` | {row.takes} | {_value(row.default)} | {_cell(row.help)} |" for row in SETTING_KEYS.values()
     ]
-    table = "\n".join(["| key | takes | default | meaning |", "|---|---|---|---|", *rows])
-    return f"{before}{KEYS_BEGIN}\n\n{table}\n\n{KEYS_END}{after}"
+    return ["| key | takes | default | meaning |", "|---|---|---|---|", *rows]
+
+
+def _sweep_keys() -> list[str]:
+    """What a sweep's file has beside the keys of a training file."""
+    own, known = _sweep()["properties"], _train()["properties"]
+    search = own["grid_search"]["properties"]
+    keys = {key: schema for key, schema in own.items() if key not in known}
+    keys |= {
+        f"grid_search.{key}": schema for key, schema in search.items() if key not in {*own, *known} or key == "grid"
+    }
+    rows = [
+        f"| `{key}` | {_words(schema)} | {_cell(schema['description'])} |"
+        for key, schema in keys.items()
+        if "description" in schema
+    ]
+    return ["| key | takes | meaning |", "|---|---|---|", *rows]
+
+
+def _words(schema: Schema) -> str:
+    """What a value may be: `whole number from 1`, `list of text`."""
+    if "anyOf" in schema:
+        return " or ".join(_words(one) for one in schema["anyOf"] if one != {"type": "null"})
+    if "enum" in schema:
+        return ", ".join(f"`{one}`" for one in schema["enum"])
+    if "$ref" in schema:
+        return {"#/$defs/lists": "keys with lists", "#/$defs/settings": "keys with values"}[schema["$ref"]]
+    kinds = [schema["type"]] if isinstance(schema["type"], str) else [one for one in schema["type"] if one != "null"]
+    if kinds == ["array"]:
+        return f"list of {_words(schema['items'])}"
+    if kinds == ["object"]:
+        return f"names, each with {_words(schema['additionalProperties'])}"
+    return {"integer": f"whole number from {schema.get('minimum')}", "string": "text"}[kinds[0]]
 
 
 def _command(command: Command) -> str:
@@ -338,7 +400,9 @@ def generated_files(package: Path = _PACKAGE) -> dict[Path, str]:
     if docs.is_dir():
         files[docs / "settings.md"] = settings_page()
         training = docs / "training.md"
-        files[training] = with_keys(training.read_text(encoding="utf-8"))
+        files[training] = with_keys(training.read_text(encoding="utf-8"), _training_keys())
+        formats = docs / "reference" / "files.md"
+        files[formats] = with_keys(formats.read_text(encoding="utf-8"), _sweep_keys())
     return files
 
 

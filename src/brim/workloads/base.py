@@ -24,13 +24,21 @@ __all__ = ["Workload", "call_model", "in_mode", "leading_length"]
 class Workload(ABC):
     """What runs on one batch, with the device, dtype and knobs it runs under.
 
-    Subclass it when `brim.find_batch_size(step, make_batch)` is not enough, for instance for batches
-    without a leading dimension:
+    Subclass it when `brim.find(step=…, make_batch=…)` is not enough, for instance for batches without a leading
+    dimension.
 
-        class Packed(brim.Workload):
-            def make_batch(self, size): return pack(longest_documents(size))
-            def batch_length(self, batch): return len(batch["cu_seqlens"]) - 1
-            def step(self, batch): model(**batch)
+    Examples:
+        >>> class Packed(brim.Workload):
+        ...     def make_batch(self, size):
+        ...         return {"tokens": torch.ones(size * 128), "starts": torch.arange(0, size + 1) * 128}
+        ...
+        ...     def batch_length(self, batch):
+        ...         return len(batch["starts"]) - 1
+        ...
+        ...     def step(self, batch):
+        ...         return batch["tokens"].cumsum(0)
+        >>> brim.find_plan(Packed(), brim.SearchSettings(memory_limit_bytes=2**22)).unit
+        'samples'
     """
 
     mode: Mode = "forward"
