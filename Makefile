@@ -9,7 +9,7 @@ PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-re
 # Tests start some hundred processes: none should compile the package again, whatever the shell has set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo docs test test-all test-durations test-gpu lint clean
+.PHONY: setup demo docs pictures test test-all test-durations test-gpu lint clean
 
 setup: $(VENV)/.ready
 
@@ -53,6 +53,13 @@ test-durations: setup
 
 test-gpu: setup
 	$(BIN)/pytest tests/gpu -m gpu
+
+# The pictures of README and docs/: from stored records, and from the report of a fresh demo in Chromium.
+pictures: setup
+	rm -rf build/demo
+	$(BIN)/brim demo -o build/demo
+	$(BIN)/python -m benchmarks.pictures
+	$(BIN)/python -m benchmarks.pictures --report build/demo
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -179,6 +179,15 @@ def test_the_check_for_torch_passes_over_what_runs_later_and_sees_the_rest() -> 
     assert not is_of("torch", imported_modules(ast.parse("import torchvision")))
 
 
+def test_the_table_of_layers_has_every_folder_in_this_order() -> None:
+    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("| layer | ")[2].partition("\n\n")[0]
+    assert tuple(name.removesuffix(".py").strip("/") for name in re.findall(r"^\| `(\S+)`", table, re.M)) == LAYERS
+    folders = re.findall(r"^\| `([a-z/]+/)` \|", page.partition("| folder | ")[2].partition("\n\n")[0], re.M)
+    assert [folder for folder in folders if not (SOURCE.parents[1] / folder).is_dir()] == []
+    assert folders
+
+
 def private_imports(names: Iterable[str]) -> list[str]:
     return [name for name in names if re.search(r"^brim\b.*\._(?!_)", name)]
 

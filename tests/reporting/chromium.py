@@ -39,7 +39,7 @@ class Chromium:
         if os.geteuid() == 0:
             options.add_argument("--no-sandbox")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        self.driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+        self.driver: Any = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
 
     def close(self) -> None:
         self.driver.quit()
