@@ -1,4 +1,4 @@
-"""Lines of the guides (coming-from/hand-made-scripts.md), pasted: each flag works or is answered, lists may have spaces."""
+"""Lines of the guides (coming-from/hand-made-scripts.md), pasted: flags work or are answered, lists may have spaces."""
 
 from __future__ import annotations
 
