@@ -325,7 +325,7 @@ WRONG: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("fixed without size", ("-m", "MODEL", "-d", "DATA", "--no-auto-batch-size"), ("size: add --batch-size N",)),
     ("oom flag alone", ("-m", "MODEL", "-d", "DATA", "--fail-on-oom"), ("--fail-on-oom goes with",)),
     ("tokens twice", ("-m", "MODEL", "-d", "DATA", "--max-tokens=4", "--knob", "max_new_tokens=5"), ("keep one",)),
-    ("resume what", ("-m", "MODEL", "-d", "DATA", "--resume"), ("--resume: say which run with --output",)),
+    ("resume what", ("-m", "MODEL", "-d", "DATA", "--resume"), ("--resume: name the run with --output",)),
     ("launcher", ("-m", "MODEL", "-d", "DATA", "--on", "slurm"), ("--on slurm", "torchrun")),
     ("zero limit", ("-m", "MODEL", "-d", "DATA", "--limit", "0"), ("--limit 0",)),
     ("no such plugin", ("-m", "MODEL", "-d", "DATA", "--plugin", "absent.py"), ("--plugin absent.py",)),

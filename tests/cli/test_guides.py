@@ -1,7 +1,7 @@
-"""Every command of the tables "checklist and remedies, item by item" in docs/migrating.md runs, on tiny stand-ins.
+"""Every command of the tables "checklist and remedies, item by item" of coming-from/hand-made-scripts.md runs.
 
-MODEL, DATA, CONFIG, RUN and RUN0 are replaced. A row whose command brim does not have is skipped; of those that it has
-none is.
+On tiny stand-ins: MODEL, DATA, CONFIG, RUN and RUN0 are replaced. A row whose command brim does not have is skipped;
+of those that it has none is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from brim.settings.commands import COMMANDS
 from tests.saved_models import save_language_model
 from tests.training.training_runs import write_features
 
-PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
+PAGE = Path(__file__).parents[2] / "docs" / "coming-from" / "hand-made-scripts.md"
 HEADING = "### Checklist and remedies, item by item"
 CODES = {"check": (0, 1)}  # a line may fail on a run this small; any other command must do its work
 OWN_FOLDER = ("eval", "profile", "train")  # commands that leave a run

@@ -81,7 +81,7 @@ def test_molecules_that_cannot_be_read_end_with_exit_code_one(brim: Brim, sides:
 
 
 def test_resuming_needs_a_folder_and_counts_finished_cells(brim: Brim, sides: list[str]) -> None:
-    assert "--resume: say which run with --output DIR" in brim("ood", *sides, "--resume").err
+    assert "--resume: name the run with --output DIR" in brim("ood", *sides, "--resume").err
     brim("ood", *sides, "-o", "run")
     refused = brim("ood", *sides, "-o", "run")
     assert refused.code == 2

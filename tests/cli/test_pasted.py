@@ -1,4 +1,4 @@
-"""Lines of the guides in docs/migrating.md, pasted: every flag works or is answered, and lists may have spaces."""
+"""Lines of the guides (coming-from/hand-made-scripts.md), pasted: flags work or are answered, lists may have spaces."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_lines_of_the_guides_are_understood(line: str) -> None:
 def test_every_flag_of_the_guides_is_declared_or_in_the_table() -> None:
     """As the guides write them, in the column of what people have."""
     guide = (
-        (Path(__file__).parents[2] / "docs" / "migrating.md")
+        (Path(__file__).parents[2] / "docs" / "coming-from" / "hand-made-scripts.md")
         .read_text(encoding="utf-8")
         .split("## What was done by hand")[0]
     )

@@ -215,7 +215,7 @@ def test_strict_turns_a_pair_that_does_not_fit_into_an_error(brim: Brim, seed: s
         ((), "FILE is missing"),
         (("hp.epochs=3",), "that is a setting; name the file first"),
         (("nowhere.yaml",), "nowhere.yaml"),
-        (("{seed}", "--resume"), "say which sweep with --output DIR"),
+        (("{seed}", "--resume"), "name the sweep with --output DIR"),
         (("{seed}", "--on", "moon"), "--on moon"),
         (("{seed}", "--gpu", "h100", "--memory", "24GiB"), "both name a card"),
         (("{seed}", "--config", "{seed}"), "both name a file"),

@@ -124,7 +124,7 @@ def test_help_shows_the_flags_of_a_file_and_names_the_other_command(brim: Brim) 
         (["{config}", "-b", "none"], "auto or a whole number"),
         (["{config}", "--no-auto-batch-size"], "needs a size"),
         (["{config}", "--fail-on-oom", "-b", "4"], "goes with --no-auto-batch-size"),
-        (["{config}", "--resume"], "say which run"),
+        (["{config}", "--resume"], "name the run"),
         (["{config}", "--plan", "nowhere"], "there is no run.json in it"),
         (["{config}", "--compare-batch", "a,b"], "give whole numbers"),
         (["{config}", "--memory-limit", "lots"], "24GiB"),

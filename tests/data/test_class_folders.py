@@ -156,5 +156,5 @@ class TestVideos:
     def test_a_list_of_missing_videos_is_refused(self, root: Path) -> None:
         for video in root.rglob("*.avi"):
             video.unlink()
-        with pytest.raises(RequestError, match=r"of the first 2 images or videos none exists.*looked in .*Surf"):
+        with pytest.raises(RequestError, match=r"of the first 2 images or videos none exists.*searched .*Surf"):
             opened(root)

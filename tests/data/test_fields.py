@@ -346,7 +346,7 @@ class TestFileNames:
             RequestError, match=r"of the first 20 images or videos none exists, such as 0.png"
         ) as caught:
             read(file, *records)
-        assert f"looked in {tmp_path}, {tmp_path / 'images'}" in str(caught.value)
+        assert f"searched {tmp_path}, {tmp_path / 'images'}" in str(caught.value)
         assert "--images FOLDER" in str(caught.value)
 
     @pytest.mark.parametrize("value", [7, {"url": "x"}, "https://host/a.png"])

@@ -111,7 +111,7 @@ def test_the_images_may_be_elsewhere(folder: Path, tmp_path: Path, place: str) -
 def test_missing_images_are_refused_with_the_folders_searched(folder: Path) -> None:
     for image in (folder / "val2014").iterdir():
         image.unlink()
-    with pytest.raises(RequestError, match=r"of the first 2 images .*looked in .*val2014.*--images FOLDER"):
+    with pytest.raises(RequestError, match=r"of the first 2 images .*searched .*val2014.*--images FOLDER"):
         opened(folder)
 
 

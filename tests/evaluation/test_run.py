@@ -182,7 +182,7 @@ def test_the_package_and_the_function_have_one_name(tmp_path: Path) -> None:
         ({"num_workers": -1}, "num_workers=-1"),
         ({"prefetch_factor": 0}, "prefetch_factor=0"),
         ({"max_new_tokens": 0}, "max_tokens=0"),
-        ({"max_tokens": 4, "knob": {"max_new_tokens": 5}}, "say the same thing"),
+        ({"max_tokens": 4, "knob": {"max_new_tokens": 5}}, "set the same limit"),
         ({"knobs": {"max_new_tokens": "few"}}, "knob={'max_new_tokens': 'few'}"),
         ({"offload": "disk"}, "offload='disk'"),
         ({"temperature": -1.0}, "temperature=-1"),

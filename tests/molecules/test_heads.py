@@ -132,7 +132,7 @@ def test_a_diverging_run_has_an_error_and_no_figures() -> None:
 def test_wrong_layers_and_dropout_are_refused() -> None:
     with pytest.raises(RequestError, match="--hidden 0"):
         EnergyHead(4, (0,))
-    with pytest.raises(RequestError, match=r"--dropout 1: it must lie from 0 up to 1"):
+    with pytest.raises(RequestError, match=r"--dropout 1: it must be a fraction from 0 to below 1"):
         EnergyHead(4, (2,), dropout=1.0)
 
 

@@ -230,13 +230,13 @@ def run(fits: int, *, stop_if_hopeless: bool) -> tuple[list[Finished], list[int]
     return done, tried, notes
 
 
-def test_it_ends_after_the_costliest_and_the_cheapest() -> None:
+def test_it_ends_after_the_costliest_and_the_least_costly() -> None:
     done, tried, notes = run(-1, stop_if_hopeless=True)
     assert [one.item for one in done] == [49, 48, 47, 0]
     assert len(done) == HOPELESS_AFTER + 1
     assert all(one.failure is not None and one.failure.reason == "out_of_memory" for one in done)
     assert set(tried) == {49, 48, 47, 0}
-    assert "not even the cheapest" in notes[-1]
+    assert "not even the least costly" in notes[-1]
 
 
 @pytest.mark.parametrize("fits", [0, 5])

@@ -116,7 +116,7 @@ def test_a_python_function_returns_pictures_with_masks(tmp_path: Path) -> None:
         (SEGMENTER, {"model": {"weights": "auto"}}, r"model.weights auto: .*heads for other classes"),
         (SEGMENTER, {"task": "classify"}, r"task classify: .* is a segmentation model"),
         (SEGMENTER, {"data": {"type": "coco"}}, r"data.type coco: a segmentation model learns from mask_folder"),
-        (SEGMENTER, {"data": {"root": "ROOT"}}, r"no folder images/ beside a folder masks/"),
+        (SEGMENTER, {"data": {"root": "ROOT"}}, r"needs folders images/ and masks/"),
         (DETECTOR, {"data": {"root": "ROOT"}}, r"there is no annotations/\*.json"),
         (DETECTOR, {"data": {"root": "ROOT/none.json"}}, r"there is no such file"),
         ("keypointrcnn_resnet50_fpn", {}, r"moving shapes have no keypoints"),

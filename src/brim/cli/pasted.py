@@ -2,8 +2,8 @@
 
     rewritten(["profile", "--max_crops_list", "12", "13"])  # ["profile", "--knob", "max_crops", "--values", "12,13"]
 
-`OLD_FLAGS` has every flag of the guides in docs/migrating.md that brim spells otherwise, `LISTS` every option whose
-values may be separated by spaces. Does not know what a flag does, and loads no torch.
+`OLD_FLAGS` has every flag of the guides in docs/coming-from/hand-made-scripts.md that brim spells otherwise, `LISTS`
+every option whose values may be separated by spaces. Does not know what a flag does, and loads no torch.
 """
 
 from __future__ import annotations

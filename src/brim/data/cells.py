@@ -118,7 +118,9 @@ def read_choices(values: Mapping[str, Any], columns: Sequence[str]) -> Choices:
         raise BadRowError(f"{column!r} holds {_described(values.get(column))}, not a list of choices")
     texts = tuple(cell_text(part, column) for part in value)
     if labels and len(labels) != len(texts):
-        raise BadRowError(f"{column!r} has {plural(len(texts), 'choice')} and {plural(len(labels), 'label')}")
+        raise BadRowError(
+            f"{column!r} has {plural(len(texts), 'choice')} and {plural(len(labels), 'label')}; they must be as many"
+        )
     return _checked(Choices(texts=texts, labels=tuple(map(str, labels))), column)
 
 
@@ -232,7 +234,7 @@ def read_video(value: Any, column: str, base: Path) -> Path | None:
 def none_found(example: str, count: int, folders: Sequence[Path]) -> RequestError:
     """None of the first images and videos exists in these folders."""
     return RequestError(
-        f"of the first {count} images or videos none exists, {example}; brim looked in "
+        f"of the first {count} images or videos none exists, {example}; brim searched "
         f"{', '.join(map(str, folders))}; give the folder that their names start from with "
         f"{written('images', 'FOLDER')}"
     )

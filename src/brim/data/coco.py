@@ -46,7 +46,9 @@ def read_coco(root: Path, *, split: str | None, of: str = "instances") -> Sample
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise RequestError(f"data.root {file}: it is not a COCO file of objects ({reason})") from error
+        raise RequestError(
+            f"data.root {file}: it is not a COCO file of objects ({reason}); it needs images, annotations, categories"
+        ) from error
     return SampleSet(
         name=file.name,
         format="coco",
@@ -73,7 +75,9 @@ def _annotation_file(root: Path, split: str | None, of: str) -> tuple[Path, str 
         return root, None
     files = sorted((root / "annotations").glob("*.json"))
     if not files:
-        raise RequestError(f"data.root {root}: there is no annotations/*.json, as a detection model needs")
+        raise RequestError(
+            f"data.root {root}: there is no annotations/*.json, as a detection model needs; name the COCO file itself"
+        )
     wanted = [file for file in files if file.stem.startswith(f"{of}_")] or files
     found = {file.stem.rpartition("_")[2]: file for file in wanted}
     split = choose_split(sorted(found), split, where=str(root))

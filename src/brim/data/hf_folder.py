@@ -86,7 +86,7 @@ def _refuse_addresses(folder: Path) -> None:
     header = text.split("---")[1] if text.startswith("---") else ""
     address = _ADDRESS.search(header)
     if address:
-        raise RequestError(f"{card} says that the data are at {address[1]}; brim downloads nothing, save them first")
+        raise RequestError(f"{card}: the data are at {address[1]}; brim downloads nothing, save them first")
 
 
 def _library_table(folder: Path, split: str | None, *, files: Sequence[Path]) -> Table:

@@ -66,7 +66,7 @@ def read_mask_folder(root: Path, *, split: str | None) -> SampleSet:
         splits = sorted(one.name for one in root.iterdir() if _holds_masked_images(one)) if root.is_dir() else []
         if not splits:
             raise RequestError(
-                f"data.root {root}: there is no folder images/ beside a folder masks/, as a segmentation model needs"
+                f"data.root {root}: a segmentation model needs folders images/ and masks/; name the folder of both"
             )
         split = choose_split(splits, split, where=str(root))
         folder = root / split
@@ -75,7 +75,8 @@ def read_mask_folder(root: Path, *, split: str | None) -> SampleSet:
     bare = [file.name for file in files if file.stem not in masks]
     if bare:
         raise RequestError(
-            f"data.root {root}: {len(bare)} images have no mask of the same name (the first is {bare[0]})"
+            f"data.root {root}: {len(bare)} images have no mask of the same name (the first is {bare[0]}); "
+            "add masks or remove the images"
         )
     names = root / CLASS_NAMES
     return SampleSet(

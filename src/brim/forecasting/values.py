@@ -265,7 +265,7 @@ def _unique(results: int) -> Any:
         tensor = args[0]
         if not is_unknown(tensor):
             return NotImplemented
-        tracer.facts.guesses.setdefault("the step looks for distinct values; all are taken as distinct")
+        tracer.facts.guesses.setdefault("the step counts distinct values; all are taken as distinct")
         flat = tracer.run(aten.new_empty.default, (tensor, [tensor.numel()]), {})
         counted = [
             tracer.run(aten.new_empty.default, (tensor, [tensor.numel()]), {"dtype": torch.int64})

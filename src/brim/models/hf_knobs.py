@@ -282,7 +282,8 @@ def _apply_experts(parts: KnobParts, number: int) -> None:
             setattr(config, attribute, number)
     if not routers:
         raise RequestError(
-            f"{pair('knob', 'experts_per_token', number)}: {type(parts.module).__name__} has no routers to change"
+            f"{pair('knob', 'experts_per_token', number)}: {type(parts.module).__name__} has no routers to change; "
+            "leave it out"
         )
 
 
@@ -302,7 +303,8 @@ def _apply_layers(parts: KnobParts, number: int) -> None:
     stacks = [(owner, name, stack) for owner, name, stack in _module_lists(decoder) if len(stack) == before]
     if not stacks:
         raise RequestError(
-            f"{pair('knob', 'layers', number)}: {type(parts.module).__name__} has no list of {before} layers to cut"
+            f"{pair('knob', 'layers', number)}: {type(parts.module).__name__} has no list of {before} layers to cut; "
+            "leave it out"
         )
     for owner, name, stack in stacks:
         setattr(owner, name, stack[:number])

@@ -121,7 +121,9 @@ def put_weights(module: torch.nn.Module, state: Mapping[str, Any], path: str) ->
         module.load_state_dict(state)
     except Exception as error:
         reason = _differences(module.state_dict(), state) or first_line(error)[:300]
-        raise RequestError(f"{given('weights', path)}: it does not fit this model ({reason})") from error
+        raise RequestError(
+            f"{given('weights', path)}: it does not fit this model ({reason}); give weights of this model"
+        ) from error
 
 
 def _differences(own: Mapping[str, Any], state: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """The detectors that people compare with, on the same features, by name.
 
-Fitted to in-distribution rows, a baseline scores others; the higher, the further out. Four ask a classifier of
+Fitted to in-distribution rows, a baseline scores others; the higher, the further out. Four use a classifier of
 in-distribution rows how sure it is (msp, energy, odin, mc_dropout), three measure how far a row lies from the training
 rows (mahalanobis, knn, lof; they have no seed), and one is a linear classifier of in against out (logistic).
 """

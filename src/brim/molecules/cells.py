@@ -139,7 +139,7 @@ class CellMaker:
         found = train_classifiers(features, labels, seeds, settings, device=self.device, listener=self.listener)
         mean = sum(one.accuracy for one in found) / len(found)
         self._note(
-            f"{features.name}: msp, energy, odin and mc_dropout ask a classifier of {labels.origin} of "
+            f"{features.name}: msp, energy, odin and mc_dropout use a classifier of {labels.origin} of "
             f"in-distribution samples (validation accuracy {mean:.2f})"
         )
         return {one.seed: one for one in found}

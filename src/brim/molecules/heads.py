@@ -92,7 +92,7 @@ def _perceptron(width: int, hidden: Sequence[int], outputs: int, *, dropout: flo
     if any(not 1 <= size <= MOST_WIDTH for size in hidden):
         raise RequestError(f"{written('hidden', ','.join(map(str, hidden)))}: a layer has from 1 to {MOST_WIDTH} units")
     if not 0 <= dropout < 1:
-        raise RequestError(f"{given('dropout', dropout)}: it must lie from 0 up to 1")
+        raise RequestError(f"{given('dropout', dropout)}: it must be a fraction from 0 to below 1")
     refuse_too_wide([width, *hidden, outputs], torch.get_default_dtype(), setting=named("hidden"))
     layers: list[nn.Module] = []
     for size in hidden:

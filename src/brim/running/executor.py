@@ -246,7 +246,7 @@ class Executor:
                 yield from self._try_again(queue, interrupts)
                 yield from self._run_all(queue, interrupts)
         if queue:
-            self._note("not even the cheapest sample fits alone: the others are not tried")
+            self._note("not even the least costly sample fits alone: the others are not tried")
 
     def _run_all(self, queue: WorkQueue, interrupts: InterruptWatch) -> Iterator[list[Finished]]:
         """Batch by batch; one may still run on the device while the next is started."""

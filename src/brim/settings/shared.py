@@ -59,7 +59,7 @@ def setting_of(row: Any, **changes: Any) -> Setting:
 def check_resume(resume: bool, output: Path | None, *, what: str = "run") -> None:
     """A run to continue must be named."""
     if resume and output is None:
-        raise RequestError(f"{named('resume')}: say which {what} with {written('output', 'DIR')}")
+        raise RequestError(f"{named('resume')}: name the {what} with {written('output', 'DIR')}")
 
 
 def check_comparison(flag: str, *, resume: bool) -> None:
@@ -88,7 +88,7 @@ def check_log(log: Sequence[str], instead: str, *, asked: bool) -> None:
 def check_new_tokens(max_new_tokens: int | None, knobs: Mapping[str, Any]) -> None:
     """`--max-tokens` is short for a knob."""
     if max_new_tokens is not None and "max_new_tokens" in knobs:
-        raise RequestError(f"{named('max_tokens')} and the knob max_new_tokens say the same thing; keep one")
+        raise RequestError(f"{named('max_tokens')} and the knob max_new_tokens set the same limit; keep one")
 
 
 def read_changes(value: Any) -> dict[str, Any]:

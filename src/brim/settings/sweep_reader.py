@@ -332,7 +332,7 @@ def _list_of_sections(reader: SettingReader, key: str, values: Sequence[Any], pl
             if setting is None:
                 continue
             if not setting[0].startswith(f"{key}."):
-                reader.add_problem("error", f"{setting[0]} does not stand under {key}", at, key=f"{key}.{name}")
+                reader.add_problem("error", f"{setting[0]} is no key of {key}", at, key=f"{key}.{name}")
             inside[setting[0].removeprefix(f"{key}.")] = setting[1][0]
         found.append(inside)
     return (key, tuple(found)) if all(found) else None

@@ -78,7 +78,9 @@ class TrainerParts:
         options = optimizer_options(settings)
         self.trainable = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
         if not self.trainable:
-            raise RequestError(f"model.type {settings.model.type}: none of its weights can be trained")
+            raise RequestError(
+                f"model.type {settings.model.type}: none of its weights can be trained; set requires_grad of some"
+            )
         self.optimizer = make_training_optimizer(settings.optimizer.name, self.trainable, options)
         self.precision = Precision(weights=subject.dtype, autocast=subject.autocast, scaled=subject.loss_scaling)
         self.scaler = torch.amp.GradScaler(subject.device.type) if subject.loss_scaling else None

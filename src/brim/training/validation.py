@@ -182,11 +182,11 @@ class Validation:
 
     def _refuse(self, done: Finished) -> None:
         assert done.failure is not None
-        what = f"validation sample {self.items.ids[done.item]}: {done.failure.message}"
+        name = self.items.ids[done.item]
         if done.failure.reason == "error":
-            raise RequestError(what)
+            raise RequestError(f"validation sample {name}: {done.failure.message}")
         remedies = "\n  - ".join(self._remedies(1))
-        raise DoesNotFitError(f"{what}.\nWhat may help:\n  - {remedies}")
+        raise DoesNotFitError(f"validation sample {name}: {done.failure.message}.\nWhat may help:\n  - {remedies}")
 
 
 class _Rows(Pending):

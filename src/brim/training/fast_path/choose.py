@@ -197,7 +197,7 @@ class PathChooser:
             if smaller is None:
                 raise does_not_fit(self.rows, failure, self.settings) from failure
             self._note(
-                f"a batch of {plural(self.rows, 'row')} does not fit in one pass; on with micro-batches of "
+                f"a batch of {plural(self.rows, 'row')} does not fit in one pass; continuing with micro-batches of "
                 f"{smaller.micro_batch_size}"
             )
             choice = smaller
