@@ -188,6 +188,15 @@ def test_the_demo_profiles_the_shipped_model(brim: Brim, tmp_path: Path) -> None
     }
 
 
+def test_the_demo_leaves_the_boards_of_a_finished_one_alone(brim: Brim, tmp_path: Path) -> None:
+    (tmp_path / "values" / "max_crops=1").mkdir(parents=True)
+    (tmp_path / "values" / "max_crops=1" / "samples.jsonl").write_text("{}\n")
+    result = brim("demo", "-o", str(tmp_path))
+    assert result.code == 2
+    assert "holds a profile already" in " ".join(result.err.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["values"]
+
+
 def test_the_demo_writes_files_for_commands_of_your_own(brim: Brim, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     folder = tmp_path / "demo"

@@ -17,6 +17,7 @@ __all__ = ["demo"]
 def demo(settings: DemoSettings) -> bool:
     """Write the model and the boards, print the command that does the same, and profile."""
     from brim.demo.model import CEILING, CROPS, profile_settings, write_boards, write_model
+    from brim.profiling.run import check_contents
     from brim.ranks.world import current_world
     from brim.storage.run_lock import locked_folder
 
@@ -24,6 +25,7 @@ def demo(settings: DemoSettings) -> bool:
         raise RequestError("brim demo runs in one process; for ranks use torchrun -m brim profile")
     console = error_console()
     with locked_folder(settings.output, command="demo", note=console.print) as folder:
+        check_contents(folder, resume=settings.resume)  # before the boards of a finished profile are replaced
         boards = write_boards(folder, questions=settings.questions)
         model = write_model(folder)
         text = f"{settings.questions} questions about boards of handwritten digits, in {boards}; the model, in {model}"
