@@ -767,7 +767,7 @@ def sweep(
     As `brim sweep` on the command line.
 
     Args:
-        file: A YAML file with a grid; docs/sweeps.md.
+        file: A YAML file with a grid; `brim sweep --schema` prints its keys.
         overrides: Overrides of settings in the file: {'hp.learning_rate': [0.1, 0.01]}.
         on: local, ray or slurm.
         jobs_per_gpu: Experiments that may share a GPU (default: as many as fit), or the CPU (default 1).
@@ -836,7 +836,7 @@ def train(
     As `brim train` on the command line.
 
     Args:
-        config: A YAML file, or a mapping of the same keys; docs/training.md lists them.
+        config: A YAML file, or a mapping of the same keys, which `brim train --schema` prints.
         overrides: Overrides of settings in the file: {'hp.epochs': 3}.
         num_workers: Loading processes; by default chosen by a short trial.
         batch_size: Samples of a micro-batch on each rank: auto (default), or N as a ceiling.

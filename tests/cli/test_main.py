@@ -15,6 +15,7 @@ from brim import __version__
 from brim.cli.main import run
 from brim.cli.pasted import dashed
 from brim.errors import DoesNotFitError, LostError, RankError, RequestError
+from brim.settings.commands import COMMANDS
 from tests import saved_models
 
 Brim = Callable[..., Any]
@@ -29,6 +30,13 @@ def test_help_ends_with_zero(brim: Brim, arguments: tuple[str, ...]) -> None:
     result = brim(*arguments)
     assert result.code == 0
     assert "Usage" in result.out
+
+
+@pytest.mark.parametrize("command", ["", "cache", *COMMANDS])
+def test_help_ends_with_an_example_of_the_command(brim: Brim, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    last = brim(*command.split(), "--help").out.rstrip().splitlines()[-1]
+    assert f"{last.strip()} ".startswith(f"Example: brim {command} ".replace("  ", " ")), last
 
 
 def test_help_of_find_names_every_flag_of_the_interface(brim: Brim, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from brim.demo.model import weights_folder
 from tests import saved_models
 
 Brim = Callable[..., Any]
@@ -182,9 +183,29 @@ def test_the_demo_profiles_the_shipped_model(brim: Brim, tmp_path: Path) -> None
     sizes = [entry["batch_size_used"] for entry in document["summary"]]
     assert sizes[0] == 8
     assert sum(size < 8 for size in sizes) >= 2, "a dear value does not fit all eight boards"
-    assert {"profile.json", "profile.csv", "report.html", "run.json", "boards", "values"} <= {
+    assert {"profile.json", "profile.csv", "report.html", "run.json", "model", "boards", "values"} <= {
         path.name for path in (tmp_path / "demo").iterdir()
     }
+
+
+def test_the_demo_leaves_the_boards_of_a_finished_one_alone(brim: Brim, tmp_path: Path) -> None:
+    (tmp_path / "values" / "max_crops=1").mkdir(parents=True)
+    (tmp_path / "values" / "max_crops=1" / "samples.jsonl").write_text("{}\n")
+    result = brim("demo", "-o", str(tmp_path))
+    assert result.code == 2
+    assert "holds a profile already" in " ".join(result.err.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["values"]
+
+
+def test_the_demo_writes_files_for_commands_of_your_own(brim: Brim, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    folder = tmp_path / "demo"
+    result = brim("demo", "--only-files", "--questions", "8", "-o", str(folder))
+    assert result.code == 0, result.err
+    assert {path.name for path in folder.iterdir()} == {"model", "boards"}
+    assert (folder / "model" / "config.json").read_text() == (weights_folder() / "config.json").read_text()
+    asked = brim("knobs", str(folder / "model"), "--json")
+    assert "max_crops" in {knob["name"] for knob in json.loads(asked.out)["knobs"]}
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,11 @@ def test_files_of_sweeps_that_run_are_valid(file: Path) -> None:
     assert errors("sweep", yaml.safe_load(file.read_text(encoding="utf-8"))) == []
 
 
-def test_the_file_of_the_training_guide_is_valid() -> None:
-    guide = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    document = yaml.safe_load(guide.split("```yaml\n")[1].split("```")[0])
-    assert document["model"] == {"type": "r3d_18"}
-    assert errors("train", document) == []
+def test_the_files_of_the_training_guide_are_valid() -> None:
+    guide = (ROOT / "docs" / "commands" / "train.md").read_text(encoding="utf-8")
+    documents = [yaml.safe_load(text) for text in re.findall(r"```yaml [^\n]*\n(.*?)```", guide, flags=re.DOTALL)]
+    assert [document["model"]["type"] for document in documents] == ["mlp", "r3d_18"]
+    assert [errors("train", document) for document in documents] == [[], []]
     assert errors("train", {"model.type": "mlp", "hp.epochs": 3, "optimizer.params.betas": [0.9, 0.99]}) == []
 
 

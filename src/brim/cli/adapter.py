@@ -55,14 +55,10 @@ def build_command(command: Command, run: Callable[[Any], bool | None]) -> Any:
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(
-        command.name.rpartition(" ")[2], cls=SuggestingCommand, help=_help(command), epilog=command.epilog or None,
-        short_help=command.summary, no_args_is_help=command.alone_is_help,
+        command.name.rpartition(" ")[2], cls=SuggestingCommand, help=f"{command.summary}\n\n{command.more}".strip(),
+        epilog=f"Example: {command.example}", short_help=command.summary, no_args_is_help=command.alone_is_help,
     )(call)  # fmt: skip
     return typer.main.get_command(app)
-
-
-def _help(command: Command) -> str:
-    return "\n\n".join(part for part in (command.summary, command.more, f"Example: {command.example}") if part)
 
 
 def _parameters(one: Declared) -> Iterator[inspect.Parameter]:

@@ -57,4 +57,6 @@ def clear(settings: ClearSettings) -> None:
     from brim.sizing.plans import PlanCache
 
     cache = PlanCache()
-    output_console().print(f"removed {cache.clear()} plans from {cache.folder}", markup=False, highlight=False)
+    output_console().print(
+        f"removed {plural(cache.clear(), 'plan')} from {cache.folder}", markup=False, highlight=False
+    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from brim.cli.console import SOME_FAILED, error_console, output_console, print_document
+from brim.errors import plural
 
 if TYPE_CHECKING:
     from brim.molecules.encoding import EncodedFile
@@ -65,7 +66,7 @@ def _show(result: EncodedFile, *, json_output: bool) -> None:
     how = "from the cache" if figures.cached else f"{rate:,.0f} molecules/s" if rate else "all from an earlier run"
     size = figures.to_json()["batch_size_used"]
     batch = f", batch {size}" if size else ""
-    console.print(f"{rows:,} molecules × {result.width} features, {how}{batch}", highlight=False)
+    console.print(f"{plural(rows, 'molecule')} × {result.width} features, {how}{batch}", highlight=False)
     for place, why in list(result.failures.items())[:SHOWN]:
         console.print(f"left out: {place}: {why}", markup=False, highlight=False)
     if len(result.failures) > SHOWN:

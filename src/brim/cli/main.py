@@ -116,7 +116,7 @@ for _name in _SHOWN:
     if _name in COMMANDS:
         app.command(_name, help=COMMANDS[_name].summary)(_stand_in)
 for _group, _help in _GROUPS.items():
-    _inner = typer.Typer(help=_help, no_args_is_help=True, cls=LazyGroup)
+    _inner = typer.Typer(help=_help, epilog=f"Example: brim {_group} list", no_args_is_help=True, cls=LazyGroup)
     for _name, _command in COMMANDS.items():
         if _name.startswith(f"{_group} "):
             _inner.command(_name.removeprefix(f"{_group} "), help=_command.summary)(_stand_in)

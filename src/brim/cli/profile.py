@@ -79,7 +79,7 @@ class ProfileProgress(EvalProgress, ProfileListener):
 
     def planned(self, points: int, done: int) -> None:
         """Say how much there is to do."""
-        before = f", of which {done} were done already" if done else ""
+        before = f", of which {done} {'was' if done == 1 else 'were'} done already" if done else ""
         self._print_line(f"{points} point{'s' if points != 1 else ''}{before}")
 
     def point(self, place: int, points: int, label: str) -> None:

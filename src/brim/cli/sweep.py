@@ -142,7 +142,7 @@ class SweepProgress(LiveBars, SweepListener):
         if self._whole is not None:
             self._progress.remove_task(self._whole)
         self._total, self._done = experiments, done
-        before = f", of which {done} were done already" if done else ""
+        before = f", of which {done} {'was' if done == 1 else 'were'} done already" if done else ""
         self._print_line(f"{experiments} experiment{'s' if experiments != 1 else ''}{before}")
         self._whole = self._progress.add_task("experiments", total=experiments, completed=done, state=self._count())
 

@@ -6,6 +6,7 @@ training script (examples/digitboard/train.py) starts from them. `brim demo` pro
 
 from __future__ import annotations
 
+import shutil
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "profile_settings",
     "weights_folder",
     "write_boards",
+    "write_model",
 ]
 
 CROP_SIZE = 64  # pixels; the overlap leaves 48 of them new in every crop
@@ -136,10 +138,20 @@ def write_boards(folder: Path, *, questions: int) -> Path:
     return write_digitboard(folder / "boards", questions=questions, seed=SEED)
 
 
-def profile_settings(settings: DemoSettings, boards: Path, folder: Path) -> ProfileSettings:
+def write_model(folder: Path) -> Path:
+    """Copy the shipped model into a folder of its own, for commands that are typed by hand."""
+    target = folder / "model"
+    target.mkdir(exist_ok=True)
+    for file in weights_folder().iterdir():
+        if file.is_file():
+            shutil.copyfile(file, target / file.name)
+    return target
+
+
+def profile_settings(settings: DemoSettings, model: Path, boards: Path, folder: Path) -> ProfileSettings:
     """The settings of the profile that `brim demo` runs."""
     base = EvalRequest(
-        model=str(weights_folder()),
+        model=str(model),
         data=str(boards),
         device="cpu",
         batch_size=CEILING,

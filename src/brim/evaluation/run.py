@@ -197,7 +197,7 @@ def _shard_of_work(agreement: Agreement, worker: Worker, journals: Journals) -> 
         worker.listener.started(len(shard) + done, done)
     else:
         worker.listener.started(len(shard), 0)
-        before_now = f" ({done:,} were done already)" if done else ""
+        before_now = f" ({done:,} {'was' if done == 1 else 'were'} done already)" if done else ""
         worker.listener.note(f"{world.size} ranks; this one has {len(shard):,} of {len(left):,} samples{before_now}")
     return shard
 

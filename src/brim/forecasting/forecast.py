@@ -244,7 +244,7 @@ class Forecaster:
             approximate=self._approximate,
             trace_seconds=self.trace_seconds,
             notes=tuple(self._traced.workload.notes),
-            made_for={name: facts[name] for name in _MADE_FOR if name in facts},
+            made_for={name: _plain(facts[name]) for name in _MADE_FOR if name in facts},
         )
 
     def largest(self, *, power_of_two: bool = False, multiple_of: int = 1) -> int:
@@ -358,6 +358,11 @@ def _sizes_to_trace(smallest: int, largest: int, asked: int | None) -> list[int]
         {low, min(4 * low, largest)} if asked is None or asked > largest else {asked, low if asked > low else 4 * low}
     )
     return sorted(pair)
+
+
+def _plain(value: Any) -> Any:
+    """A dtype as people write it: float32."""
+    return value.removeprefix("torch.") if isinstance(value, str) else value
 
 
 def _checked_margin(margin: float | None) -> float:

@@ -23,7 +23,6 @@ from brim.monitor.host import CpuMeter, MemoryMeter
 from brim.monitor.live import read_runs
 from brim.monitor.nvml import CardRow, OpenCards
 from brim.monitor.openmetrics import write_metrics
-from brim.settings.caller import given
 from brim.settings.watch_settings import WatchSettings
 
 __all__ = ["WATCH_SCHEMA", "Observer", "Snapshot", "take_snapshot"]
@@ -71,11 +70,11 @@ class Observer:
 
     def __init__(self, folder: Path | None = None) -> None:
         if folder is not None and not folder.is_dir():
-            raise RequestError(f"{given('run', str(folder))}: there is no such folder; give the folder of a run")
+            raise RequestError(f"{folder}: there is no such folder; give the folder of a run")
         if folder is not None and not read_runs(folder):
             ended = (folder / "run.json").is_file()
             instead = "it has ended: brim report shows it" if ended else "brim watch without a folder shows all runs"
-            raise RequestError(f"{given('run', str(folder))}: no run is under way there; {instead}")
+            raise RequestError(f"{folder}: no run is under way there; {instead}")
         self._folder = folder
         self._cards = OpenCards()
         self._cores, self._memory = CpuMeter(), MemoryMeter()

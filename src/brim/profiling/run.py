@@ -36,7 +36,7 @@ from brim.storage.files import read_json, write_json
 from brim.storage.fingerprint import fingerprint
 from brim.storage.run_folder import check_no_other_run
 
-__all__ = ["ProfileListener", "ProfileResult", "profile", "profile_as"]
+__all__ = ["ProfileListener", "ProfileResult", "check_contents", "profile", "profile_as"]
 
 POINT_FILE = "point.json"
 # What of a request does not decide a point's answers.
@@ -72,7 +72,7 @@ def profile(
     listener = listener or ProfileListener()
 
     def check(folder: Path) -> None:
-        _check_contents(folder, resume=request.resume)
+        check_contents(folder, resume=request.resume)
         check_loggers(log, folder)
 
     with contextlib.ExitStack() as stack:
@@ -100,7 +100,7 @@ def profile(
     return ProfileResult(folder=folder, document=run.document if agreement.world.rank == 0 else {})
 
 
-def _check_contents(folder: Path, *, resume: bool) -> None:
+def check_contents(folder: Path, *, resume: bool) -> None:
     """Refuse a folder that holds another run, or points of a profile without `resume`. Reads no model."""
     check_no_other_run(folder, "profile")
     points = folder / "values"

@@ -38,9 +38,8 @@ class Command:
     name: str  # as it is typed
     summary: str
     settings: str  # module and class of the declaration
-    example: str
+    example: str  # the last lines of the help
     more: str = ""  # of the help, after the summary
-    epilog: str = ""
     alone_is_help: bool = False  # without anything after it, its help is shown
     schema: str = ""  # the JSON Schema of the file that it takes
     python: PythonCall | None = None  # None: there is no such function
@@ -114,7 +113,7 @@ COMMANDS = {
             "with auto.",
             settings="sweep_request:SweepCommand",
             schema="sweep.schema.json",
-            example="brim sweep config/ucf101_video_grid.yaml hp.learning_rate=0.01 --max-experiments 3 --dry-run",
+            example="brim sweep examples/ucf101_video_grid.yaml hp.learning_rate=0.01 --max-experiments 3 --dry-run",
             python=PythonCall(
                 name="sweep",
                 returns="brim.sweeps.run:SweepResult",

@@ -207,7 +207,7 @@ def _sweep() -> Schema:
     return {
         "$schema": _DRAFT,
         "title": "A file of brim sweep",
-        "description": "docs/sweeps.md",
+        "description": "docs/commands/sweep.md",
         **whole_file,
         "$defs": {
             **_definitions(),

@@ -322,6 +322,9 @@ class DemoSettings:
     memory_limit: Annotated[
         str, Setting(help="The memory of the simulated card.", metavar="SIZE", check=byte_size())
     ] = "80MiB"  # the costliest values do not fit 64 boards into it, as on a card that is too small
+    only_files: Annotated[bool, Setting(help="Write the model and the boards, for commands of your own, and stop.")] = (
+        False
+    )
     resume: shared.Resume = False
     output: shared.RunFolder = None
     json_output: shared.JsonOutput = False

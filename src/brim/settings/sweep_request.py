@@ -46,8 +46,9 @@ class SweepRequest:
     file: Annotated[
         str,
         Setting(
-            help="A YAML file with a grid; docs/sweeps.md.", argument=True, metavar="FILE", check=path_text(),
+            help="A YAML file with a grid; --schema prints its keys.", argument=True, metavar="FILE", check=path_text(),
             default=None, python_default=dataclasses.MISSING,
+            python_help="A YAML file with a grid; `brim sweep --schema` prints its keys.",
         ),
     ] = ""  # fmt: skip
     overrides: Annotated[

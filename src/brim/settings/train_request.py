@@ -128,9 +128,9 @@ class TrainCommand:
     config: Annotated[
         str | os.PathLike[str] | Mapping[str, Any],
         Setting(
-            help="A YAML file; docs/training.md lists its keys.", argument=True, metavar="CONFIG",
+            help="A YAML file; --schema prints its keys.", argument=True, metavar="CONFIG",
             python="str | os.PathLike[str] | Mapping[str, object]",
-            python_help="A YAML file, or a mapping of the same keys; docs/training.md lists them.",
+            python_help="A YAML file, or a mapping of the same keys, which `brim train --schema` prints.",
         ),
     ]  # fmt: skip
     overrides: Annotated[
