@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from brim.advice.advise import AdviceResult
     from brim.advice.checks import CheckResult
+    from brim.diagnosis.examine import DoctorResult
     from brim.evaluation.run import EvalResult
     from brim.molecules.encoding import EncodedFile
     from brim.molecules.run import OodResult
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from brim.training.run import TrainResult
 
 __all__ = [
-    "advise", "check", "encode", "evaluate", "find", "forecast", "ood", "profile", "report", "sweep", "train",
-    "watch",
+    "advise", "check", "doctor", "encode", "evaluate", "find", "forecast", "ood", "profile", "report", "sweep",
+    "train", "watch",
 ]  # fmt: skip
 
 
@@ -123,6 +124,23 @@ def check(
         [line.text for line in result.failed]
     """
     result: CheckResult = call("check", locals())
+    return result
+
+
+@command_of("doctor")
+def doctor() -> DoctorResult:
+    """Examine this installation and machine: versions, cards, folders, and what is wrong with them.
+
+    As `brim doctor` on the command line.
+
+    Returns:
+        `problems` with what to do about each, `errors` among them, and the whole `document`.
+
+    Example:
+
+        [problem.text for problem in brim.doctor().errors]
+    """
+    result: DoctorResult = call("doctor", locals())
     return result
 
 

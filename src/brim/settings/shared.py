@@ -212,12 +212,17 @@ CompareBatch = Annotated[
 
 # -------------------------------------------------------------------------------------- device, loading
 
-Device = Annotated[str, Setting(help="auto, cpu, cuda, cuda:N or mps.", panel=WHERE, metavar="DEVICE")]
+Device = Annotated[
+    str,
+    Setting(
+        help="auto, cpu, cuda, cuda:N or mps.", panel=WHERE, metavar="DEVICE", offers=("auto", "cpu", "cuda", "mps")
+    ),
+]  # fmt: skip
 Dtype = Annotated[
     str,
     Setting(
         help="auto, float32, float16 or bfloat16; in training, autocast.", flags=("--dtype", "--torch-dtype"),
-        panel=WHERE, metavar="DTYPE",
+        panel=WHERE, metavar="DTYPE", offers=("auto", "float32", "float16", "bfloat16"),
     ),
 ]  # fmt: skip
 NumWorkers = Annotated[
@@ -256,6 +261,7 @@ Log = Annotated[
         help="Also log the figures to tensorboard, mlflow or wandb; repeatable.", panel=OUTPUT, metavar="NAME",
         flags=("--log", "--logger"),  # the second for torchrun, which on Python 3.11 takes --log for its own
         many=True, check=Check("names", _read_loggers), python="str | Sequence[str] | None",
+        offers=LOGGERS,
     ),
 ]  # fmt: skip
 JsonOutput = Annotated[
