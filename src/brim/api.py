@@ -238,7 +238,7 @@ def evaluate(
 
     Args:
         model: A transformers folder, a torchvision or timm name, or py:FILE:FACTORY.
-        data: JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.
+        data: A file (JSONL, CSV, Parquet, …) or a folder (a saved data set, class folders, VQAv2, …).
         split: Which split of the data.
         limit: Only N samples, classes in proportion.
         map: Which column is what: {'prompt': 'query'}.
@@ -355,7 +355,7 @@ def find(
         batch_length: With step: how many items a batch has.
         unit: With step: what the size counts.
         key: With step: a name under which the plan is cached.
-        data: JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.
+        data: A file (JSONL, CSV, Parquet, …) or a folder (a saved data set, class folders, VQAv2, …).
         split: Which split of the data.
         limit: Only N samples, classes in proportion.
         map: Which column is what: {'prompt': 'query'}.
@@ -442,7 +442,7 @@ def forecast(
         scheduler: With step: the scheduler that it uses.
         batch_length: With step: how many items a batch has.
         unit: With step: what the size counts.
-        data: JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.
+        data: A file (JSONL, CSV, Parquet, …) or a folder (a saved data set, class folders, VQAv2, …).
         split: Which split of the data.
         limit: Only N samples, classes in proportion.
         map: Which column is what: {'prompt': 'query'}.
@@ -626,7 +626,7 @@ def profile(
 
     Args:
         model: A transformers folder, a torchvision or timm name, or py:FILE:FACTORY.
-        data: JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.
+        data: A file (JSONL, CSV, Parquet, …) or a folder (a saved data set, class folders, VQAv2, …).
         knob: The knob to profile over its whole range, or knobs with their values: {'max_crops': range(2, 14)}.
         split: Which split of the data.
         limit: Only N samples, classes in proportion.

@@ -136,7 +136,8 @@ GradientCheckpointing = Annotated[bool, Setting(help="Recompute activations in t
 Data = Annotated[
     str,
     Setting(
-        help="JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.", flags=("-d", "--data"),
+        help="A file (JSONL, CSV, Parquet, …) or a folder (a saved data set, class folders, VQAv2, …).",
+        flags=("-d", "--data"),
         panel=DATA, metavar="PATH", check=path_text(), positional=True,
         missing="give the data to evaluate on, such as questions.jsonl",
     ),
