@@ -26,7 +26,7 @@ def _declared() -> Iterator[TableFormat | SampleFormat]:
     values = {id(value): value for file in files for value in vars(file).values()}.values()
     found = [value for value in values if isinstance(value, TableFormat | SampleFormat)]
     ranks = {each.name: (isinstance(each, SampleFormat), not getattr(each, "suffixes", ())) for each in found}
-    yield from sorted(found, key=lambda each: (ranks[each.name], each.title))
+    yield from sorted(found, key=lambda each: (ranks[each.name], each.title.lower()))
 
 
 FORMATS = tuple(_declared())
