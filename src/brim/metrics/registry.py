@@ -126,7 +126,6 @@ def _plain(name: str) -> str:
     return name.strip().lower().replace("-", "_").replace(" ", "_")
 
 
-_BUILT_IN = {
-    metric.name: metric for file in submodules("brim.metrics", without=("registry",)) for metric in _defined_in(file)
-}
+_found = [metric for file in submodules("brim.metrics", without=("registry",)) for metric in _defined_in(file)]
+_BUILT_IN = {metric.name: metric for metric in sorted(_found, key=lambda metric: metric.name)}
 ALIASES = {alias: metric.name for metric in _BUILT_IN.values() for alias in metric.aliases}
