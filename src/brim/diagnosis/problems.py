@@ -150,7 +150,7 @@ def _of_devices(document: Document) -> Iterator[Complaint]:
                 "if its memory is full, see brim watch; otherwise install a torch built for this card",
             )  # fmt: skip
     if document["ranks_problem"] is not None:
-        yield _error("ranks", document["ranks_problem"], "start with torchrun, or unset RANK and WORLD_SIZE")
+        yield _error("ranks", document["ranks_problem"], "without torchrun: unset WORLD_SIZE RANK LOCAL_RANK")
 
 
 def _of_folders(document: Document) -> Iterator[Complaint]:
