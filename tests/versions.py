@@ -3,9 +3,9 @@
     make test-versions                                     # or: python tests/versions.py
     make test-versions PYTHONS="python3.12 python3.13"     # these only
 
-The oldest torch is the least one of pyproject.toml, tried on the oldest Python here with whatever versions pip finds to
-go with it; the newest is the one of constraints.txt, tried on every Python with the pinned versions. Environments stay
-in build/versions (some 5 GiB each) and are used again. A plain script: it runs without anything installed.
+The oldest torch is the least one of pyproject.toml, tried on the oldest Python here; the newest is the one of
+constraints.txt, tried on every Python. All else has the versions of constraints.txt. Environments stay in
+build/versions (some 5 GiB each) and are used again. A plain script: it runs without anything installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / "build" / "versions"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 MINORS = (11, 12, 13)
-EXTRAS = ("vision", "hf", "data")
+EXTRAS = ("vision", "hf", "data", "report")
 TOOLS = ("hypothesis", "jsonschema", "pytest", "pytest-timeout")
 # What depends on torch's or Python's own behaviour. Not here: what other libraries decide (Ray, reports, metrics).
 CORE = (
@@ -33,6 +33,8 @@ CORE = (
     "tests/workloads", "tests/sizing", "tests/forecasting", "tests/running", "tests/searching", "tests/generation",
     "tests/monitor",
 )  # fmt: skip
+NOT_ON_OLDEST = ("tests/forecasting/test_stored_peaks.py",)  # peaks that newer versions of torch had on a card
+FOLLOW_TORCH = re.compile(r"(torch|torchvision|triton|sympy|nvidia-|cuda-)", re.IGNORECASE)  # pins of the newest alone
 
 
 class Environment(NamedTuple):
@@ -41,7 +43,7 @@ class Environment(NamedTuple):
     python: str  # its program
     version: str  # 3.11
     torch: str  # 2.6.* or 2.15.0
-    pinned: bool  # whether the other libraries have the versions of constraints.txt
+    newest: bool
 
     @property
     def folder(self) -> Path:
@@ -77,8 +79,8 @@ def environments() -> list[Environment]:
     assert newest is not None
     found = list(pythons())
     return [
-        *(Environment(program, version, f"{least[1]}.*", pinned=False) for version, program in found[:1]),
-        *(Environment(program, version, newest[1], pinned=True) for version, program in found),
+        *(Environment(program, version, f"{least[1]}.*", newest=False) for version, program in found[:1]),
+        *(Environment(program, version, newest[1], newest=True) for version, program in found),
     ]
 
 
@@ -91,19 +93,21 @@ def requirements() -> list[str]:
 
 def prepare(environment: Environment) -> bool:
     """Make the environment, unless it is there with the same requirements; False where that fails."""
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    kept = [pin for pin in pins if environment.newest or not FOLLOW_TORCH.match(pin)]
     wanted = [f"torch=={environment.torch}", *requirements()]
-    ready = environment.folder / "requirements"
-    if ready.is_file() and ready.read_text().split("\n") == wanted:
+    ready, content = environment.folder / "ready", "\n".join([*wanted, *kept])
+    if ready.is_file() and ready.read_text() == content:
         return True
-    pins = ["--constraint", str(ROOT / "constraints.txt")] if environment.pinned else []
+    constraints = environment.folder.with_name(f"{environment.folder.name}.txt")
+    if subprocess.run([environment.python, "-m", "venv", "--clear", str(environment.folder)]).returncode != 0:
+        return False
+    constraints.write_text("\n".join(kept))
     python = str(environment.folder / "bin" / "python")
-    for words in (
-        [environment.python, "-m", "venv", "--clear", str(environment.folder)],
-        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins, *wanted],
-    ):
-        if subprocess.run(words, cwd=ROOT).returncode != 0:
-            return False
-    ready.write_text("\n".join(wanted))
+    install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--constraint", str(constraints)]
+    if subprocess.run([python, *install, *wanted], cwd=ROOT).returncode != 0:
+        return False
+    ready.write_text(content)
     return True
 
 
@@ -111,7 +115,8 @@ def run_core(environment: Environment) -> bool:
     """Whether the core of the tests passes there."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     words = [str(environment.folder / "bin" / "python"), "-m", "pytest", "-p", "no:cacheprovider", *CORE]
-    return subprocess.run(words, cwd=ROOT, env=variables).returncode == 0
+    left_out = () if environment.newest else NOT_ON_OLDEST
+    return subprocess.run([*words, *(f"--ignore={path}" for path in left_out)], cwd=ROOT, env=variables).returncode == 0
 
 
 def main() -> int:
