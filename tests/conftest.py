@@ -44,7 +44,7 @@ LONGEST_FILES = (
     "tests/sweeps/test_launch_ray.py", "tests/searching/test_ranks_agree.py", "tests/searching/test_isolate.py",
     "tests/forecasting/test_stored_peaks.py", "tests/reporting/test_pages_in_chromium.py", "tests/cli/test_fuzz.py",
     "tests/cli/test_train.py", "tests/cli/test_profile.py", "tests/cli/test_find.py", "tests/test_typed_calls.py",
-    "tests/cli/test_guides.py",
+    "tests/cli/test_guides.py", "tests/test_recipes.py",
 )  # fmt: skip
 
 
