@@ -20,7 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 BUILD = "import sys; from setuptools import build_meta as build; print(getattr(build, sys.argv[1])(sys.argv[2]))"
 IGNORED = shutil.ignore_patterns(".git", ".*", "build", "dist", "runs", "wheels", "__pycache__", "*.egg-info")
 
-# Minutes, because torch is installed twice; the demo from the source tree (tests/cli/test_profile.py) catches most.
+# Seven minutes, most of them to install torch; the demo from the source tree (tests/cli/test_profile.py) catches most.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
