@@ -62,6 +62,6 @@ def _typer() -> Any:
 def _known(shell: str) -> str:
     if shell not in SHELLS:
         raise RequestError(
-            f"--show-completion {shell}: it must be one of {', '.join(SHELLS)}{nearest_names(shell, SHELLS)}"
+            f"there is no completion for {shell}; give bash, zsh, fish or powershell{nearest_names(shell, SHELLS)}"
         )
     return shell
