@@ -9,7 +9,7 @@ PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-re
 # Tests start some hundred processes: none should compile the package again, whatever the shell has set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo docs pictures test test-all test-durations test-gpu lint clean
+.PHONY: setup demo docs pictures test test-all test-durations test-gpu test-versions lint clean
 
 setup: $(VENV)/.ready
 
@@ -50,6 +50,10 @@ test-all: lint $(VENV)/.smollm2
 # What CONTRIBUTING.md says of the 20 slowest tests, measured here and now.
 test-durations: setup
 	$(PYTEST) --durations 20 --durations-min 1
+
+# Oldest and newest torch, Python 3.11 to 3.13 where they are found (or in PYTHONS); some minutes and GiB each.
+test-versions:
+	$(PYTHON) tests/versions.py
 
 test-gpu: setup
 	$(BIN)/pytest tests/gpu -m gpu

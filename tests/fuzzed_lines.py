@@ -95,6 +95,7 @@ BASES: dict[str, list[list[str]]] = {
     "report": [["run"], ["run", "run2", "-o both.html"]],
     "check": [["evaluated"], ["evaluated", "--max-total-seconds 1e6", "--min-utilisation 0.1"]],
     "watch": [["--once"]],
+    "doctor": [["--json"]],
     "advise": [["-m py:nets.py:reader", "-d questions.jsonl", "-b 2", "--max-tokens 4"]],
     "demo": [["--questions 8", "--memory-limit 80MiB", "-o out"]],
     "train": [["config.yaml", "hp.epochs=1", "-o out"], ["config.yaml", "--seeds 2", "--fast-path off", "-o out"]],

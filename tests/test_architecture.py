@@ -20,9 +20,9 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "brim"
 
 # Top first: a file may import from its own layer and from those before it, never from those after it.
 LAYERS = (
-    "errors", "records", "settings", "units", "intervals", "storage", "ranks", "monitor", "memory", "generation",
-    "workloads", "sizing", "forecasting", "running", "searching", "models", "data", "metrics", "tasks", "comparing",
-    "evaluation", "planning", "profiling", "training", "molecules",
+    "errors", "records", "settings", "units", "intervals", "storage", "ranks", "monitor", "memory", "diagnosis",
+    "generation", "workloads", "sizing", "forecasting", "running", "searching", "models", "data", "metrics", "tasks",
+    "comparing", "evaluation", "planning", "profiling", "training", "molecules",
     "sweeps", "demo", "advice", "reporting", "cli",
 )  # fmt: skip
 
@@ -50,7 +50,7 @@ WITHOUT_TORCH = (
     "sizing/", "forecasting/workspaces.py",
     "forecasting/allocator.py", "forecasting/events.py", "forecasting/extrapolate.py", "forecasting/gpus.py",
     "forecasting/overheads.py", "__init__.py", "api.py", "calls.py", "cli/", "memory/failures.py", "reporting/",
-    "units.py", "intervals.py", "comparing/",
+    "units.py", "intervals.py", "comparing/", "diagnosis/",
 )  # fmt: skip
 
 # What a command may ask the library for when it runs: its one function, and what shows the answer.
@@ -61,13 +61,13 @@ ENTRIES = (
     "brim.profiling.run",
     "brim.profiling.explain_speed", "brim.training.seeds.run", "brim.training.compare", "brim.molecules.run",
     "brim.molecules.encoding", "brim.sweeps.prepare", "brim.sweeps.preview", "brim.sweeps.results",
-    "brim.monitor.snapshot", "brim.monitor.sampler",
+    "brim.monitor.snapshot", "brim.monitor.sampler", "brim.diagnosis.examine",
     "brim.models.build", "brim.forecasting.gpus", "brim.sizing.plans", "brim.demo.model",
 )  # fmt: skip
 MOST_STATEMENTS = 40  # of a function of the command line
 COMMAND_FILES = (
     "find", "evaluate", "profile", "forecast", "train", "sweep", "ood", "encode", "knobs", "check", "advise", "report",
-    "demo", "cache", "watch",
+    "demo", "cache", "watch", "doctor",
 )  # fmt: skip
 
 

@@ -67,8 +67,9 @@ def test_a_grid_is_expanded_without_torch() -> None:
         ["--help"],
         ["find", "--help"],
         ["eval", "--help"],
-        ["--version"],
         ["cache", "--help"],
+        ["doctor", "--help"],
+        ["--show-completion", "bash"],
         ["report", "--help"],
         ["train", "--help"],
         ["train", "dpo", "--help"],
@@ -83,6 +84,21 @@ def test_asking_for_help_loads_no_torch(arguments: list[str]) -> None:
     loaded = modules_after(code)
     assert "typer" in loaded
     assert loaded.isdisjoint({"torch", "numpy", "torchvision", "timm", "transformers", "pynvml"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["--version"], {}),
+        ([], {"_BRIM_COMPLETE": "complete_bash", "COMP_WORDS": "brim eval --dtype b", "COMP_CWORD": "3"}),
+    ],
+)
+def test_the_version_and_completion_load_no_torch(arguments: list[str], variables: dict[str, str]) -> None:
+    code = (
+        f"import os, runpy, sys; sys.argv = ['brim', *{arguments!r}]; os.environ.update({variables!r})\n"
+        "runpy.run_module('brim', run_name='__main__')"
+    )
+    assert modules_after(code).isdisjoint({"torch", "numpy", "torchvision", "timm", "transformers"})
 
 
 def test_importing_every_submodule_leaves_the_public_names_alone() -> None:

@@ -2,8 +2,8 @@
 
 Finds the fastest batch size that fits, and evaluates, profiles and trains at it: `brim.find`, `brim.forecast`,
 `brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.watch`, `brim.check`, `brim.advise`,
-`brim.report`, and for molecules `brim.ood` and `brim.encode`, each with the settings of its command. Names are loaded
-on first use, so that `import brim` stays free of torch.
+`brim.report`, `brim.doctor`, and for molecules `brim.ood` and `brim.encode`, each with the settings of its command.
+Names are loaded on first use, so that `import brim` stays free of torch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from brim.advice.advise import AdviceResult
     from brim.advice.checks import CheckResult
-    from brim.api import advise, check, encode, evaluate, find, forecast, ood, profile, report, sweep, train, watch
+    from brim.api import (
+        advise,
+        check,
+        doctor,
+        encode,
+        evaluate,
+        find,
+        forecast,
+        ood,
+        profile,
+        report,
+        sweep,
+        train,
+        watch,
+    )  # fmt: skip
     from brim.api import profile as profile_knob
     from brim.api import train as fit
+    from brim.diagnosis.examine import DoctorResult
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
     from brim.evaluation.run import EvalResult
     from brim.forecasting.forecast import forecast_batch_size, forecast_memory
@@ -43,6 +58,7 @@ _HOMES = {
     "AdviceResult": "brim.advice.advise",
     "BrimError": "brim.errors",
     "CheckResult": "brim.advice.checks",
+    "DoctorResult": "brim.diagnosis.examine",
     "DoesNotFitError": "brim.errors",
     "EncodedFile": "brim.molecules.encoding",
     "EvalResult": "brim.evaluation.run",
@@ -67,6 +83,7 @@ _HOMES = {
     "Workload": "brim.workloads.base",
     "advise": "brim.api",
     "check": "brim.api",
+    "doctor": "brim.api",
     "encode": "brim.api",
     "evaluate": "brim.api",
     "expand_grid": "brim.settings.config_files",
@@ -93,6 +110,7 @@ __all__ = [
     "AdviceResult",
     "BrimError",
     "CheckResult",
+    "DoctorResult",
     "DoesNotFitError",
     "EncodedFile",
     "EvalResult",
@@ -118,6 +136,7 @@ __all__ = [
     "__version__",
     "advise",
     "check",
+    "doctor",
     "encode",
     "evaluate",
     "expand_grid",

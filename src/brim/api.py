@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from brim.advice.advise import AdviceResult
     from brim.advice.checks import CheckResult
+    from brim.diagnosis.examine import DoctorResult
     from brim.evaluation.run import EvalResult
     from brim.molecules.encoding import EncodedFile
     from brim.molecules.run import OodResult
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from brim.training.run import TrainResult
 
 __all__ = [
-    "advise", "check", "encode", "evaluate", "find", "forecast", "ood", "profile", "report", "sweep", "train",
-    "watch",
+    "advise", "check", "doctor", "encode", "evaluate", "find", "forecast", "ood", "profile", "report", "sweep",
+    "train", "watch",
 ]  # fmt: skip
 
 
@@ -134,6 +135,26 @@ def check(
     return result
 
 
+@command_of("doctor")
+def doctor() -> DoctorResult:
+    """Examine this installation and machine: versions, cards, folders, and what is wrong with them.
+
+    As `brim doctor` on the command line.
+
+    Returns:
+        `problems` with what to do about each, `errors` among them, and the whole `document`.
+
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
+
+    Examples:
+        >>> [problem.text for problem in brim.doctor().errors]
+        []
+    """
+    result: DoctorResult = call("doctor", locals())
+    return result
+
+
 @command_of("encode")
 def encode(
     data: str | os.PathLike[str],
@@ -233,7 +254,7 @@ def evaluate(
 
     Args:
         model: A transformers folder, a torchvision or timm name, or py:FILE:FACTORY.
-        data: JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.
+        data: A file (JSONL, CSV, Parquet, …) or a folder (a saved data set, class folders, VQAv2, …).
         split: Which split of the data.
         limit: Only N samples, classes in proportion.
         map: Which column is what: {'prompt': 'query'}.
@@ -355,7 +376,7 @@ def find(
         batch_length: With step: how many items a batch has.
         unit: With step: what the size counts.
         key: With step: a name under which the plan is cached.
-        data: JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.
+        data: A file (JSONL, CSV, Parquet, …) or a folder (a saved data set, class folders, VQAv2, …).
         split: Which split of the data.
         limit: Only N samples, classes in proportion.
         map: Which column is what: {'prompt': 'query'}.
@@ -452,7 +473,7 @@ def forecast(
         scheduler: With step: the scheduler that it uses.
         batch_length: With step: how many items a batch has.
         unit: With step: what the size counts.
-        data: JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.
+        data: A file (JSONL, CSV, Parquet, …) or a folder (a saved data set, class folders, VQAv2, …).
         split: Which split of the data.
         limit: Only N samples, classes in proportion.
         map: Which column is what: {'prompt': 'query'}.
@@ -645,7 +666,7 @@ def profile(
 
     Args:
         model: A transformers folder, a torchvision or timm name, or py:FILE:FACTORY.
-        data: JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.
+        data: A file (JSONL, CSV, Parquet, …) or a folder (a saved data set, class folders, VQAv2, …).
         knob: The knob to profile over its whole range, or knobs with their values: {'max_crops': range(2, 14)}.
         split: Which split of the data.
         limit: Only N samples, classes in proportion.

@@ -32,6 +32,7 @@ _RUNNERS = {  # the function that the command line calls as well
     "check": "brim.advice.checks:check_as",
     "report": "brim.reporting.write:report_as",
     "watch": "brim.monitor.snapshot:take_snapshot",
+    "doctor": "brim.diagnosis.examine:examine_as",
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 
 from brim import __version__
 from brim.cli.main import run
@@ -17,12 +18,17 @@ from brim.cli.pasted import dashed
 from brim.errors import DoesNotFitError, LostError, RankError, RequestError
 from brim.settings.commands import COMMANDS
 from tests import saved_models
+from tests.monitor.fake_nvml import FakeNvml
 
 Brim = Callable[..., Any]
 
 
-def test_the_version_is_printed(brim: Brim) -> None:
-    assert brim("--version") == (0, f"brim {__version__}\n", "")
+def test_the_version_is_printed_with_torch_cuda_and_device(brim: Brim, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    code, out, err = brim("--version")
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    assert (code, err) == (0, "")
+    assert out == f"brim {__version__}, torch {torch.__version__}, {built}, NVIDIA H200\n"
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("find", "--help"), ("cache", "-h")])

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from brim.data.base import TableFormat
 from brim.data.formats import FORMATS, readable_formats
 from brim.training.data_sets import FORMATS as TRAINING_FORMATS
@@ -21,14 +19,6 @@ def test_formats_have_distinct_names_and_suffixes() -> None:
 def test_interface_page_lists_every_format() -> None:
     rows = (ROOT / "docs" / "interface.md").read_text(encoding="utf-8").splitlines()
     assert f"| `-d`, `--data PATH` | {readable_formats()} |" in rows
-
-
-@pytest.mark.parametrize("command", ["find", "eval", "profile", "forecast"])
-def test_help_of_data_lists_every_format(command: str) -> None:
-    listed = ", ".join(each.title for each in FORMATS)
-    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")  # written from the declarations
-    section = page.partition(f"## `brim {command}`")[2].partition("\n## ")[0]
-    assert [row for row in section.splitlines() if row.startswith("| `-d` `--data` |") and f"| {listed}. |" in row]
 
 
 def test_training_accepts_every_format_by_name() -> None:

@@ -58,6 +58,7 @@ class FakeNvml(types.ModuleType):
         self.errors: dict[str, type[Exception]] = {}
         self.calls: collections.Counter[str] = collections.Counter()
         self.version: str | bytes = "570.86.15"
+        self.cuda_version = 12_080
         self.utilisation_percent = 37
         self.throttle_mask = 0x4
         self.count = 1
@@ -100,6 +101,10 @@ class FakeNvml(types.ModuleType):
     def nvmlSystemGetDriverVersion(self) -> str | bytes:  # noqa: N802
         self._called("version")
         return self.version
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
+        self._called("cuda version")
+        return self.cuda_version
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
         self._called("handle")

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from brim.cli.completion import values_of
 from brim.cli.console import SOME_FAILED
 from brim.cli.pasted import SuggestingCommand
 from brim.errors import RequestError
@@ -75,7 +76,7 @@ def _parameters(one: Declared) -> Iterator[inspect.Parameter]:
     shown = not (one.switch and one.default in (False, None)) and one.default is not None
     info = typer.Option(
         *one.flags, help=setting.help, rich_help_panel=setting.panel or None, metavar=_metavar(one),
-        hidden=setting.hidden, show_default=shown,
+        hidden=setting.hidden, show_default=shown, autocompletion=_completion(one),
     )  # fmt: skip
     default = one.default if one.switch or one.default is None or one.required else _shown(one.default)
     needed = one.required and not setting.missing
@@ -89,6 +90,16 @@ def _parameter(name: str, kind: Any, info: Any, *, needed: bool, default: Any = 
         name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[optional, info],
         default=inspect.Parameter.empty if needed else default,
     )  # fmt: skip
+
+
+def _completion(one: Declared) -> Callable[[str], list[str]] | None:
+    """What the shell offers as a value; None, where that is any text: the shell then offers files."""
+    words = one.setting.offers or ([] if one.switch else values_of(one.setting.check.schema))
+
+    def beginning(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return beginning if words else None
 
 
 def _metavar(one: Declared) -> str | None:

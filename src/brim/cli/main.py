@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from brim import __version__
+from brim.cli.completion import answer_shells, with_shell
 from brim.cli.console import error_console, print_traceback, stdout_for_document, visible_text
 from brim.cli.pasted import SuggestingGroup, rewritten
 from brim.errors import BrimError, RankError, RequestError
@@ -30,7 +30,7 @@ __all__ = ["app", "run"]
 INTERRUPTED = 130  # what typer, too, leaves with after Ctrl-C
 _SHOWN = (
     "find", "eval", "profile", "sweep", "forecast", "ood", "encode", "knobs", "check", "advise", "report",
-    "demo", "train", "watch",
+    "demo", "train", "watch", "doctor",
 )  # fmt: skip
 _FUNCTIONS = {"eval": "evaluate:evaluate", "cache list": "cache:list_plans", "cache clear": "cache:clear"}
 
@@ -125,14 +125,43 @@ for _group, _help in _GROUPS.items():
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"brim {__version__}")
+        from brim.diagnosis.examine import version_line
+
+        typer.echo(visible_text(version_line()))
+        raise typer.Exit
+
+
+def _show_completion(shell: str | None) -> None:
+    if shell is not None:
+        from brim.cli.completion import completion_script
+
+        typer.echo(completion_script(shell))
+        raise typer.Exit
+
+
+def _install_completion(shell: str | None) -> None:
+    if shell is not None:
+        from brim.cli.completion import install_completion
+
+        typer.echo(install_completion(shell))
         raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
-) -> None:
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True,
+        help="Print the versions of brim, torch and CUDA, and the GPU.",
+    ),
+    show_completion: str = typer.Option(
+        None, "--show-completion", callback=_show_completion, is_eager=True, metavar="[SHELL]",
+        help="Print the completion script of bash, zsh, fish or powershell (by default of this shell).",
+    ),
+    install_completion: str = typer.Option(
+        None, "--install-completion", callback=_install_completion, is_eager=True, metavar="[SHELL]",
+        help="Install it for the user.",
+    ),
+) -> None:  # fmt: skip
     pass
 
 
@@ -145,8 +174,9 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
             stream.reconfigure(errors="backslashreplace")
     code: int | str | None
     try:
-        words = rewritten([word for word in given if word != "--debug"])
+        words = with_shell(rewritten([word for word in given if word != "--debug"]))
         keep_command_line(["brim", *words])
+        answer_shells()
         with (
             called_by_flags(),
             stdout_for_document() if _asks_for_document(words) else contextlib.nullcontext(),

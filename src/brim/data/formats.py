@@ -1,29 +1,35 @@
 """Every format of data, and how the format of a file or folder is recognised.
 
-To add a format, write a file in this folder that declares a `TableFormat` or a `SampleFormat`, and put that name into
-`FORMATS`. Errors list it from there; `tests/data/test_formats.py` says which lines of help and documents name it.
+To add a format, write a file in this folder that declares a `TableFormat` or a `SampleFormat`: it is found there, and
+errors list it. `tests/data/test_formats.py` keeps the row of docs/interface.md current.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from brim.data.base import SampleFormat, TableFormat
-from brim.data.csv_files import CSV
 from brim.data.files import IMAGE_SUFFIXES, files_in, holds_any, inner_suffix, subfolders
 from brim.data.hf_folder import HF_FOLDER
-from brim.data.image_folders import IMAGE_FOLDER
-from brim.data.json_records import JSON_RECORDS
-from brim.data.parquet import PARQUET
-from brim.data.ucf101 import UCF101
-from brim.data.vqav2 import VQAV2
 from brim.errors import RequestError, nearest_names
 from brim.settings.caller import given
+from brim.storage.python_files import submodules
 
 __all__ = ["FORMATS", "DataSource", "find_format", "readable_formats"]
 
-FORMATS: tuple[TableFormat | SampleFormat, ...] = (JSON_RECORDS, CSV, PARQUET, HF_FOLDER, VQAV2, IMAGE_FOLDER, UCF101)
+
+def _declared() -> Iterator[TableFormat | SampleFormat]:
+    """The formats of this folder's files: tables in files first, then folders of tables, then folders of samples."""
+    files = submodules("brim.data", without=("formats", "open"))
+    values = {id(value): value for file in files for value in vars(file).values()}.values()
+    found = [value for value in values if isinstance(value, TableFormat | SampleFormat)]
+    ranks = {each.name: (isinstance(each, SampleFormat), not getattr(each, "suffixes", ())) for each in found}
+    yield from sorted(found, key=lambda each: (ranks[each.name], each.title.lower()))
+
+
+FORMATS = tuple(_declared())
 
 _TABLES = [each for each in FORMATS if isinstance(each, TableFormat)]
 _SAMPLES = [each for each in FORMATS if isinstance(each, SampleFormat)]

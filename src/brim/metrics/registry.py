@@ -1,6 +1,6 @@
 """Metrics by name: the built-in ones, their other names, and those that a Python file adds.
 
-A built-in metric is a class in one of `_FILES`, with its `name` and `aliases`; no other code lists it.
+A built-in metric is a class in a file of this folder, with its `name` and `aliases`; no code lists it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ from pathlib import Path
 from types import ModuleType
 
 from brim.errors import BrimError, RequestError, nearest_names
-from brim.metrics import classification, ngrams, text, vqa
 from brim.metrics.base import Metric
 from brim.settings.caller import given
-from brim.storage.python_files import describe_error
+from brim.storage.python_files import describe_error, submodules
 from brim.storage.python_files import import_file as import_python_file
 
 __all__ = [
     "ALIASES", "add_metrics", "get_metric", "import_file", "load_metric_file", "metric_names", "parse_metrics",
 ]  # fmt: skip
 
-_FILES = (vqa, text, ngrams, classification)  # that define the built-in metrics
 _added: dict[str, tuple[Path, Metric]] = {}  # name: the file that added it, and the metric
 
 
@@ -128,5 +126,6 @@ def _plain(name: str) -> str:
     return name.strip().lower().replace("-", "_").replace(" ", "_")
 
 
-_BUILT_IN = {metric.name: metric for file in _FILES for metric in _defined_in(file)}
+_found = [metric for file in submodules("brim.metrics", without=("registry",)) for metric in _defined_in(file)]
+_BUILT_IN = {metric.name: metric for metric in sorted(_found, key=lambda metric: metric.name)}
 ALIASES = {alias: metric.name for metric in _BUILT_IN.values() for alias in metric.aliases}

@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 import psutil
 
 __all__ = [
-    "CORES_VARIABLE", "CpuMeter", "MemoryMeter", "available_host_bytes", "free_shared_bytes", "own_cores",
-    "process_resident_bytes",
+    "CORES_VARIABLE", "CpuMeter", "MemoryMeter", "available_host_bytes", "free_shared_bytes", "group_cores",
+    "group_limit_bytes", "own_cores", "process_resident_bytes",
 ]  # fmt: skip
 
 ROOT = Path("/sys/fs/cgroup")
@@ -74,11 +74,11 @@ def own_cores(
     if asked:
         return asked
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    allowed = min(cores, _allowed_cores(cgroup_root, own_groups))
+    allowed = min(cores, group_cores(cgroup_root, own_groups))
     return max(int(allowed / (read_number(variables.get(RANKS_VARIABLE, "")) or 1)), 1)
 
 
-def _allowed_cores(root: Path, own_groups: Path) -> float:
+def group_cores(root: Path = ROOT, own_groups: Path = OWN_GROUPS) -> float:
     """The time that control groups grant, in cores; without a limit, any number."""
     allowed = [float("inf")]
     for folder in binding_groups(root, own_groups, controller="", mount=""):
@@ -99,6 +99,12 @@ def _ratio(quota: str, period: str) -> float:
 def available_host_bytes(cgroup_root: Path = ROOT, process_cgroups: Path = OWN_GROUPS) -> int:
     """The bytes this process can still take before the host, or its control group, runs out."""
     return MemoryMeter(cgroup_root, process_cgroups).available_bytes()
+
+
+def group_limit_bytes(cgroup_root: Path = ROOT, process_cgroups: Path = OWN_GROUPS) -> int | None:
+    """The least memory limit of the control groups that this process is in; None without one."""
+    limits = (_limit(folder, layout) for folder, layout in _own_groups(cgroup_root, process_cgroups))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def free_shared_bytes() -> int | None:

@@ -176,6 +176,7 @@ class OpenCards:
     def __init__(self) -> None:
         self.problem: str | None = None
         self.driver: str | None = None
+        self.cuda_version: str | None = None  # the newest that the driver runs
         self._nvml: Any = None
         self._opened: dict[tuple[int, int | None], OpenCard] = {}  # by index, and place of the slice
         try:
@@ -191,6 +192,8 @@ class OpenCards:
         self._nvml = pynvml
         with contextlib.suppress(pynvml.NVMLError):
             self.driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        with contextlib.suppress(pynvml.NVMLError, AttributeError):
+            self.cuda_version = _cuda_version(int(pynvml.nvmlSystemGetCudaDriverVersion_v2()))
 
     def read(self) -> list[CardRow]:
         """A row for every card, and one for every slice after its card; one that cannot be opened says why."""
@@ -422,6 +425,10 @@ def _throttle_mask(nvml: Any, device: Any) -> int:
         with contextlib.suppress(nvml.NVMLError_FunctionNotFound):
             return int(renamed(device))
     return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))
+
+
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"  # 12040 is 12.4
 
 
 def _text(value: str | bytes) -> str:

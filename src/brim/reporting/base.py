@@ -9,13 +9,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from brim.advice.run_reader import value_at
+from brim.advice.run_reader import Run, value_at
 from brim.reporting.charts import Chart, Row
 from brim.units import UNKNOWN, text
 
 __all__ = [
-    "Column", "Fact", "Figure", "Page", "PageTable", "Section", "TableCell", "facts", "figure_table", "note_section",
-    "present", "run_columns", "words",
+    "Column", "Fact", "Figure", "Page", "PageTable", "RunKind", "Section", "TableCell", "facts", "figure_table",
+    "note_section", "present", "run_columns", "words",
 ]  # fmt: skip
 
 _LONG = 26  # characters of a cell that need not stand in one line
@@ -130,6 +130,15 @@ class Page:
     remarks: tuple[str, ...] = ()  # sentences below the headline
     warnings: tuple[str, ...] = ()  # what a reader must know before trusting the rest
     sections: tuple[Section, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunKind:
+    """How runs of one kind are shown, declared in the file of `kinds/` that makes the page."""
+
+    name: str  # in run.json
+    page: Callable[[Run], Page]
+    compare: Callable[[Sequence[Run]], tuple[dict[str, Any], Page]] | None = None  # None: their summaries as tables
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,50 +1,39 @@
 """`report.html` beside a run's documents, and a page that compares runs; both written whole or not at all.
 
-Which file makes the page of which kind of run, alone and compared, is here: a new kind adds one file and one line.
+A kind of run is declared by a file of `kinds/` (`RunKind`), where it is found; a kind that none declares is shown as
+tables of what its record says.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from brim.advice.run_reader import Run, open_run
 from brim.errors import RequestError
-from brim.reporting.base import Page, present
+from brim.reporting.base import Page, RunKind, present
 from brim.reporting.checked import check_section
-from brim.reporting.kinds.comparison import comparison_page
-from brim.reporting.kinds.evaluation import compare_evaluations, evaluation_page
-from brim.reporting.kinds.profile import profile_page
-from brim.reporting.kinds.profiles import compare_profiles
-from brim.reporting.kinds.search import compare_others, other_page, search_page
-from brim.reporting.kinds.sweep import sweep_page
-from brim.reporting.kinds.training import training_page
-from brim.reporting.kinds.trainings import compare_trainings
+from brim.reporting.kinds.search import compare_others, other_page
 from brim.settings.report_settings import REPORT, ReportSettings
 from brim.storage.files import write_atomic
+from brim.storage.python_files import submodules
 
 __all__ = [
-    "COMPARISONS", "PAGES", "ReportResult", "check_libraries", "comparison_of", "page_of", "report_as",
-    "write_comparison", "write_report",
+    "KINDS", "ReportResult", "check_libraries", "comparison_of", "page_of", "report_as", "write_comparison",
+    "write_report",
 ]  # fmt: skip
 
 _LIBRARIES = {"altair": "altair", "vl_convert": "vl-convert-python", "jinja2": "jinja2"}
-PAGES: Mapping[str, Callable[[Run], Page]] = {
-    "comparison": comparison_page,
-    "eval": evaluation_page,
-    "find": search_page,
-    "profile": profile_page,
-    "sweep": sweep_page,
-    "train": training_page,
+KINDS: Mapping[str, RunKind] = {
+    value.name: value
+    for file in submodules("brim.reporting.kinds")
+    for value in vars(file).values()
+    if isinstance(value, RunKind)
 }
-COMPARISONS: Mapping[str, Callable[[Sequence[Run]], tuple[dict[str, Any], Page]]] = {
-    "eval": compare_evaluations,
-    "profile": compare_profiles,
-    "train": compare_trainings,
-}
+OTHER = RunKind(name="", page=other_page, compare=compare_others)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +105,7 @@ def write_comparison(folders: Sequence[Path], output: Path) -> dict[str, Any]:
 
 def page_of(run: Run) -> Page:
     """The page of a run; of a kind without one of its own, its summary as tables. The checklist is on top."""
-    page = PAGES.get(run.kind, other_page)(run)
+    page = KINDS.get(run.kind, OTHER).page(run)
     return dataclasses.replace(page, sections=(*present(check_section(run)), *page.sections))
 
 
@@ -132,7 +121,7 @@ def comparison_of(runs: Sequence[Run]) -> tuple[dict[str, Any], Page]:
                 f"{runs[0].folder} is of the kind {runs[0].kind}, {run.folder} of the kind {run.kind}; "
                 f"compare runs of one kind"
             )
-    return COMPARISONS.get(runs[0].kind, compare_others)(runs)
+    return (KINDS.get(runs[0].kind, OTHER).compare or compare_others)(runs)
 
 
 def check_libraries() -> None:

@@ -252,6 +252,20 @@ COMMANDS = {
             ),
         ),
         Command(
+            name="doctor",
+            summary="Examine this installation and machine: versions, cards, folders, and what is wrong with them.",
+            more="One screen, to be pasted into a bug report. Exit code 1 if something is broken.",
+            settings="doctor_settings:DoctorSettings",
+            example="brim doctor --json",
+            python=PythonCall(
+                name="doctor",
+                returns="brim.diagnosis.examine:DoctorResult",
+                holds="`problems` with what to do about each, `errors` among them, and the whole `document`.",
+                example=">>> [problem.text for problem in brim.doctor().errors]\n[]",
+                raises=("RequestError",),
+            ),
+        ),
+        Command(
             name="demo",
             summary="Profile the shipped vision-language model over max_crops, on this machine's CPU, under a small "
             "memory limit.",

@@ -57,6 +57,7 @@ class Setting:
     only: str = ""  # "flags" or "python": there is no such parameter, or no such flag
     positional: bool = False  # in Python a positional parameter, on the command line a flag
     hidden: bool = False  # not in the help
+    offers: tuple[str, ...] = ()  # words that the shell completes, where the check has no list of them
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,14 +74,13 @@ def _function(command: Command, call: PythonCall) -> str:
     placed = [one for one in settings if one.setting.argument or one.setting.positional]
     placed.sort(key=lambda one: _parameter_default(one) is not dataclasses.MISSING)
     named = [one for one in settings if one not in placed]
-    lines = [*(f"    {_parameter(one)}," for one in placed), "    *,", *(f"    {_parameter(one)}," for one in named)]
+    lines = [f"    {_parameter(one)}," for one in placed]
+    lines += ["    *,", *(f"    {_parameter(one)}," for one in named)] if named else []
     result = call.returns.partition(":")[2]
     return "\n".join(
         [
             f'@command_of("{command.name}")',
-            f"def {call.name}(",
-            *lines,
-            f") -> {result}:",
+            *([f"def {call.name}(", *lines, f") -> {result}:"] if lines else [f"def {call.name}() -> {result}:"]),
             textwrap.indent(_docstring(command, call, [*placed, *named]), "    "),
             f'    result: {result} = call("{command.name}", locals())',
             "    return result",
@@ -119,7 +118,7 @@ def _literal(value: Any) -> str:
 def _docstring(command: Command, call: PythonCall, settings: list[Declared]) -> str:
     lines = [f'"""{command.summary}', ""]
     lines += textwrap.wrap(f"As `brim {command.name}` on the command line.", WIDTH - 4)
-    lines += ["", "Args:"]
+    lines += ["", "Args:"] if settings else []
     for one in settings:
         text = f"{one.name}: {_python_help(one)}"
         lines += textwrap.wrap(text, WIDTH - 8, initial_indent="    ", subsequent_indent="        ")

@@ -136,7 +136,8 @@ GradientCheckpointing = Annotated[bool, Setting(help="Recompute activations in t
 Data = Annotated[
     str,
     Setting(
-        help="JSONL, CSV, Parquet, a data set folder, VQAv2, class folders, UCF101.", flags=("-d", "--data"),
+        help="A file (JSONL, CSV, Parquet, …) or a folder (a saved data set, class folders, VQAv2, …).",
+        flags=("-d", "--data"),
         panel=DATA, metavar="PATH", check=path_text(), positional=True,
         missing="give the data to evaluate on, such as questions.jsonl",
     ),
@@ -212,12 +213,17 @@ CompareBatch = Annotated[
 
 # -------------------------------------------------------------------------------------- device, loading
 
-Device = Annotated[str, Setting(help="auto, cpu, cuda, cuda:N or mps.", panel=WHERE, metavar="DEVICE")]
+Device = Annotated[
+    str,
+    Setting(
+        help="auto, cpu, cuda, cuda:N or mps.", panel=WHERE, metavar="DEVICE", offers=("auto", "cpu", "cuda", "mps")
+    ),
+]  # fmt: skip
 Dtype = Annotated[
     str,
     Setting(
         help="auto, float32, float16 or bfloat16; in training, autocast.", flags=("--dtype", "--torch-dtype"),
-        panel=WHERE, metavar="DTYPE",
+        panel=WHERE, metavar="DTYPE", offers=("auto", "float32", "float16", "bfloat16"),
     ),
 ]  # fmt: skip
 NumWorkers = Annotated[
@@ -256,6 +262,7 @@ Log = Annotated[
         help="Also log the figures to tensorboard, mlflow or wandb; repeatable.", panel=OUTPUT, metavar="NAME",
         flags=("--log", "--logger"),  # the second for torchrun, which on Python 3.11 takes --log for its own
         many=True, check=Check("names", _read_loggers), python="str | Sequence[str] | None",
+        offers=LOGGERS,
     ),
 ]  # fmt: skip
 JsonOutput = Annotated[

@@ -1,17 +1,19 @@
-"""Python files of the user as modules: factories of models, metrics, tasks."""
+"""Python files as modules: of the user (factories, metrics, tasks), and of brim where a folder is read for them."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import importlib.util
+import pkgutil
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["describe_error", "import_file", "importable"]
+__all__ = ["describe_error", "import_file", "importable", "submodules"]
 
 
 def import_file(file: Path, *, prefix: str) -> ModuleType:
@@ -58,3 +60,9 @@ def describe_error(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
+
+
+def submodules(package: str, *, without: Sequence[str] = ()) -> list[ModuleType]:
+    """The files of a package's folder as modules, by name: what they declare needs no list of them elsewhere."""
+    names = [found.name for found in pkgutil.iter_modules(importlib.import_module(package).__path__)]
+    return [importlib.import_module(f"{package}.{name}") for name in names if name not in without]

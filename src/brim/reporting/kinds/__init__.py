@@ -1,1 +1,1 @@
-"""One file per kind of run: which sections its page has."""
+"""One file per kind of run: which sections its page has, declared as a `RunKind`."""

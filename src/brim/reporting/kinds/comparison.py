@@ -8,13 +8,13 @@ from typing import Any
 
 from brim.advice.run_reader import Run, entries, mapping
 from brim.advice.run_requests import command_of
-from brim.reporting.base import Column, Fact, Page, PageTable, Section, facts, note_section, present, words
+from brim.reporting.base import Column, Fact, Page, PageTable, RunKind, Section, facts, note_section, present, words
 from brim.reporting.charts import Axis, Chart, category_chart, crosses, limit_line, line_chart, rings
 from brim.reporting.repeat import repeat_sections
 from brim.reporting.theme import Series, series_colour
 from brim.units import bytes_text, count_text, duration_text, number, short_name, significant, text
 
-__all__ = ["comparison_page"]
+__all__ = ["COMPARISON", "comparison_page"]
 
 Row = Mapping[str, Any]
 _NO_CHANGE = 1.0  # a speed-up of 1 is none
@@ -216,3 +216,6 @@ def _switch_sections(rows: Sequence[Row]) -> tuple[Section, ...]:
             open=True,
         ),
     )
+
+
+COMPARISON = RunKind(name="comparison", page=comparison_page)

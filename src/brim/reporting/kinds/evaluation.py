@@ -18,6 +18,7 @@ from brim.reporting.base import (
     Figure,
     Page,
     PageTable,
+    RunKind,
     Section,
     facts,
     figure_table,
@@ -55,7 +56,7 @@ from brim.units import (
     text,
 )
 
-__all__ = ["compare_evaluations", "digest_samples", "evaluation_page", "metric_rows"]
+__all__ = ["EVALUATION", "compare_evaluations", "digest_samples", "evaluation_page", "metric_rows"]
 
 BINS = 20
 FAILURES, EXAMPLES = 20, 8  # rows of a page
@@ -461,3 +462,6 @@ def _turned_section(pair: Mapping[str, Any], labels: Sequence[str]) -> Section |
     )  # fmt: skip
     table = PageTable("The first samples that turned", columns, rows) if rows else None
     return Section(title=f"Samples that turned: {second}", paragraphs=said, table=table, open=False)
+
+
+EVALUATION = RunKind(name="eval", page=evaluation_page, compare=compare_evaluations)

@@ -10,7 +10,7 @@ from typing import Any
 from brim.advice.run_reader import Run, Samples
 from brim.errors import RequestError, plural
 from brim.profiling.pareto import Candidate, pareto_front
-from brim.reporting.base import Column, Page, Section, present, run_columns, words
+from brim.reporting.base import Column, Page, RunKind, Section, present, run_columns, words
 from brim.reporting.charts import Axis, limit_line, line_chart
 from brim.reporting.kinds.compared import (
     DataNote,
@@ -21,12 +21,12 @@ from brim.reporting.kinds.compared import (
     labels_of,
     note_on_data,
 )
-from brim.reporting.kinds.profile import THROUGHPUT
+from brim.reporting.kinds.profile import THROUGHPUT, profile_page
 from brim.reporting.kinds.profile_view import SEPARATOR, ProfileView, Trend, cost_of, make_points, recommended
 from brim.reporting.kinds.sample_pairs import difference_of, pair_samples
 from brim.units import bytes_text, count_text, listed, number, ratio_text, signed_text
 
-__all__ = ["compare_profiles"]
+__all__ = ["PROFILE", "compare_profiles"]
 
 RESERVED = Trend("Reserved memory", "peak_reserved_bytes", bytes_text)
 _FIELDS = (
@@ -219,3 +219,6 @@ def _difference_section(view: ProfileView, document: Mapping[str, Any]) -> Secti
     )  # fmt: skip
     table = view.table("Differences in accuracy", columns, rows)
     return Section(title="Difference in accuracy", charts=present(chart), table=table)
+
+
+PROFILE = RunKind(name="profile", page=profile_page, compare=compare_profiles)

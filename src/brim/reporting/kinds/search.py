@@ -7,7 +7,18 @@ from typing import Any
 
 from brim.advice.run_reader import Run, entries, value_at
 from brim.errors import plural
-from brim.reporting.base import Fact, Page, PageTable, Section, facts, note_section, present, run_columns, words
+from brim.reporting.base import (
+    Fact,
+    Page,
+    PageTable,
+    RunKind,
+    Section,
+    facts,
+    note_section,
+    present,
+    run_columns,
+    words,
+)
 from brim.reporting.kinds.compared import (
     by_place,
     comparison_document,
@@ -21,7 +32,7 @@ from brim.reporting.repeat import flat_rows, repeat_sections
 from brim.reporting.search import plan_section
 from brim.units import bytes_text, count_text, number, short_name, significant, text
 
-__all__ = ["compare_others", "other_page", "search_page"]
+__all__ = ["SEARCH", "compare_others", "other_page", "search_page"]
 
 _OF_THE_PLAN = ("unit", "size", "batch_size_max", "batch_size_max_estimate", "objective", "reason", "device", "memory")
 
@@ -96,3 +107,6 @@ def compare_others(runs: Sequence[Run]) -> tuple[dict[str, Any], Page]:
         warnings=tuple(document["warnings"]),
         sections=(figures, difference_section(document)),
     )
+
+
+SEARCH = RunKind(name="find", page=search_page)

@@ -7,7 +7,7 @@ from typing import Any
 
 from brim.advice.run_reader import Run, entries, mapping, value_at
 from brim.errors import plural
-from brim.reporting.base import Column, Fact, Page, PageTable, Section, facts, present, words
+from brim.reporting.base import Column, Fact, Page, PageTable, RunKind, Section, facts, present, words
 from brim.reporting.charts import Axis, front_chart, line_chart
 from brim.reporting.kinds.search import other_page
 from brim.reporting.repeat import repeat_sections
@@ -28,7 +28,7 @@ from brim.units import (
     text,
 )
 
-__all__ = ["against_rows", "sweep_page"]
+__all__ = ["SWEEP", "against_rows", "sweep_page"]
 
 MOST_DRAWN = 60  # experiments whose sizes are drawn one by one
 MOST_WARNINGS = 5
@@ -254,3 +254,6 @@ def _pairing_section(document: Mapping[str, Any]) -> Section:
         less if full and count and full > count else None,
     )
     return Section(title="How experiments were paired", paragraphs=said)
+
+
+SWEEP = RunKind(name="sweep", page=sweep_page)

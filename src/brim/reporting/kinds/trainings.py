@@ -12,6 +12,7 @@ from brim.reporting.base import (
     Fact,
     Page,
     PageTable,
+    RunKind,
     Section,
     facts,
     figure_table,
@@ -30,7 +31,7 @@ from brim.reporting.kinds.compared import (
     trained_on,
 )
 from brim.reporting.kinds.preference import METRICS, PLACE_COLUMNS, method_rows
-from brim.reporting.kinds.training import FIGURES, SAMPLES, curve_row
+from brim.reporting.kinds.training import FIGURES, SAMPLES, curve_row, training_page
 from brim.reporting.kinds.training_files import (
     TrainingRun,
     figure_names,
@@ -51,7 +52,7 @@ from brim.units import (
     spread_text,
 )
 
-__all__ = ["compare_trainings"]
+__all__ = ["TRAINING", "compare_trainings"]
 
 # Figures of a run that a comparison's document has.
 _COMPARED = (
@@ -275,3 +276,6 @@ def _method_section(document: Mapping[str, Any], labels: Sequence[str]) -> Secti
     columns = (*PLACE_COLUMNS, words("metric"), *run_columns(labels))
     table = PageTable("Mean ± deviation over seeds, method by data set", columns, rows)
     return Section(title="Methods", table=table) if rows else None
+
+
+TRAINING = RunKind(name="train", page=training_page, compare=compare_trainings)

@@ -1,0 +1,1 @@
+"""This installation and this machine, examined: what `brim doctor` and `brim --version` say."""
