@@ -25,7 +25,7 @@ $ export SIDE=4; mkdir inner; cd inner
 $ echo "side $SIDE in $(basename $PWD)"
 side 7 in inner
 $ brim --version
-brim 9.9.9
+brim 9.9.9, …
 ```
 
 <!-- exit: 2 -->
