@@ -13,13 +13,14 @@ import pytest
 
 import brim
 from brim.errors import RequestError
-from brim.evaluation import logged as evaluation_logged
+from brim.evaluation import live_figures as evaluation_figures
 from brim.settings.declare import read_settings
 from brim.settings.eval_settings import EvaluateSettings
 from brim.sweeps.job import Job
-from brim.training.logged import MOST_POINTS, LoggedTraining
+from brim.training.listener import StepRecord
+from brim.training.live_figures import MOST_POINTS, LoggedTraining
 from tests.evaluation.evaluation_runs import record_of, run, shout, write_words
-from tests.monitor.fake_loggers import FakeWandb, StoredRun
+from tests.monitor.fake_loggers import FakeWandb, FakeWandbRun, StoredRun
 from tests.profiling.profile_runs import model, write_questions
 from tests.sweeps.sweep_runs import done, failed
 from tests.training.training_runs import StopsAt, request_of, settings_of, write_features
@@ -30,7 +31,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> dict[str, StoredRun]:
     """The runs that the logger wandb has stored."""
     fake = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setattr(evaluation_logged, "SECONDS_BETWEEN_POINTS", 0.0)
+    monkeypatch.setattr(evaluation_figures, "SECONDS_BETWEEN_POINTS", 0.0)
     return fake.runs
 
 
@@ -60,8 +61,8 @@ def test_at_most_one_point_of_an_evaluation_a_second(
         now[0] += 0.3
         return now[0]
 
-    monkeypatch.setattr(evaluation_logged, "SECONDS_BETWEEN_POINTS", 1.0)
-    monkeypatch.setattr(evaluation_logged, "time", types.SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(evaluation_figures, "SECONDS_BETWEEN_POINTS", 1.0)
+    monkeypatch.setattr(evaluation_figures, "time", types.SimpleNamespace(monotonic=clock))
     run(shout(tmp_path), write_words(tmp_path / "words.jsonl", 60), tmp_path / "run", batch_size=1,
         no_auto_batch_size=True, num_workers=0, log="wandb")  # fmt: skip
     assert 0 < len(stored["run"].curves["batch_size"]) <= 60 * 0.3
@@ -79,11 +80,15 @@ def test_what_is_logged_where_enters_neither_request_nor_fingerprint(
     assert stored.keys() == {"logged"}
 
 
-def test_a_profile_logs_a_step_for_each_point(stored: Mapping[str, StoredRun], tmp_path: Path) -> None:
+def profile_three_points(folder: Path) -> None:
     brim.profile(
-        model(tmp_path), write_questions(tmp_path), {"reach": [2, 4, 6]}, metrics="exact_match", device="cpu",
-        no_cache=True, latency_samples=0, output=tmp_path / "run", log="wandb",
+        model(folder), write_questions(folder), {"reach": [2, 4, 6]}, metrics="exact_match", device="cpu",
+        no_cache=True, latency_samples=0, output=folder / "run", log="wandb",
     )  # fmt: skip
+
+
+def test_a_profile_logs_a_step_for_each_point(stored: Mapping[str, StoredRun], tmp_path: Path) -> None:
+    profile_three_points(tmp_path)
     logged = stored["run"]
     assert logged.state == "completed"
     assert logged.curves["accuracy"] == [(0, 0.25), (1, 0.5), (2, 0.75)]
@@ -144,10 +149,10 @@ class Points:
 def test_a_long_training_is_thinned_to_about_a_thousand_points() -> None:
     points = Points()
     logged = LoggedTraining(points)  # type: ignore[arg-type]
-    logged.begin(total_samples=25_000 * 16)
-    line = {"loss": 1.0, "learning_rate": 0.1, "effective_batch": 16, "micro_batches": [8, 8], "seconds": 0.1}
+    logged.started(25_000 * 16, 0)
+    line = {"epoch": 0, "loss": 1.0, "learning_rate": 0.1, "effective_batch": 16, "micro_batches": (8, 8)}
     for step in range(1, 25_001):
-        logged.step({**line, "step": step, "samples": 16 * step, "oom_events": 0})
+        logged.step(StepRecord(**line, seconds=0.1, step=step, samples=16 * step))
     assert 0.9 * MOST_POINTS <= len(points.steps) <= MOST_POINTS
     assert points.steps[0] == 1
     assert points.steps[-1] > 24_900
@@ -184,16 +189,26 @@ def test_a_missing_library_is_an_error_before_anything_is_read(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_server_that_fails_ends_no_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeWandb()
-
-    def init(**settings: Any) -> None:
+@pytest.mark.parametrize("at", ["init", "log", "finish"])  # finish: when the record is written already
+@pytest.mark.parametrize("command", ["evaluate", "profile", "train", "seeds"])
+@pytest.mark.usefixtures("stored")
+def test_a_server_that_fails_ends_no_run_and_is_noted_once_in_its_record(
+    command: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **more: Any) -> None:
         raise ConnectionError("no route")
 
-    fake.init = init  # type: ignore[method-assign]
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    result = run(shout(tmp_path), write_words(tmp_path / "words.jsonl"), tmp_path / "run", log="wandb")
-    assert result.summary["num_samples"] == 20
+    monkeypatch.setattr(FakeWandb if at == "init" else FakeWandbRun, at, fail)
+    output = tmp_path / "run"
+    if command == "evaluate":
+        run(shout(tmp_path), write_words(tmp_path / "words.jsonl"), output, log="wandb")
+    elif command == "profile":
+        profile_three_points(tmp_path)
+    else:
+        settings = settings_of(write_features(tmp_path / "features.npz"))
+        brim.train(settings, output=output, seeds=2 if command == "seeds" else None, no_cache=True, log="wandb")
+    notes = [note for note in record_of(output)["summary"]["notes"] if "wandb" in note]
+    assert notes == ["log='wandb': ConnectionError: no route; nothing more is logged there"]
 
 
 def test_a_name_that_is_no_logger_and_a_comparison_are_refused() -> None:

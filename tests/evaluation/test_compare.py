@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from brim.comparing.record import Comparison
 from brim.comparing.rounds import RoundRules
-from brim.evaluation.compare import compare_batch_sizes
+from brim.evaluation import compare as evaluation_compare
+from brim.evaluation.compare import compare_batch_sizes, measured_setup
 from brim.evaluation.worker import EvalListener
 from brim.settings.eval_settings import EvalRequest
 from tests.evaluation.evaluation_runs import write_words
@@ -62,15 +64,38 @@ def test_a_size_that_does_not_fit_is_a_row_with_its_reason(tmp_path: Path) -> No
     assert not found.failed
 
 
-class StopInRoundTwo(EvalListener):
+class Notes(EvalListener):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
     def note(self, line: str) -> None:
-        if line.startswith("round 2"):
+        self.lines.append(line)
+
+
+def test_the_warm_up_has_a_note_for_each_size_and_a_round_one_for_all(tmp_path: Path) -> None:
+    notes = Notes()
+    compare(tmp_path, [1, 4, 8], model="small", listener=notes)
+    assert [re.sub(r"[\d,]+\.\d", "N", line) for line in notes.lines] == [
+        "warm-up: batch 1 N samples/s",
+        "warm-up: batch 4 N samples/s",
+        "a batch of 8 failed (host out of memory): its samples run again in smaller ones",
+        "batch 8: does not fit: out of memory at 8, batches of at most 4 ran",
+        *(f"round {number}: batch 1 N, batch 4 N samples/s" for number in (1, 2, 3)),
+    ]
+
+
+def test_ctrl_c_keeps_the_turns_until_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[Any] = []
+
+    def measure(*given: Any) -> dict[str, Any]:
+        turns.append(given)
+        if len(turns) == 6:  # after the warm-up, a round, and the first turn of another
             raise KeyboardInterrupt
+        return measured_setup(*given)
 
-
-def test_ctrl_c_keeps_the_rounds_until_then(tmp_path: Path) -> None:
+    monkeypatch.setattr(evaluation_compare, "measured_setup", measure)
     with pytest.raises(KeyboardInterrupt):
-        compare(tmp_path, [1, 4], listener=StopInRoundTwo())
+        compare(tmp_path, [1, 4])
     summary = json.loads((tmp_path / "run" / "run.json").read_text())["summary"]
     assert summary["interrupted"] is True
     assert [row["rounds"] for row in summary["rows"]] == [2, 1]

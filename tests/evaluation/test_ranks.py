@@ -26,7 +26,7 @@ from brim.evaluation.compare import compare_batch_sizes
 from brim.evaluation.run import evaluate
 from brim.evaluation.scoring import RankFigures, merge_plans, plans_to_keep
 from brim.monitor.sampler import MonitorSummary
-from brim.profiling.run import profile
+from brim.profiling.run import ProfileListener, profile
 from brim.records import MemoryFigures, Plan
 from brim.running.results import ExecutionFigures
 from brim.settings.eval_settings import EvalRequest
@@ -36,6 +36,7 @@ from brim.storage.run_lock import locked_folder
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script by its ranks
 
 from tests.evaluation.evaluation_runs import lines_of, record_of, run, shout, without_sizes, write_words
+from tests.monitor.sampling import published_ranks
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
 
@@ -79,9 +80,21 @@ def files_in(folder: Path) -> dict[str, Any]:
 # What each rank does, in this order, in one process: starting one takes longer than all of it.
 
 
+class SeesRanks(ProfileListener):
+    """Reads on rank 0 which processes the run publishes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pids: list[int] = []
+
+    def started(self, total: int, done: int) -> None:
+        self.pids = published_ranks(self.folder) if os.environ["RANK"] == "0" else [os.getpid()]
+
+
 def whole(folder: Path, settings: dict[str, Any]) -> Any:
-    result = evaluate(EvalRequest(**settings), output=folder / "whole")
-    return {"samples": len(result.samples)}
+    seen = SeesRanks(folder / "whole")
+    result = evaluate(EvalRequest(**settings), output=folder / "whole", listener=seen)
+    return {"samples": len(result.samples), "pids": seen.pids}
 
 
 def load_fails(folder: Path, settings: dict[str, Any]) -> Any:
@@ -117,9 +130,11 @@ def resumed(folder: Path, settings: dict[str, Any]) -> Any:
 def profiled(folder: Path, settings: dict[str, Any]) -> Any:
     """Two values of a knob, one after the other."""
     request = ProfileRequest(base=EvalRequest(**settings), axes={"suffix": ("", "S")}, latency_samples=0)
-    document = profile(request, output=folder / "profiled").document
+    seen = SeesRanks(folder / "profiled")
+    document = profile(request, output=folder / "profiled", listener=seen).document
     entries = document["summary"] if os.environ["RANK"] == "0" else []
-    return [[entry["ranks"], entry["num_samples"], entry["accuracy"]] for entry in entries]
+    points = [[entry["ranks"], entry["num_samples"], entry["accuracy"]] for entry in entries]
+    return {"points": points, "pids": seen.pids}
 
 
 def killed(folder: Path, settings: dict[str, Any]) -> Any:
@@ -264,7 +279,14 @@ def test_two_ranks_profile_with_the_accuracy_of_one_process(
     pair: tuple[Path, list[dict[str, Any]]], alone: Path
 ) -> None:
     accuracy = record_of(alone)["summary"]["metrics"]["exact_match"]["mean"]
-    assert pair[1][0]["profiled"]["value"] == [[2, SAMPLES, accuracy], [2, SAMPLES, 0.0]]
+    assert pair[1][0]["profiled"]["value"]["points"] == [[2, SAMPLES, accuracy], [2, SAMPLES, 0.0]]
+
+
+@pytest.mark.parametrize("scenario", ["whole", "profiled"])
+def test_the_processes_of_all_ranks_are_published(scenario: str, pair: tuple[Path, list[dict[str, Any]]]) -> None:
+    first, second = (rank[scenario]["value"]["pids"] for rank in pair[1])
+    assert len(set(first)) == 2
+    assert first[1:] == second
 
 
 def test_a_rank_that_cannot_load_its_model_stops_all_with_its_error(

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from brim.monitor.live import LIVE_FILE
 from brim.monitor.sampler import Sampler
+from brim.storage.files import read_json
 
 HEADER = (
     "time_seconds,gpu_utilisation,gpu_memory_used_bytes,gpu_memory_process_bytes,gpu_memory_others_bytes,"
@@ -27,6 +29,18 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.002)
+
+
+def published_ranks(folder: Path) -> list[int]:
+    """The processes of the ranks of the run in a folder, as soon as it publishes them."""
+    found: list[int] = []
+
+    def are_there() -> bool:
+        found[:] = (read_json(folder / LIVE_FILE) or {}).get("rank_pids", [])
+        return bool(found)
+
+    wait_until(are_there)
+    return found
 
 
 def wait_for_more(sampler: Sampler, count: int = 2) -> None:

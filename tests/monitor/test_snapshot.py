@@ -23,7 +23,7 @@ from tests.monitor.sampling import wait_until
 def run(tmp_path: Path) -> Any:
     folder = tmp_path / "run"
     folder.mkdir()
-    with LiveRun(folder, "eval") as live:
+    with LiveRun(folder, "eval", interval_seconds=0.01) as live:
         live.update(
             state="running", done=3, total=10, unit="samples", device_uuid=f"GPU-{UUID}", oom_events=0, batch_size=8,
             metric={"name": "exact_match", "value": 0.5}, samples_per_second=4.0,
@@ -51,6 +51,18 @@ def test_a_card_is_shown_with_the_memory_of_runs_and_of_others(fake: FakeNvml, r
         "utilisation_history": [0.37],
     }  # fmt: skip
     assert fake.open_sessions == 0
+
+
+def test_ranks_of_a_run_on_this_machine_are_not_others(fake: FakeNvml, run: LiveRun) -> None:
+    del fake
+    run.update(rank_pids=[os.getpid(), os.getpid() + 1])
+    wait_until(lambda: read_runs()[0]["rank_pids"] != [])
+    (gpu,) = read()["gpus"]
+    assert (gpu["memory_runs_bytes"], gpu["memory_others_bytes"]) == (30 * GIB, 0)
+    run.update(host="elsewhere")
+    wait_until(lambda: read_runs() == [])  # the same numbers on another machine
+    with Observer(Path(run.document["folder"])) as observer:
+        assert [process["run"] for process in observer.read()["gpus"][0]["processes"]] == [False, False]
 
 
 def test_without_runs_all_memory_is_of_others(fake: FakeNvml) -> None:

@@ -29,6 +29,7 @@ from brim.memory.devices import CpuMemory
 from brim.training import run_files
 from brim.training.objective import Batch, Classification, LossSum
 from brim.training.run import run_training
+from tests.monitor.sampling import published_ranks
 from tests.training.training_runs import (
     Watcher,
     largest_difference,
@@ -68,6 +69,18 @@ class Storm:
 
 def rank_number() -> int:
     return int(os.environ["RANK"])
+
+
+class SeesRanks(Watcher):
+    """Reads on rank 0 which processes the run publishes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.pids: list[int] = []
+
+    def started(self, total_samples: int, done: int) -> None:
+        self.pids = published_ranks(self.folder) if rank_number() == 0 else [os.getpid()]
 
 
 # What each rank does, in this order, in one process: starting one takes longer than all of it.
@@ -120,9 +133,9 @@ def normalised(folder: Path, features: Path) -> Any:
     nested = settings_of(features, model__params={}, hp__epochs=2)
     nested["model"]["type"] = f"py:{folder / 'nets.py'}:net"
     nested["data"]["type"] = "features"
-    watcher = Watcher()
+    watcher = SeesRanks(folder / "normalised")
     run_training(request_of(nested), output=folder / "normalised", listener=watcher)
-    return {"notes": watcher.notes}
+    return {"notes": watcher.notes, "pids": watcher.pids}
 
 
 def sharded(folder: Path, features: Path) -> Any:
@@ -342,6 +355,12 @@ def test_two_ranks_resume_with_the_same_losses(ranks: Ranks) -> None:
     assert "error" not in first["resumed"]
     assert losses(folder / "parts") == losses(folder / "whole")
     assert largest_difference(weights(folder / "parts"), weights(folder / "whole")) == 0
+
+
+def test_the_processes_of_all_ranks_are_published(ranks: Ranks) -> None:
+    first, second = (rank["normalised"]["value"]["pids"] for rank in ranks[1])
+    assert len(set(first)) == 2
+    assert first[1:] == second
 
 
 def test_running_statistics_are_averaged_over_the_ranks(ranks: Ranks) -> None:

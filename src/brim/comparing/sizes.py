@@ -5,6 +5,7 @@ Knows neither how a size is measured nor where the table goes.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,17 +27,25 @@ def measure_sizes(
 ) -> None:
     """Measure every size in turns; `measure` is given the size, and whether it is its first time.
 
-    A size that does not fit (a `DoesNotFitError`, or `failed` among its figures) becomes a row with its reason.
+    A size that does not fit (a `DoesNotFitError`, or `failed` among its figures) becomes a row with its reason. The
+    warm-up has a note for each size, every round after it one for all.
     """
-    for turn, size in compared.turns():
-        try:
-            figures = dict(measure(size, not turn.counts))
-        except DoesNotFitError as error:
-            figures = {"failed": str(error).splitlines()[0]}
-        compared.record(turn, figures)
-        which = f"round {turn.number}" if turn.counts else "warm-up"
-        rate = figures.get("samples_per_second")
-        note(f"{which}, batch {size}: {figures.get('failed') or f'{rate:,.1f} samples/s'}")
+    for number, turns in itertools.groupby(compared.turns(), key=lambda one: one[0].number):
+        rates: dict[int, str] = {}
+        for turn, size in turns:
+            try:
+                figures = dict(measure(size, not turn.counts))
+            except DoesNotFitError as error:
+                figures = {"failed": str(error).splitlines()[0]}
+            compared.record(turn, figures)
+            if figures.get("failed"):
+                note(f"batch {size}: {figures['failed']}")
+            elif turn.counts:
+                rates[turn.place] = f"batch {size} {figures['samples_per_second']:,.1f}"
+            else:
+                note(f"warm-up: batch {size} {figures['samples_per_second']:,.1f} samples/s")
+        if rates:
+            note(f"round {number}: {', '.join(rates[place] for place in sorted(rates))} samples/s")
 
 
 class ComparedSizes:

@@ -1,16 +1,21 @@
-"""What an evaluation publishes while it is under way, from the events that every listener gets."""
+"""What an evaluation publishes and sends to loggers while it is under way, from the events that listeners get."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+from brim.evaluation.scoring import RunningMean
 from brim.evaluation.setup import SetupFacts
 from brim.evaluation.start import HowSized
 from brim.evaluation.worker import EvalListener, Lines
 from brim.monitor.live import LiveRun
+from brim.monitor.loggers.loggers import LoggedRun
 from brim.running.results import ExecutionFigures
 
-__all__ = ["LiveEvaluation"]
+__all__ = ["LiveEvaluation", "LoggedEvaluation"]
+
+SECONDS_BETWEEN_POINTS = 1.0  # of a logger, at least
 
 
 class LiveEvaluation(EvalListener):
@@ -19,15 +24,13 @@ class LiveEvaluation(EvalListener):
     def __init__(self, live: LiveRun, *, inside: bool = False) -> None:
         self._live = live
         self._inside = inside
-        self._start: HowSized | None = None
-        self._metric: str | None = None
-        self._scores, self._score_sum = 0, 0.0
+self._start: HowSized | None = None
+        self._mean = RunningMean()
         self._total = self._done_before = 0
 
     def opened(self, facts: SetupFacts) -> None:
         """What is evaluated, and where."""
-        self._metric = facts.metric
-        self._scores, self._score_sum, self._start = 0, 0.0, None
+        self._mean, self._start = RunningMean(facts.metric), None
         self._live.update(state="running", device=facts.device, device_uuid=facts.device_uuid)
 
     def started(self, total: int, done: int) -> None:
@@ -42,11 +45,9 @@ class LiveEvaluation(EvalListener):
 
     def scored(self, lines: Lines) -> None:
         """The running mean of the first metric, over the samples of this start."""
-        scores = [line["score"] for line in lines if line.get("score") is not None]
-        self._scores += len(scores)
-        self._score_sum += sum(scores)
-        if self._scores:
-            self._live.update(metric={"name": self._metric, "value": self._score_sum / self._scores})
+        self._mean.add(lines)
+        if self._mean.value is not None:
+            self._live.update(metric={"name": self._mean.name, "value": self._mean.value})
 
     def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
         """How far it is."""
@@ -72,3 +73,39 @@ class LiveEvaluation(EvalListener):
             self._live.update(part=progress)
         else:
             self._live.update(**progress)
+
+
+class LoggedEvaluation(EvalListener):
+    """Points of one run; steps are samples that this start has finished."""
+
+    def __init__(self, run: LoggedRun) -> None:
+        self._run = run
+        self._mean = RunningMean()
+        self._logged_samples, self._logged_at = 0, time.monotonic()
+
+    def opened(self, facts: SetupFacts) -> None:
+        """Which metric the mean is of."""
+        self._mean = RunningMean(facts.metric)
+
+    def scored(self, lines: Lines) -> None:
+        """The mean follows the journal."""
+        self._mean.add(lines)
+
+    def batch(self, figures: ExecutionFigures, *, cap: int, reserved_bytes: int | None) -> None:
+        """Log a point, unless the last one was just now."""
+        del cap
+        now = time.monotonic()
+        seconds = now - self._logged_at
+        if seconds < SECONDS_BETWEEN_POINTS:
+            return
+        self._run.log(
+            {
+                f"{self._mean.name}_so_far": self._mean.value,
+                "samples_per_second": (figures.items - self._logged_samples) / max(seconds, 1e-9),
+                "batch_size": figures.batch_counts[-1] if figures.batch_counts else None,
+                "oom_events": figures.oom_events,
+                "peak_reserved_bytes": reserved_bytes,
+            },
+            step=figures.items,
+        )
+        self._logged_samples, self._logged_at = figures.items, now

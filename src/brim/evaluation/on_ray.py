@@ -21,8 +21,7 @@ from typing import Any
 
 from brim.errors import LostError, RequestError
 from brim.evaluation.journals import Journals, check_contents
-from brim.evaluation.live_figures import LiveEvaluation
-from brim.evaluation.logged import LoggedEvaluation
+from brim.evaluation.live_figures import LiveEvaluation, LoggedEvaluation
 from brim.evaluation.run import EvalResult, write_record
 from brim.evaluation.scoring import RankFigures, plans_to_keep, summarise
 from brim.evaluation.setup import SetupFacts, open_setup
@@ -80,10 +79,10 @@ def evaluate_on_ray(
         cluster = stack.enter_context(connected_ray(workers))
         resources = _worker_resources(cluster.resources(), request, workers, gpus_per_worker)
         live = stack.enter_context(LiveRun(folder, "eval"))
-        listener = both(EvalListener, LiveEvaluation(live), listener)
+        listener = both(EvalListener, both(EvalListener, LiveEvaluation(live), LoggedEvaluation(run)), listener)
         pool = _WorkerPool(cluster, request, resources, listener)
         stack.callback(pool.end)  # also after Ctrl-C
-        result = _run(pool, request, folder, listener, started_at, LoggedEvaluation(run))
+        result = _run(pool, request, folder, listener, started_at)
         run.summary = result.summary
         return result
 
@@ -94,7 +93,6 @@ def _run(
     folder: Path,
     listener: EvalListener,
     started_at: datetime.datetime,
-    logged: LoggedEvaluation,
 ) -> EvalResult:
     facts, ids, costs = pool.gather()
     many = f"{pool.resources.workers} Ray worker{'s' if pool.resources.workers > 1 else ''}"
@@ -112,9 +110,7 @@ def _run(
             journals.append(lines)
             listener.scored(lines)
             pool.finished(place[str(line["id"])] for line in lines)
-            progress = pool.progress()
-            logged.lines(lines, progress)
-            listener.batch(progress, cap=0, reserved_bytes=pool.peak_bytes())
+            listener.batch(pool.progress(), cap=0, reserved_bytes=pool.peak_bytes())
     outcomes = pool.outcomes()
     entries, summary = pool.ask("summarise", journals.merged(), outcomes)
     journals.finalise(entries)

@@ -15,8 +15,7 @@ from typing import Any
 
 from brim.errors import BrimError, DoesNotFitError, RankError
 from brim.evaluation.journals import Journals, check_contents
-from brim.evaluation.live_figures import LiveEvaluation
-from brim.evaluation.logged import LoggedEvaluation
+from brim.evaluation.live_figures import LiveEvaluation, LoggedEvaluation
 from brim.evaluation.scoring import RankFigures, merge_plans, plans_to_keep, summarise
 from brim.evaluation.setup import EvaluationSetup, SetupFacts, evaluation_savings, open_setup
 from brim.evaluation.shard_by_cost import shard_by_cost
@@ -85,12 +84,11 @@ def evaluate(
         open_loggers(log if agreement.world.rank == 0 else (), folder, watcher.note) as loggers,
         loggers.open_run(folder.absolute().name, request.to_json()) as run,
     ):
-        live.update(ranks=agreement.world.size)
-        published = both(EvalListener, LiveEvaluation(live), watcher)
+        live.update(ranks=agreement.world.size, rank_pids=agreement.processes_here())
+        published = both(EvalListener, both(EvalListener, LiveEvaluation(live), LoggedEvaluation(run)), watcher)
         try:
             with stop_signal_as_error(agreement):
-                logged = LoggedEvaluation(run)
-                result = evaluate_together(agreement, request, folder, published, open_worker, logged)
+                result = evaluate_together(agreement, request, folder, published, open_worker)
                 run.summary = result.summary
                 return result
         except RankError as error:
@@ -114,7 +112,6 @@ def evaluate_together(
     folder: Path,
     listener: EvalListener,
     opener: WorkerOpener,
-    logged: LoggedEvaluation | None = None,
 ) -> EvalResult:
     """One evaluation by all ranks; `opener` may keep what several evaluations share, such as the model."""
     started_at = datetime.datetime.now(datetime.UTC)
@@ -132,8 +129,6 @@ def evaluate_together(
             for lines in finished:
                 journals.append(lines)
                 listener.scored(lines)
-                if logged is not None:
-                    logged.lines(lines, worker.counted)
                 agreement.check()
         working.value = worker.figures()
     outcomes = working.values  # no rank writes any more: each has closed its journal

@@ -18,7 +18,7 @@ from brim.running.executor import Finished
 from brim.running.results import ExecutionFigures, merge_curves
 from brim.tasks.base import Answer, Task
 
-__all__ = ["RankFigures", "Scorer", "answer_lengths", "merge_plans", "plans_to_keep", "summarise"]
+__all__ = ["RankFigures", "RunningMean", "Scorer", "answer_lengths", "merge_plans", "plans_to_keep", "summarise"]
 
 
 class Scorer:
@@ -99,6 +99,25 @@ def _score(metric: Metric, prediction: Any, references: Sequence[Any], facts: Ma
         raise RequestError(
             f"metric {metric.name}: sample {facts.get('id')} raised {type(error).__name__}: {error}"
         ) from error
+
+
+class RunningMean:
+    """The mean of the first metric over the lines so far; None before the first that has a score."""
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name
+        self._count, self._sum = 0, 0.0
+
+    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """These samples are done."""
+        scores = [line["score"] for line in lines if line.get("score") is not None]
+        self._count += len(scores)
+        self._sum += sum(scores)
+
+    @property
+    def value(self) -> float | None:
+        """The mean."""
+        return self._sum / self._count if self._count else None
 
 
 def answer_lengths(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:

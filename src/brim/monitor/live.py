@@ -73,7 +73,8 @@ class LiveRun:
             "part": None,
             "batch_size": None, "batch_size_found": None, "samples_per_second": None, "oom_events": None,
             "seconds_left": None, "metric": None, "loss": None, "waiting_fraction": None, "device": None,
-            "device_uuid": None, "peak_reserved_bytes": None, "ranks": None, "note": None,
+            "device_uuid": None, "peak_reserved_bytes": None, "ranks": None, "rank_pids": [],
+            "note": None,
         }  # fmt: skip
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -214,7 +215,8 @@ def _document(path: Path) -> dict[str, Any] | None:
     if not isinstance(found, dict) or found.get("schema") != LIVE_SCHEMA:
         return None
     numbers = all(isinstance(found.get(name), int | float) for name in ("pid", "created", "started_at", "updated_at"))
-    return found if numbers and isinstance(found.get("folder"), str) else None
+    whole = numbers and isinstance(found.get("folder"), str) and isinstance(found.get("rank_pids", []), list)
+    return found if whole else None
 
 
 def _is_over(run: dict[str, Any]) -> bool:

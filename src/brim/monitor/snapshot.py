@@ -6,11 +6,12 @@ Whatever cannot be read is None or says why, and never an error. It knows neithe
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import os
 import platform
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -94,7 +95,7 @@ class Observer:
     def read(self) -> dict[str, Any]:
         """The document, as plain JSON values."""
         runs = read_runs(self._folder)
-        users = {pid for run in runs if run["state"] != "killed" for pid in _processes_of(int(run["pid"]))}
+        users = {pid for run in runs if run["state"] != "killed" for pid in _processes_of(run)}
         rows = self._cards.read()
         return {
             "schema": WATCH_SCHEMA,
@@ -163,9 +164,10 @@ def _memory_of_runs(row: CardRow, runs: Iterable[Mapping[str, Any]], users: set[
     return sum(used for used in ours if used is not None)
 
 
-def _processes_of(pid: int) -> list[int]:
-    """A run's process and those that it has started."""
-    try:
-        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    except psutil.Error:
-        return [pid]
+def _processes_of(run: Mapping[str, Any]) -> Iterator[int]:
+    """The processes of a run's ranks on this machine, and those that they have started."""
+    here = run.get("host") == platform.node()  # else the numbers are another machine's
+    for pid in {run["pid"], *run.get("rank_pids", ())} if here else ():
+        yield pid
+        with contextlib.suppress(psutil.Error):
+            yield from (child.pid for child in psutil.Process(pid).children(recursive=True))

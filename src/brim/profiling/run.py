@@ -83,7 +83,7 @@ def profile(
             with agreement.step(list[Point]) as planning:
                 planning.value = plan_points(request)
             live = stack.enter_context(LiveRun(folder, "profile", publishes=agreement.world.rank == 0))
-            live.update(ranks=agreement.world.size)
+            live.update(ranks=agreement.world.size, rank_pids=agreement.processes_here())
             listener = both(ProfileListener, _LiveProfile(live), listener)
             points = [dict(point) for point in planning.values[0]]
             run = _ProfileRun(request, points, folder, listener, rank=agreement.world.rank)

@@ -30,6 +30,7 @@ from brim.ranks.presence import (
     await_arrival,
     ended_ranks,
     process_names,
+    processes_here,
     rank_names,
 )
 from brim.ranks.world import World, current_world
@@ -179,6 +180,10 @@ class Agreement:
     def trouble(self) -> Trouble | None:
         """Which other rank has failed or is gone, as far as a patient agreement knows."""
         return None if self._presence is None else self._presence.failure() or self._presence.gone()
+
+    def processes_here(self) -> list[int]:
+        """The processes of the ranks on this machine, as far as a store records them; none without ranks."""
+        return list(processes_here(self._facts).values())
 
     def _connect(self) -> None:
         import torch.distributed as dist

@@ -24,7 +24,10 @@ import psutil
 from brim.errors import RankError, first_line
 from brim.ranks.world import World
 
-__all__ = ["Facts", "Presence", "Trouble", "WaitWatcher", "await_arrival", "ended_ranks", "process_names", "rank_names"]
+__all__ = [
+    "Facts", "Presence", "Trouble", "WaitWatcher", "await_arrival", "ended_ranks", "process_names", "processes_here",
+    "rank_names",
+]  # fmt: skip
 
 NOTICE_SECONDS = 30.0  # a shorter wait is not reported
 WAIT_CHECK_SECONDS = 0.5  # between two checks whether this rank is waiting
@@ -149,8 +152,13 @@ def await_arrival(store: Any, world: World, watcher: WaitWatcher, timeout_second
 
 def ended_ranks(facts: Mapping[int, Facts]) -> list[int]:
     """The ranks on this machine whose processes have ended."""
+    return [rank for rank, process in processes_here(facts).items() if not _process_lives(process)]
+
+
+def processes_here(facts: Mapping[int, Facts]) -> dict[int, int]:
+    """The process of each rank on this machine."""
     here = _machine()
-    return [rank for rank, one in facts.items() if one["machine"] == here and not _process_lives(one["process"])]
+    return {rank: one["process"] for rank, one in facts.items() if one["machine"] == here}
 
 
 def process_names(facts: Mapping[int, Facts]) -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import os
@@ -13,7 +14,9 @@ from brim.errors import RequestError
 from brim.settings.caller import given
 from brim.storage.files import read_json, write_json
 
-__all__ = ["RUN_SCHEMA", "check_folder", "check_no_other_run", "command_line", "keep_command_line", "write_run"]
+__all__ = [
+    "RUN_SCHEMA", "add_notes", "check_folder", "check_no_other_run", "command_line", "keep_command_line", "write_run",
+]  # fmt: skip
 
 RUN_SCHEMA = "brim.run/1"
 
@@ -88,3 +91,12 @@ def write_run(
     }
     write_json(path, document)
     return path
+
+
+def add_notes(folder: Path, notes: Sequence[str]) -> None:
+    """Append notes to the record in the folder, if there is one; a finished run does not fail for want of space."""
+    record = read_json(folder / "run.json")
+    if notes and isinstance(record, dict):
+        record["summary"]["notes"] = [*record["summary"].get("notes", ()), *notes]
+        with contextlib.suppress(RequestError):
+            write_json(folder / "run.json", record)

@@ -26,7 +26,7 @@ class TextPools:
     first_slots = CHUNK_TOKENS
 
     def __init__(
-        self, model: Any, settings: GenerationSettings, tokens: TokenIds, *, prompts: Sequence[Sequence[int]],
+        self, model: Any, settings: GenerationSettings, tokens: TokenIds, *, prompts: Sequence[list[int]],
         read: Callable[[list[list[int]], list[bool]], Sequence[Any]],
         stopped: Callable[[list[list[int]]], list[bool]] | None = None,
     ) -> None:  # fmt: skip
@@ -50,7 +50,7 @@ class TextPools:
         return max(map(len, self.prompts))
 
     @functools.cached_property
-    def shared_prefix(self) -> Sequence[int]:
+    def shared_prefix(self) -> list[int]:
         """The tokens with which all prompts begin, if they are many; at least one token is each prompt's own."""
         first, last = min(self.prompts), max(self.prompts)  # all others begin as both do
         most = min(map(len, self.prompts)) - 1

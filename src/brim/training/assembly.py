@@ -23,7 +23,6 @@ from brim.sizing.plans import PlanFile
 from brim.training.checkpoint import load_checkpoint, restore_generators
 from brim.training.effective_batch import AdaptiveBatch, EarlierSizes, choose_effective_batch, make_adaptive_batch
 from brim.training.listener import Interrupt, TrainListener
-from brim.training.logged import LoggedTraining
 from brim.training.loop import Progress, epoch_rules
 from brim.training.micro_batches import GradientPass, MicroBatches, PeakMeter
 from brim.training.optimizers import (
@@ -52,7 +51,6 @@ class RunContext:
     interrupt: Interrupt
     fingerprint: str = ""
     sharded: bool = False  # each rank holds a part of the model
-    logged: LoggedTraining = dataclasses.field(default_factory=LoggedTraining)
 
 
 class TrainerParts:

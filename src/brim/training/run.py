@@ -30,8 +30,7 @@ from brim.training.checkpoint import find_checkpoint
 from brim.training.effective_batch import EarlierSizes, choose_effective_batch, training_plan
 from brim.training.epoch_loader import EpochLoader
 from brim.training.listener import TrainListener, interrupt_as_request
-from brim.training.live_figures import LiveTraining
-from brim.training.logged import LoggedTraining
+from brim.training.live_figures import LiveTraining, LoggedTraining
 from brim.training.run_files import read_steps, write_record
 from brim.training.setup import TrainingSetup, open_setup
 from brim.training.summary import RankReport, summarise
@@ -85,10 +84,11 @@ def run_training(
         open_loggers(log if agreement.world.rank == 0 else (), folder, watcher.note) as loggers,
         loggers.open_run(folder.absolute().name, request.to_json()) as run,
     ):
-        published = both(TrainListener, LiveTraining(live), watcher)
+        live.update(rank_pids=agreement.processes_here())
+        published = both(TrainListener, both(TrainListener, LiveTraining(live), LoggedTraining(run)), watcher)
         try:
             with stop_signal_as_error(agreement):
-                result = _TrainingRun(request, agreement, folder, published, started_at, LoggedTraining(run)).run()
+                result = _TrainingRun(request, agreement, folder, published, started_at).run()
                 run.summary = result.summary
                 return result
         except (KeyboardInterrupt, RankError) as error:
@@ -113,7 +113,6 @@ class _TrainingRun:
         folder: Path,
         listener: TrainListener,
         started_at: datetime.datetime,
-        logged: LoggedTraining,
     ) -> None:
         self.request = request
         self.agreement = agreement
@@ -121,7 +120,6 @@ class _TrainingRun:
         self.folder = folder
         self.listener = listener
         self.started_at = started_at
-        self.logged = logged
         self.sharded = request.settings.training.fsdp and self.world.size > 1
         self.resumed_after = 0  # the step of the checkpoint that this start continues from
 
@@ -140,7 +138,6 @@ class _TrainingRun:
                 interrupt=interrupt,
                 fingerprint=fingerprint,
                 sharded=self.sharded,
-                logged=self.logged,
             )
             parts = TrainerParts(subject, self.request, context)
             trainer = self._resumed(parts)

@@ -65,7 +65,6 @@ class Trainer(EpochBackend):
         self._files = parts.files
         self._listener = context.listener
         self._interrupt = context.interrupt
-        self._logged = context.logged
         self._unread: _Unread | None = None
         self._replay = dict(replay or {})  # micro-batches of steps that a killed run had made, by step
         self._shares = WindowShares(self._items, parts.memory.device)
@@ -84,7 +83,6 @@ class Trainer(EpochBackend):
     def run(self) -> None:
         """Train to the end; a `KeyboardInterrupt` after a checkpoint where somebody asked to stop."""
         self._listener.started(self._total_samples(), self._progress.samples)
-        self._logged.begin(self._total_samples())
         if self._in_step:
             self._agree_on_sizes(self._agreement.gather(Vote(value=self._size_vote())))
         try:
@@ -238,9 +236,6 @@ class Trainer(EpochBackend):
         self._adaptive.observe(unread.record["step"], unread.samples, figures)
         self._files.append_step(record)
         self._listener.step(record)
-        self._logged.step(
-            unread.record | {"loss": loss}, peak_reserved_bytes=self._micro.meter.peak.peak_reserved_bytes
-        )
 
     def _refuse_loss(self, loss: float, unread: _Unread) -> NoReturn:
         """End the run with the samples of the micro-batches that gave this loss on all ranks.
@@ -303,7 +298,6 @@ class Trainer(EpochBackend):
         self._files.epoch_done(self._progress, better=epoch.better)
         self._files.checkpoint(self._progress, self._agreement)
         self._listener.epoch(epoch.row)
-        self._logged.epoch(epoch.row)
         if self._world.size == 1:
             self._interrupt.check()
 

@@ -5,7 +5,8 @@
         run.summary = {"metrics": {"top1": 0.9}}
 
 A library that is missing is a `RequestError` before anything runs. A logger that fails later is noted once and called
-no more. No run ends for it or waits for it, since each logger is called in a thread of its own.
+no more; the note is also in the record of the run. No run ends for it or waits for it, since each logger is called in
+a thread of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Self
 from brim.errors import RequestError
 from brim.monitor.loggers.base import EndedRun, Logger, Parameter, RunLog
 from brim.settings.caller import given
+from brim.storage.run_folder import add_notes
 
 __all__ = ["LoggedRun", "Loggers", "check_loggers", "open_loggers"]
 
@@ -103,6 +105,7 @@ class Loggers:
     def __init__(self, members: Mapping[str, Logger], note: Callable[[str], None]) -> None:
         self._threads = [_Thread(name, logger) for name, logger in members.items()]
         self._note = note
+        self.notes: list[str] = []  # a failure each
 
     def __bool__(self) -> bool:
         return bool(self._threads)
@@ -131,7 +134,8 @@ class Loggers:
     def _drop_failed(self) -> None:
         for thread in [thread for thread in self._threads if thread.failure]:
             self._threads.remove(thread)
-            self._note(f"{given('log', thread.name)}: {thread.failure}; nothing more is logged there")
+            self.notes.append(f"{given('log', thread.name)}: {thread.failure}; nothing more is logged there")
+            self._note(self.notes[-1])
 
 
 @contextlib.contextmanager
@@ -142,6 +146,7 @@ def open_loggers(names: Sequence[str], folder: Path, note: Callable[[str], None]
         yield loggers
     finally:
         loggers.close()
+    add_notes(folder, loggers.notes)  # a logger may fail at the very end, when the record is written already
 
 
 def check_loggers(names: Sequence[str], folder: Path) -> None:

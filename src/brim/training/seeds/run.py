@@ -30,8 +30,7 @@ from brim.storage.run_lock import locked_folder
 from brim.training.checkpoint import find_checkpoint
 from brim.training.fast_path.task import RunsListener
 from brim.training.listener import StepRecord, TrainFacts, TrainListener
-from brim.training.live_figures import LiveTraining
-from brim.training.logged import LoggedTraining
+from brim.training.live_figures import LiveTraining, LoggedTraining
 from brim.training.models import input_kind
 from brim.training.objective import choose_monitor
 from brim.training.run import SEVERAL, TrainResult, run_fingerprint, run_training
