@@ -24,7 +24,7 @@ class LiveEvaluation(EvalListener):
     def __init__(self, live: LiveRun, *, inside: bool = False) -> None:
         self._live = live
         self._inside = inside
-self._start: HowSized | None = None
+        self._start: HowSized | None = None
         self._mean = RunningMean()
         self._total = self._done_before = 0
 
