@@ -228,7 +228,7 @@ def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, 
     del module, attention_mask
     tokens = _ARENAS[-1].tokens
     assert tokens is not None
-    for option in ("position_bias", "softcap", "s_aux", "sliding_window"):
+    for option in ("position_bias", "softcap", "s_aux"):  # a window is wider than any sequence, or there is no pool
         if kwargs.get(option) is not None:
             raise ValueError(f"packed attention has no {option}")
     packed = query[0].transpose(0, 1)  # [tokens, heads, head_dim]
