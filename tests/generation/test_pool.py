@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -174,8 +175,8 @@ def test_regions_never_overlap_and_nothing_is_lost(steps: list[tuple[bool, int]]
         elif (start := regions.take(number)) is not None:
             taken[start] = start + -(-number // ALIGNMENT) * ALIGNMENT
         ordered = sorted(taken.items())
-        assert all(end <= start for (_, end), (start, _) in zip(ordered, ordered[1:], strict=False))
-        assert all(ALIGNMENT <= start and end <= slots for start, end in ordered)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ordered))
+        assert all(start >= ALIGNMENT and end <= slots for start, end in ordered)
         assert regions.free_slots == whole - sum(end - start for start, end in ordered)
     for start in list(taken):
         regions.give_back(start)
