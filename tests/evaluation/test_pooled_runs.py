@@ -103,7 +103,9 @@ class TestPooled:
         assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
         assert any("ran out of memory" in note for note in result.notes)
         with pytest.raises(DoesNotFitError):
-            run(language_model, questions, tmp_path / "b", fail_on_oom=True, **options)
+            run(
+                language_model, questions, tmp_path / "b", batch_size=14, fixed=True, fail_on_oom=True, **options
+            )  # fmt: skip
 
     def test_the_memory_limit_is_held(
         self, language_model: Path, questions: Path, tmp_path: Path, batched: EvalResult
