@@ -150,7 +150,7 @@ class Generation:
         with tempfile.TemporaryDirectory() as folder:
             self._settle()
             started = time.perf_counter()
-            summary = run_setup(request, setup, Path(folder), Notes())
+            summary = run_setup(request, setup, Path(folder), Notes()).summary
             seconds = time.perf_counter() - started
         figures = f"batch {summary['batch_size_used']}, {summary['oom_events']} OOM"
         figures += f", padding {summary['padding_fraction']:.0%}"

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from brim.intervals import Interval, paired_speed_up, segment_seconds, speed_up
+from brim.intervals import Interval, curve_speed_up, paired_speed_up, segment_seconds, speed_up
 
 
 def test_a_repeated_gain_is_clear_and_its_interval_holds_it() -> None:
@@ -72,3 +72,32 @@ def test_an_interval_as_json_says_whether_it_is_clear() -> None:
     assert Interval(value=2.0, low=1.5, high=2.5, measurements=3).to_json() == {
         "value": 2.0, "low": 1.5, "high": 2.5, "measurements": 3, "clear": True,
     }  # fmt: skip
+
+
+def test_one_measurement_against_many_parts_is_covered_by_their_spread() -> None:
+    """The short run's time is as far off as a part of the long one may be: at a spread above the least one."""
+    draw = random.Random(1)
+    covered = 0
+    for _ in range(400):
+        parts = [math.exp(draw.gauss(0, 0.5)) for _ in range(10)]
+        off = math.exp(draw.gauss(0, 0.5))
+        curve = [[sum(parts[: place + 1]), 10.0 * (place + 1)] for place in range(10)]
+        usual = 10 * math.exp(0.5**2 / 2)  # what ten parts take in the mean
+        found, paired = curve_speed_up(curve, [[usual / 8 * off, 100.0]])
+        assert found is not None
+        assert not paired
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= 8 <= found.high
+    assert covered >= 0.93 * 400
+
+
+def test_curves_of_other_work_or_without_parts_give_no_interval() -> None:
+    many = [[float(place), 10.0 * place] for place in range(1, 21)]
+    assert curve_speed_up(many, [[1.0, 100.0]]) == (None, False), "half of the samples"
+    assert curve_speed_up([[20.0, 200.0]], [[1.0, 200.0]]) == (None, False), "no parts at all"
+    assert curve_speed_up(many, []) == (None, False)
+    found, paired = curve_speed_up(many, many)
+    assert paired
+    assert found is not None
+    assert found.value == pytest.approx(1)

@@ -13,9 +13,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Interval", "mean_rate", "paired_speed_up", "segment_seconds", "speed_up"]
+__all__ = ["Interval", "curve_speed_up", "mean_rate", "paired_speed_up", "segment_seconds", "speed_up"]
 
 SEGMENTS = 10  # of a run: enough for an interval, each long enough to hold several batches
+SHORT_RUN_SPREAD = 2.0  # a factor at least: two runs of the same differ by more than the parts of one
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
 _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -73,6 +74,28 @@ def paired_speed_up(before: Sequence[float], after: Sequence[float]) -> Interval
         return Interval(value=value, measurements=len(logs))
     error = statistics.stdev(logs) / math.sqrt(len(logs))
     return _interval(math.log(value), error, len(logs) - 1.0, len(logs))
+
+
+def curve_speed_up(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> tuple[Interval | None, bool]:
+    """The ratio of two runs over the same work, from their throughput curves; and whether both have enough points.
+
+    Where one has too few, its time is a single measurement. The other run's parts say how far a single one may be off:
+    their spread, as a prediction interval for one more of them, and a factor of 2 at least. Such an interval is wide,
+    and only a far larger difference is clear. None: neither has enough points, or they did not do the same work.
+    """
+    if not before or not after or before[-1][1] != after[-1][1] or min(before[-1][0], after[-1][0]) <= 0:
+        return None, False
+    old, new = segment_seconds(before), segment_seconds(after)
+    if old and new:
+        return paired_speed_up(old, new), True
+    parts = old or new
+    if not parts:
+        return None, False
+    spread = statistics.stdev([math.log(seconds) for seconds in parts])
+    error = spread * math.sqrt(1 + 1 / len(parts))
+    log_ratio, freedom = math.log(before[-1][0] / after[-1][0]), len(parts) - 1.0
+    error = max(error, math.log(SHORT_RUN_SPREAD) / _quantile(freedom))
+    return _interval(log_ratio, error, freedom, 1), False
 
 
 def mean_rate(rates: Sequence[float]) -> Interval:

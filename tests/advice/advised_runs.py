@@ -1,4 +1,4 @@
-"""Small runs, each slow for one known reason, that tests of advice share."""
+"""How tests of advice make runs and follow advice; those that are slow for a known reason: benchmarks/slow_runs.py."""
 
 from __future__ import annotations
 
@@ -9,44 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import brim
+from brim.advice.advise import advise_run
 from brim.advice.base import Advice
-from brim.advice.changed_request import eval_request, train_request
-from brim.advice.rules import advise_run
 from brim.advice.run_reader import Run, open_run
+from brim.advice.run_requests import eval_request, train_request
 from brim.evaluation.run import evaluate
 from brim.training.run import run_training
 from tests import saved_models
 from tests.training import training_runs
-
-SLOW_ROWS = """
-import os
-import time
-
-import torch
-from torch import nn
-
-
-class Rows:
-    def __init__(self, count, seconds):
-        self.count, self.seconds = count, seconds
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, item):
-        with open(LOG, "a") as file:
-            file.write(f"{os.getpid()}\\n")
-        time.sleep(self.seconds)
-        return torch.full((3,), float(item % 2)), item % 2
-
-
-def rows(count: int = 32, seconds: float = 0.05):
-    return lambda name: Rows(count, seconds) if name == "train" else None
-
-
-def net(num_classes: int = 2):
-    return nn.Linear(3, num_classes)
-"""
 
 
 def write_questions(path: Path, lengths: Iterable[int], *, seed: int = 0) -> Path:
@@ -76,18 +46,6 @@ def evaluated(model: Path, data: Path, folder: Path, **settings: Any) -> Run:
 def trained(nested: dict[str, Any], folder: Path) -> Run:
     training_runs.run(nested, folder)
     return open_run(folder)
-
-
-def slow_loader(folder: Path) -> tuple[Run, Path]:
-    """A training run whose samples take a twentieth of a second each; and the log of who prepared them."""
-    file, log = folder / "slow.py", folder / "prepared.log"
-    file.write_text(f"LOG = {str(log)!r}\n{SLOW_ROWS}", encoding="utf-8")
-    nested = training_runs.model_settings(
-        model__type=f"py:{file}:net", data__type=f"py:{file}:rows", hp__epochs=2,
-        data__num_workers=0,
-    )  # fmt: skip
-    del nested["data"]["root"]
-    return trained(nested, folder / "run"), log
 
 
 def followed(run: Run, piece: Advice, folder: Path) -> Run:

@@ -5,6 +5,7 @@ What is compared is work that can be counted (tokens, batches, checkpoints), nev
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,13 @@ from typing import Any
 import pytest
 
 import brim
+from benchmarks.slow_runs import TINY, SlowRuns
+from brim.advice.advise import advise_run
 from brim.advice.base import Advice
-from brim.advice.rules import advise_run
 from brim.advice.run_reader import Run
 from brim.sizing.plans import PlanCache
 from brim.training import run_files
-from tests import saved_models
-from tests.advice import advised_runs
-from tests.advice.advised_runs import evaluated, first_advice, followed
-from tests.training import training_runs
+from tests.advice.advised_runs import first_advice, followed
 
 
 def half_of(piece: Advice) -> float:
@@ -35,41 +34,35 @@ def batches(run: Run) -> float:
 
 
 @pytest.fixture(scope="module")
-def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_models.save_language_model(tmp_path_factory.mktemp("model") / "lm")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where models and the questions with short answers are made once."""
+    return tmp_path_factory.mktemp("shared")
 
 
-@pytest.fixture(scope="module")
-def short_answers(tmp_path_factory: pytest.TempPathFactory, language_model: Path) -> Path:
-    """Questions that the model answers in at most eight tokens."""
-    folder = tmp_path_factory.mktemp("short")
-    many = advised_runs.write_questions(folder / "many.jsonl", [12] * 96)
-    run = evaluated(language_model, many, folder / "run", max_tokens=9)
-    short = [line for line in run.samples() if not line["truncated"] and line["tokens"] <= 8]
-    assert len(short) >= 24
-    lines = [{"id": line["id"], "question": line["input"], "answer": "1"} for line in short]
-    return advised_runs.write_lines(folder / "short.jsonl", lines)
+@pytest.fixture
+def slow(tmp_path: Path, shared: Path) -> SlowRuns:
+    return SlowRuns(tmp_path, TINY, shared=shared)
 
 
-def test_a_slow_loader_is_named_and_more_processes_share_its_work(tmp_path: Path) -> None:
-    run, log = advised_runs.slow_loader(tmp_path)
+def test_a_slow_loader_is_named_and_more_processes_share_its_work(slow: SlowRuns) -> None:
+    run, log = slow.slow_loader(), slow.folder / "prepared.log"
     piece = first_advice(run)
     assert piece.name == "loading"
     assert piece.measured
     before = max(Counter(log.read_text().split()).values())
     log.unlink()
-    followed(run, piece, tmp_path / "after")
+    followed(run, piece, slow.folder / "after")
     after = max(Counter(log.read_text().split()).values())  # of the process that prepared most
     assert before / after >= half_of(piece)
 
 
-def test_batches_far_below_the_knee_are_named(tmp_path: Path, language_model: Path, short_answers: Path) -> None:
-    run = evaluated(language_model, short_answers, tmp_path / "one", max_tokens=16, batch_size=1)
+def test_batches_far_below_the_knee_are_named(slow: SlowRuns) -> None:
+    run = slow.small_batch()
     piece = first_advice(run)
     assert piece.name == "batch_size"
     assert not piece.measured
     assert "not measured" in piece.gain_text
-    after = followed(run, piece, tmp_path / "after")
+    after = followed(run, piece, slow.folder / "after")
     assert batches(run) / batches(after) >= half_of(piece)
     again = first_advice(run)  # the run beside it is a measurement
     assert again.name == "batch_size"
@@ -77,64 +70,70 @@ def test_batches_far_below_the_knee_are_named(tmp_path: Path, language_model: Pa
     assert "after" in again.evidence
 
 
-def test_a_cached_plan_is_a_measurement_of_larger_batches(
-    tmp_path: Path, language_model: Path, short_answers: Path
-) -> None:
-    many = advised_runs.write_questions(tmp_path / "many.jsonl", [12] * 160)
-    found = brim.evaluate(str(language_model), many, output=tmp_path / "auto", device="cpu", max_tokens=16)
+def test_a_cached_plan_is_a_measurement_of_larger_batches(slow: SlowRuns) -> None:
+    many = slow.write(slow.folder / "questions.jsonl", slow.questions(160))
+    model = slow.language_model()
+    found = brim.evaluate(str(model), many, output=slow.folder / "auto", device="cpu", max_tokens=16)
     assert found.plan is not None
-    identity = {"kind": "eval", "model": f"hf:{language_model}", "task": {"task": "generate"}}
+    identity = {"kind": "eval", "model": f"hf:{model}", "task": {"task": "generate"}}
     PlanCache().save(found.plan, identity, {})  # as a longer run files it
-    run = evaluated(language_model, short_answers, tmp_path / "runs" / "one", max_tokens=16, batch_size=1)
-    piece = next(piece for piece in advise_run(run) if piece.name == "batch_size")
+    piece = next(piece for piece in advise_run(slow.small_batch()) if piece.name == "batch_size")
     assert piece.measured
     assert "cached plan" in piece.evidence
 
 
-def test_padding_is_named_and_batches_by_cost_avoid_it(tmp_path: Path) -> None:
-    model = saved_models.save_text_classifier(tmp_path / "texts")
-    lines: list[dict[str, Any]] = [
-        {"text": " ".join(["w1"] * length), "label": ("calm", "angry", "sad")[n % 3]}
-        for n, length in enumerate([60] * 3 + [2] * 93)
-    ]
-    data = advised_runs.write_lines(tmp_path / "texts.jsonl", lines)
-    run = evaluated(model, data, tmp_path / "run", batch_size=96)
+def test_padding_is_named_and_batches_by_cost_avoid_it(slow: SlowRuns) -> None:
+    run = slow.padded()
     assert run.summary["padding_fraction"] > 0.9
     piece = first_advice(run)
     assert piece.name == "padding"
-    after = followed(run, piece, tmp_path / "after")
-    padded = [
-        1 / (1 - one.summary["padding_fraction"]) for one in (run, after)
-    ]  # tokens of a batch for one of a sample
+    assert not piece.measured, "one batch does not show what padding costs"
+    after = followed(run, piece, slow.folder / "after")
+    padded = [one.summary["batch_times"]["padded_cost"] for one in (run, after)]
     assert padded[0] / padded[1] >= half_of(piece)
 
 
-def test_room_for_tokens_that_no_answer_uses_is_named(
-    tmp_path: Path, language_model: Path, short_answers: Path
-) -> None:
-    run = evaluated(language_model, short_answers, tmp_path / "run", max_tokens=256, cost_cap=1024)
+def test_batches_of_different_lengths_show_what_padding_costs(slow: SlowRuns) -> None:
+    run = slow.padded_and_timed()
+    times = run.summary["batch_times"]
+    assert len(times["batches"]) == 8, "all but the first"
+    assert run.summary["padding_fraction"] > 0.8
+    longest = times["padded_cost"] - sum(cost for _, cost, _ in times["batches"])  # of the first batch
+    # As if time were that of padded tokens, and the first batch the warm-up that it is.
+    seconds = [[count, cost, cost / 1e5] for count, cost, _ in times["batches"]]
+    whole = times["padded_cost"] / 1e5
+    timed = {**times, "batches": seconds, "busy_seconds": whole}
+    document = {**run.document, "summary": {**run.summary, "batch_times": timed, "seconds": whole}}
+    piece = first_advice(dataclasses.replace(run, document=document))
+    assert (piece.name, piece.measured) == ("padding", True)
+    after = followed(run, piece, slow.folder / "after")
+    assert longest > times["padded_cost"] / 2
+    assert times["padded_cost"] / after.summary["batch_times"]["padded_cost"] >= half_of(piece)
+
+
+def test_room_for_tokens_that_no_answer_uses_is_named(slow: SlowRuns) -> None:
+    run = slow.long_limit()
     piece = first_advice(run)
     assert piece.name == "max_new_tokens"
-    assert piece.settings == {"max_tokens": 16}
-    after = followed(run, piece, tmp_path / "after")
+    assert max(line["tokens"] for line in run.samples()) < piece.settings["max_tokens"] <= 16
+    after = followed(run, piece, slow.folder / "after")
     assert after.summary["answer_tokens"]["truncated_fraction"] == 0
     assert [line["prediction"] for line in after.samples()] == [line["prediction"] for line in run.samples()]
     assert batches(run) / batches(after) >= half_of(piece)
 
 
-def test_truncated_answers_come_first_and_the_limit_is_raised(tmp_path: Path, language_model: Path) -> None:
-    data = advised_runs.write_questions(tmp_path / "q.jsonl", [12] * 32)
-    run = evaluated(language_model, data, tmp_path / "run", max_tokens=4, batch_size=1)
+def test_truncated_answers_come_first_and_the_limit_is_raised(slow: SlowRuns) -> None:
+    run = slow.truncated()
     pieces = advise_run(run)
     assert pieces[0].name == "truncated_answers"
-    assert pieces[0].settings["max_tokens"] > 4
+    assert pieces[0].settings["max_tokens"] > 1
     assert "max_new_tokens" not in {piece.name for piece in pieces}
-    after = followed(run, pieces[0], tmp_path / "after")
+    after = followed(run, pieces[0], slow.folder / "after")
     truncated = [sum(line["truncated"] for line in one.samples()) for one in (run, after)]
     assert truncated[1] <= truncated[0] / 2
 
 
-def test_checkpoints_that_slow_a_training_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_that_slow_a_training_are_named(slow: SlowRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
     save = run_files.save_checkpoint
 
@@ -143,12 +142,11 @@ def test_checkpoints_that_slow_a_training_are_named(tmp_path: Path, monkeypatch:
         save(folder, step=step, **state)
 
     monkeypatch.setattr(run_files, "save_checkpoint", counted)
-    features = training_runs.write_features(tmp_path / "features.npz", count=160)
-    run = advised_runs.trained(training_runs.settings_of(features, training__checkpoint_every=1), tmp_path / "run")
+    run = slow.checkpoints()
     piece = first_advice(run)
     assert piece.name == "checkpoints"
     assert piece.measured
     before = len(written)
     written.clear()
-    followed(run, piece, tmp_path / "after")
+    followed(run, piece, slow.folder / "after")
     assert before / len(written) >= half_of(piece)

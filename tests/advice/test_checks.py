@@ -169,6 +169,25 @@ def test_what_nobody_set_a_limit_to_is_shown_and_not_judged(tmp_path: Path) -> N
     assert "peak_memory" not in bare
 
 
+def test_on_a_cpu_waiting_is_shown_and_neither_passes_nor_fails(tmp_path: Path) -> None:
+    for place, fraction in enumerate((0.31, 0.01)):
+        folder = evaluation(tmp_path / str(place), plan={"device": "cpu"}, gpu_wait_fraction=fraction)
+        line = lines_of(folder)["waiting_for_data"]
+        assert (line.verdict, line.value) == ("unknown", fraction)
+        assert f"{100 * fraction:.1f} %, not judged" in line.text
+        assert check_as(CheckSettings(run=folder)).document["ok"]
+    other = evaluation(tmp_path / "mps", plan={"device": "mps"}, gpu_wait_fraction=0.31)
+    assert verdict(other, "waiting_for_data") == "fail", "another processor computes"
+
+
+def test_a_run_without_a_plan_is_on_the_device_of_its_environment(tmp_path: Path) -> None:
+    folder = training(tmp_path, loader={"wait_seconds": 4.0})
+    assert verdict(folder, "waiting_for_data") == "fail"
+    document = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**document, "plan": None, "environment": {"device": "cpu"}}))
+    assert verdict(folder, "waiting_for_data") == "unknown"
+
+
 def test_idleness_and_set_clocks_are_no_throttling(tmp_path: Path) -> None:
     assert verdict(evaluation(tmp_path, throttled=["gpu_idle", "applications_clocks"] * 5), "throttling") == "pass"
 
@@ -330,6 +349,44 @@ def test_rates_alone_are_shown_and_never_clear(tmp_path: Path, changes: dict[str
     assert "not clear" in line.text
 
 
+WILD = (4.0, 0.1, 0.2, 2.0, 0.3)  # factors of the time of a part
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted", "wobble", "expected"),
+    [
+        (10 / 16, None, None, "pass"),
+        (160.0, None, None, "fail"),
+        (10 / 1.5, None, None, "unknown"),
+        (15.0, None, None, "unknown"),
+        (10 / 16, 6.0, None, "pass"),
+        (10 / 16, 12.0, None, "unknown"),
+        (10 / 16, 40.0, None, "fail"),
+        (10 / 4, None, WILD, "unknown"),
+    ],
+)
+def test_a_run_of_few_batches_is_clear_if_the_difference_is_far_above_the_spread(
+    tmp_path: Path, seconds: float, wanted: float | None, wobble: Sequence[float] | None, expected: str
+) -> None:
+    before = evaluation(tmp_path / "before", **({"throughput": faster(1, wobble)} if wobble else {}))
+    whole = 0.5 * 20 if wobble is None else faster(1, wobble)[-1][0]
+    after = evaluation(tmp_path / "after", throughput=[[seconds * whole / 20, 80], [seconds * whole / 10, 160]])
+    line = lines_of(after, before, min_speed_up=wanted)["speed_up"]
+    assert line.verdict == expected
+    assert line.value == pytest.approx(10 / seconds)
+    assert line.interval is not None
+    assert line.interval[0] < 0.51 * line.value
+    assert line.interval[1] > 1.99 * line.value
+    assert "2 points" in line.text, "how it was judged"
+
+
+def test_two_runs_of_few_batches_are_never_clear(tmp_path: Path) -> None:
+    before = evaluation(tmp_path / "before", throughput=[[10.0, 160]])
+    after = evaluation(tmp_path / "after", throughput=[[0.1, 160]], samples_per_second=1600.0)
+    line = lines_of(after, before)["speed_up"]
+    assert (line.verdict, line.interval, line.value) == ("unknown", None, pytest.approx(100))
+
+
 def test_a_run_without_a_rate_is_not_compared(tmp_path: Path) -> None:
     before = evaluation(tmp_path / "before", samples_per_second=None, throughput=[])
     assert verdict(evaluation(tmp_path / "after"), "speed_up", before) == "unknown"
@@ -365,7 +422,7 @@ def test_every_line_has_a_title(tmp_path: Path) -> None:
 
 def test_the_summary_counts_verdicts_and_names_failures(tmp_path: Path) -> None:
     lines = [*lines_of(evaluation(tmp_path, gpu_utilisation_mean=0.12, alloc_retries=None)).values()]
-    assert counts_text(lines) == ("4 passed, 1 failed (GPU utilisation 12.0 %, below 30 %), 1 could not be measured")
+    assert counts_text(lines) == ("4 passed, 1 failed (GPU utilisation 12.0 %, below 30 %), 1 could not be judged")
 
 
 @pytest.mark.parametrize("other", ["itself", "another kind", "nothing there"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import brim
-from brim.advice.rules import advise_run
+from brim.advice.advise import advise_run
 from brim.advice.run_reader import Run, open_run
 from brim.cli.main import run as run_command
 from brim.errors import RequestError

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import brim
+from brim.advice.advise import RULES, advise_run
 from brim.advice.base import Advice, ordered
-from brim.advice.rules import RULES, advise_run
+from brim.advice.rules_batch import padding, small_batches
 from brim.advice.rules_device import allocator, attention, precision, underfilled_card
 from brim.advice.rules_time import loading, validation
 from brim.advice.run_reader import Run
@@ -98,6 +100,90 @@ def test_validation_is_made_rarer_until_it_takes_little() -> None:
     assert found.settings["training.eval_every"] == 20
     assert found.expected_gain == pytest.approx(200 / 105)
     assert validation(training({"seconds": 100.0, "eval_seconds": 2.0, "epochs": 40})) is None
+
+
+SIZE = 64
+LENGTHS = (400, 300, 200, 100, 50, 50, 20, 10)  # the longest of each batch
+
+
+def padded_run(each: float, by_token: float, *, wobble: float = 0.0, outside: float = 0.0, **changes: Any) -> Run:
+    """An evaluation in batches of 64 that take so long for each sample and each padded token."""
+    seconds = [
+        (each * SIZE + by_token * SIZE * length) * (1 + wobble * (-1) ** place) for place, length in enumerate(LENGTHS)
+    ]
+    summary = {
+        "num_samples": SIZE * len(LENGTHS), "batch_size_used": SIZE, "padding_fraction": 0.6, "ranks": 1,
+        "seconds": sum(seconds) + outside,
+        "batch_times": {
+            "padded_cost": SIZE * sum(LENGTHS), "busy_seconds": sum(seconds),
+            "batches": [[SIZE, SIZE * length, one] for length, one in zip(LENGTHS, seconds, strict=True)][1:],
+        },
+    }  # fmt: skip
+    return evaluation({**summary, **changes}, batch_size=SIZE)
+
+
+def test_padding_that_takes_all_the_time_promises_all_of_it() -> None:
+    found = padding(padded_run(0.0, 1e-5, wobble=0.05))
+    assert found is not None
+    assert found.measured
+    assert found.expected_gain == pytest.approx(0.8 / 0.4, rel=0.1)
+
+
+def test_padding_promises_little_where_samples_take_most_of_the_time() -> None:
+    found = padding(padded_run(0.02, 1e-5, wobble=0.02))
+    assert found is not None
+    assert found.measured
+    tokens = 1e-5 * SIZE * sum(LENGTHS)
+    whole = tokens + 0.02 * SIZE * len(LENGTHS)
+    assert found.expected_gain == pytest.approx(whole / (whole - tokens / 2), rel=0.05)
+    assert found.expected_gain < 1.1
+
+
+def test_time_outside_of_batches_is_not_promised() -> None:
+    inside, whole = padding(padded_run(0.0, 1e-5)), padding(padded_run(0.0, 1e-5, outside=1e-5 * SIZE * sum(LENGTHS)))
+    assert inside is not None
+    assert inside.expected_gain == pytest.approx(2.0)
+    assert whole is not None
+    assert whole.expected_gain == pytest.approx(1 / 0.75)
+
+
+def test_a_first_batch_that_others_do_not_explain_leaves_the_gain_between_two_bounds() -> None:
+    run = padded_run(0.001, 1e-5)
+    times = run.summary["batch_times"]
+    slow = {**times, "busy_seconds": 3 * times["busy_seconds"]}  # its warm-up, or its padding
+    found = padding(padded_run(0.001, 1e-5, batch_times=slow, seconds=slow["busy_seconds"]))
+    assert found is not None
+    assert not found.measured
+    least, most = (1 / (1 - share / 2) for share in (1130 / 1930 / 3, 1 - 800 / 1930 / 3))
+    assert found.expected_gain == pytest.approx(math.sqrt(least * most))
+    assert f"between {least:.2g}× and {most:.2g}×" in found.evidence
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [None, [], "damaged", [[64, 6400, 1.0]] * 8, [[64, 640, 0.1], [64, 6400, 1.0]], [[64, None, 1.0], [64]] * 4],
+    ids=["older record", "one batch", "damaged", "all alike", "too few", "no figures"],
+)
+def test_batches_that_do_not_show_what_padding_costs_give_a_rule_of_thumb(batches: Any) -> None:
+    times = {"padded_cost": 1000, "busy_seconds": 1.0, "batches": batches}
+    found = padding(padded_run(0.0, 1e-5, batch_times=None if batches is None else times, seconds=1.0))
+    assert found is not None
+    assert not found.measured
+    assert found.expected_gain == pytest.approx(2**0.5)
+    assert "between 1× and 2×" in found.evidence
+    assert "not measured" in found.gain_text
+
+
+@pytest.mark.parametrize(("used", "at_least"), [(0.02, True), (0.45, False), (None, False)])
+def test_a_small_size_with_room_for_many_samples_promises_a_lower_bound(used: float | None, at_least: bool) -> None:
+    peak = None if used is None else round(used * 80 * GIB)
+    summary = {"batch_size_used": 1, "samples_per_second": 9.0, "num_samples": 500, "peak_reserved_bytes": peak}
+    found = small_batches(evaluation(summary, environment=CUDA, batch_size=1))
+    assert found is not None
+    assert found.at_least is at_least
+    assert ("at least 4×" in found.gain_text) is at_least
+    assert "not measured" in found.gain_text
+    assert ("room for 50 samples" in found.evidence) is at_least
 
 
 def test_a_loader_that_has_all_its_processes_is_told_apart() -> None:

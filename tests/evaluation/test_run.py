@@ -29,7 +29,7 @@ TOKENS = 6
 SUMMARY = {
     "num_samples", "num_failed", "metrics", "samples_per_second", "batch_size_used", "batch_sizes", "oom_events",
     "padding_fraction", "gpu_wait_fraction", "gpu_utilisation_mean", "peak_allocated_bytes", "peak_reserved_bytes",
-    "answer_tokens", "num_bad_records", "alloc_retries", "throughput",
+    "answer_tokens", "num_bad_records", "alloc_retries", "throughput", "batch_times",
 }  # fmt: skip
 LINE = {"id", "input", "reference", "prediction", "score", "batch_size", "error"}
 
@@ -56,6 +56,10 @@ def test_the_summary_has_every_promised_field(finished: EvalResult) -> None:
     seconds, done = zip(*summary["throughput"], strict=True)
     assert (list(seconds), list(done)) == (sorted(seconds), [4, 8, 12, 14])
     assert seconds[-1] <= summary["seconds"]
+    times = summary["batch_times"]
+    assert [count for count, _, _ in times["batches"]] == [4, 4, 2], "without the first, which warms up"
+    assert sum(cost for _, cost, _ in times["batches"]) < times["padded_cost"]
+    assert sum(one for _, _, one in times["batches"]) < times["busy_seconds"] <= summary["seconds"]
     assert summary["answer_tokens"]["max"] == TOKENS
     assert set(summary["answer_tokens"]) == {"p50", "p95", "p99", "p999", "max", "truncated_fraction"}
     for figure in summary["metrics"].values():

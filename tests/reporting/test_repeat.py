@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 
-from brim.advice.command_lines import command_of
+from brim.advice.run_requests import command_of
 from brim.reporting.repeat import flat_rows
 from brim.settings.eval_settings import EvalRequest
 from brim.settings.profile_settings import ProfileRequest

@@ -245,6 +245,13 @@ def test_the_warning_about_threads_and_forks_is_not_passed_on(monkeypatch: pytes
         assert loader.take([1])[0]["name"] == "item 1"
 
 
+def test_more_processes_than_cores_start_without_a_warning() -> None:
+    """Warnings are errors here; samples that wait for a disk or the network need more processes than cores."""
+    many = len(os.sched_getaffinity(0)) + 1
+    with started(doubled, many) as loader:
+        assert loader.take([4])[0]["name"] == "item 4"
+
+
 def test_a_chosen_number_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_module, "suggest_workers", lambda *_: 0)
     with Loader(doubled, ORDER, LoaderSettings()) as loader:

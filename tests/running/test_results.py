@@ -6,7 +6,13 @@ import itertools
 
 import pytest
 
-from brim.running.results import MOST_CURVE_POINTS, ThroughputCurve, merge_curves
+from brim.running.results import (
+    MOST_BATCH_TIMES,
+    MOST_CURVE_POINTS,
+    ExecutionFigures,
+    ThroughputCurve,
+    merge_curves,
+)
 
 
 @pytest.mark.parametrize("batches", [1, 99, 100, 101, 199, 200, 1000, 12_345])
@@ -33,3 +39,15 @@ def test_curves_of_processes_side_by_side_are_added_up() -> None:
     merged = merge_curves(many)
     assert len(merged) <= MOST_CURVE_POINTS
     assert merged[-1][1] == 8 * 99
+
+
+def test_batch_times_leave_out_the_first_and_stay_few_over_the_whole_run() -> None:
+    figures = ExecutionFigures()
+    for number in range(1, 5001):
+        figures.batches = number
+        figures.add_batch_time(8, number, 0.1)
+    costs = [cost for _, cost, _ in figures.batch_times]
+    assert min(costs) > 1, "the first batch warms up"
+    assert MOST_BATCH_TIMES // 2 <= len(costs) <= MOST_BATCH_TIMES
+    assert max(costs) > 4900
+    assert len({later - earlier for earlier, later in itertools.pairwise(costs)}) == 1, "equally far apart"

@@ -1,4 +1,8 @@
-"""From a request for advice to the pieces, what they brought when tried, and the rounds that are kept."""
+"""From a request for advice to the pieces, what they brought when tried, and the rounds that are kept.
+
+A rule is a function of a finished run that gives a piece of advice or None; it reads records alone. A new one goes into
+the file of its topic and is named in `RULES`.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,29 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from brim.advice.base import Advice
+from brim.advice.base import Advice, ordered
 from brim.advice.before import advise_before
 from brim.advice.rounds import Rounds, apply_advice, open_rounds
-from brim.advice.rules import advise_run
+from brim.advice.rules_answers import long_limit, truncated_answers
+from brim.advice.rules_batch import gradient_checkpointing, padding, small_batches
+from brim.advice.rules_device import allocator, attention, idle_cards, precision, underfilled_card
+from brim.advice.rules_time import checkpoints, loading, validation
 from brim.advice.run_reader import Run, open_run
+from brim.advice.run_requests import asked_settings, command_with
 from brim.advice.trials import TriedAdvice, try_advice
 from brim.errors import RequestError, nearest_names
 from brim.settings.advise_settings import AdviseSettings
 from brim.settings.caller import written
 from brim.storage.files import write_atomic
 
-__all__ = ["ADVICE_SCHEMA", "AdviceResult", "advise"]
+__all__ = ["ADVICE_SCHEMA", "RULES", "AdviceResult", "advise", "advise_run"]
 
 ADVICE_SCHEMA = "brim.advice/1"
 TRIED = 3  # pieces of advice, unless they are named
+RULES: tuple[Callable[[Run], Advice | None], ...] = (
+    truncated_answers, long_limit, small_batches, padding, loading, validation, checkpoints, precision, attention,
+    allocator, gradient_checkpointing, underfilled_card, idle_cards,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +86,13 @@ def advise(settings: AdviseSettings, *, note: Callable[[str], None] | None = Non
         subject=str(run.folder), advice=tuple(pieces), tried=tuple(tried), rounds=rounds, written=settings.apply,
         notes=tuple(notes),
     )  # fmt: skip
+
+
+def advise_run(run: Run) -> list[Advice]:
+    """All pieces of advice for a run, the largest expected gain first, each with its command."""
+    asked_settings(run)  # refuses a run that has no such settings
+    pieces = ordered(rule(run) for rule in RULES)
+    return [dataclasses.replace(one, command=command_with(run, one)) for one in pieces]
 
 
 def _silent(line: str) -> None:

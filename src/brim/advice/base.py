@@ -27,6 +27,7 @@ class Advice:
     evidence: str
     expected_gain: float | None = None  # factor of throughput; None: not known
     measured: bool = False  # whether a measurement is behind the gain
+    at_least: bool = False  # the gain is a lower bound: how much more there is, only a trial tells
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)  # variables of the command
     processes: int | None = None  # that torchrun starts
@@ -41,7 +42,8 @@ class Advice:
             return "repairs answers"
         if self.expected_gain is None:
             return "gain not measured"
-        return f"{self.expected_gain:.2g}× expected" + ("" if self.measured else ", not measured")
+        gain = f"{'at least ' if self.at_least else ''}{self.expected_gain:.2g}× expected"
+        return gain if self.measured else f"{gain}, not measured{': --try measures it' if self.at_least else ''}"
 
     @property
     def can_be_tried(self) -> bool:

@@ -1,12 +1,15 @@
-"""What larger batches bring: from the batches that a run timed, and from other runs of the same work."""
+"""What batches cost: from the batches that a run timed, and from other runs of the same work."""
 
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from brim.advice.run_reader import Run, entries, open_run
+from brim.advice.base import figure
+from brim.advice.run_reader import Run, entries, open_run, value_at
 from brim.errors import BrimError
 from brim.sizing.plans import PlanCache
 from brim.units import number
@@ -14,12 +17,15 @@ from brim.units import number
 __all__ = [
     "MeasuredRate",
     "gain_of_larger_batches",
+    "padded_share",
     "probe_rates",
     "rates_of_cached_plans",
     "rates_of_same_work",
     "runs_beside",
 ]
 
+FEWEST_TIMED = 4  # batches, for a line through their times
+LEAST_CONTRAST = 1.5  # of the padded cost of a sample, between batches
 USUAL_FIXED_SHARE = 0.5  # of a batch's time that does not grow with it, where nothing else is known
 
 
@@ -57,6 +63,46 @@ def gain_of_larger_batches(run: Run, factor: float) -> tuple[float, bool]:
         if before > 0 and after > 0:
             return before / after, True
     return factor / (USUAL_FIXED_SHARE + (1 - USUAL_FIXED_SHARE) * factor), False
+
+
+def padded_share(run: Run) -> tuple[float, float]:
+    """Of the time in batches, the part that grows with their padded cost: at least, and at most.
+
+    Seconds of a batch are taken as `a · samples + b · padded cost`, fitted by least squares of relative errors, neither
+    below 0. At least `b` times the run's padded cost grows with it, and at most everything but `a` times its samples.
+    What lies between is what the fit does not explain: the first batch, which is not part of it, since it warms up, and
+    costs that grow faster than the padded one. Where batches are too few or too alike, nothing is known.
+    """
+    rates = _fitted_seconds(value_at(run.summary, "batch_times.batches"))
+    padded, busy = figure(run, "batch_times.padded_cost"), figure(run, "batch_times.busy_seconds")
+    samples = (figure(run, "num_samples") or 0.0) - (figure(run, "num_resumed") or 0.0)
+    if rates is None or not padded or not busy or samples <= 0:
+        return 0.0, 1.0
+    each, by_cost = rates
+    whole = max(busy, each * samples + by_cost * padded)
+    return by_cost * padded / whole, 1 - each * samples / whole
+
+
+def _fitted_seconds(recorded: Any) -> tuple[float, float] | None:
+    """Seconds of a sample and of a unit of padded cost; None where batches are too few or too alike."""
+    rows = [
+        [number(one) for one in row]
+        for row in (recorded if isinstance(recorded, list) else ())
+        if isinstance(row, list) and len(row) == 3
+    ]
+    known = [(n, cost, seconds) for n, cost, seconds in rows if n and cost and seconds and min(n, cost, seconds) > 0]
+    lengths = [cost / n for n, cost, _ in known]
+    if len(known) < FEWEST_TIMED or max(lengths) < LEAST_CONTRAST * min(lengths):
+        return None
+    xs, ys = [n / seconds for n, _, seconds in known], [cost / seconds for _, cost, seconds in known]
+    xx, xy, yy = (sum(map(operator.mul, *pair)) for pair in ((xs, xs), (xs, ys), (ys, ys)))
+    determinant = xx * yy - xy * xy
+    if determinant <= 0:
+        return None
+    each, by_cost = (sum(xs) * yy - sum(ys) * xy) / determinant, (sum(ys) * xx - sum(xs) * xy) / determinant
+    if each < 0:
+        return 0.0, sum(ys) / yy
+    return (sum(xs) / xx, 0.0) if by_cost < 0 else (each, by_cost)
 
 
 def rates_of_same_work(run: Run) -> list[MeasuredRate]:

@@ -7,11 +7,10 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from brim.advice.answer_lengths import tokens_of
 from brim.advice.base import Advice, ordered
-from brim.advice.changed_request import command_with
-from brim.advice.rules_answers import expected_answers
+from brim.advice.rules_answers import expected_answers, tokens_of
 from brim.advice.run_reader import Run
+from brim.advice.run_requests import command_with
 from brim.data.base import SampleSet
 from brim.evaluation.setup import read_data
 from brim.settings.declare import read_settings

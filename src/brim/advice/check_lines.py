@@ -1,17 +1,26 @@
-"""A line of a run's checklist: how figures of one or several runs become a verdict with its number and limit.
+"""A line of a run's checklist, and what it is made over: a run's own figures, or those of each run inside it.
 
-It knows neither which checks there are nor where figures come from.
+Figures come from the records alone; one that is missing stays missing. It does not know which checks there are.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from brim.errors import plural
+from brim.advice.run_reader import Run, entries, epoch_rows, mapping, open_run, value_at
+from brim.errors import DoesNotFitError, RequestError, plural
+from brim.monitor.trace_file import read_rows
+from brim.settings.check_settings import CheckLimits
+from brim.storage.files import read_json
+from brim.units import number
 
-__all__ = ["Asked", "CheckLine", "CheckVerdict", "JudgedFigure", "counts_text", "line_of", "not_judged", "percent"]
+__all__ = [
+    "Asked", "CheckLine", "CheckVerdict", "CheckedPart", "CheckedRun", "JudgedFigure", "checked_parts", "counts_text",
+    "line_of", "not_judged", "part_noun", "percent",
+]  # fmt: skip
 
 CheckVerdict = Literal["pass", "fail", "unknown"]
 TITLES = {
@@ -26,6 +35,7 @@ TITLES = {
     "total_seconds": "total time",
     "speed_up": "speed-up",
 }
+_HOSTS = ("cpu", "mps")  # devices without NVML and without a caching allocator that counts its retries
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,10 +63,10 @@ class CheckLine:
 class JudgedFigure:
     """What one run, or one of the runs inside it, has to say on one line."""
 
-    ok: bool | None  # None: could not be measured
+    ok: bool | None  # None: could not be judged
     value: float | None = None
     text: str = ""  # the value
-    why: str = ""  # it failed, or could not be measured
+    why: str = ""  # it failed, or could not be judged
     label: str = ""
 
 
@@ -104,7 +114,7 @@ def not_judged(line: CheckLine, *, more: str = "") -> CheckLine | None:
 
 
 def counts_text(lines: Sequence[CheckLine], *, reasons: bool = True) -> str:
-    """`5 passed, 1 failed (GPU utilisation 12.0 %, below 30 %), 2 could not be measured`."""
+    """`5 passed, 1 failed (GPU utilisation 12.0 %, below 30 %), 2 could not be judged`."""
     failed = [line for line in lines if line.verdict == "fail"]
     unknown = sum(line.verdict == "unknown" for line in lines)
     parts = [f"{sum(line.verdict == 'pass' for line in lines)} passed"]
@@ -112,10 +122,130 @@ def counts_text(lines: Sequence[CheckLine], *, reasons: bool = True) -> str:
         why = "; ".join(f"{line.title} {line.text}" for line in failed)
         parts.append(f"{len(failed)} failed ({why})" if reasons else f"{len(failed)} failed")
     if unknown:
-        parts.append(f"{unknown} could not be measured")
+        parts.append(f"{unknown} could not be judged")
     return ", ".join(parts)
 
 
 def percent(fraction: float) -> str:
     """A limit as people write it: `30 %`."""
     return f"{100 * fraction:g} %"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckedPart:
+    """The figures of one run; several where a run is made of runs."""
+
+    label: str  # which of several; empty: the run itself
+    summary: Mapping[str, Any]
+    device: str | None = None  # None: not recorded
+    folders: tuple[Path, ...] = ()  # with traces and epochs; none: the run inside could not be read
+    kind: str = ""
+    resumed: bool = False  # an earlier start did some of the work, and these figures are not of that
+    failed: bool = False  # it has no figures
+    did_not_fit: bool = False  # that is why it failed
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it ran without a GPU."""
+        return self.device in _HOSTS
+
+    def throttle_samples(self) -> tuple[int, dict[str, int]] | None:
+        """How many samples of the card have its throttle reasons, and how many have each; None: none has.
+
+        Of several ranks every trace must be there.
+        """
+        ranks = int(number(self.summary.get("ranks")) or 1)
+        traces = [read_rows(path) for folder in self.folders for path in sorted(folder.glob("monitor*.csv"))]
+        known = [
+            [row["throttle_reasons"] for row in rows if row.get("throttle_reasons") is not None] for rows in traces
+        ]
+        if len(known) < ranks or not all(known):
+            return None
+        counts: dict[str, int] = {}
+        for reason in (reason for reasons in known for some in reasons for reason in set(some)):
+            counts[reason] = counts.get(reason, 0) + 1
+        return sum(map(len, known)), counts
+
+    def epoch_seconds(self) -> list[float]:
+        """What the steps of each epoch took."""
+        rows = [row for folder in self.folders for row in epoch_rows(folder)]
+        return [seconds for row in rows if (seconds := row.get("seconds")) is not None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckedRun:
+    """A run with its parts, what it is held to, and the run that it is compared with."""
+
+    run: Run
+    parts: Sequence[CheckedPart]
+    limits: CheckLimits
+    baseline: CheckedRun | None = None
+
+
+def part_noun(run: Run) -> str:
+    """What the runs inside a run are called."""
+    return {"profile": "point", "sweep": "experiment"}.get(run.kind, "run")
+
+
+def checked_parts(run: Run) -> list[CheckedPart]:
+    """The points of a profile, the experiments of a sweep, else the run itself."""
+    if run.profile is not None:
+        knobs = run.profile["knobs"]
+        return [
+            _inner_part(run, ", ".join(f"{knob}={entry.get(knob)}" for knob in knobs), entry, "done")
+            for entry in entries(run.profile["summary"])
+        ]
+    if run.kind == "sweep":
+        document = mapping(read_json(run.folder / "sweep.json"))
+        return [
+            _inner_part(run, str(entry.get("id")), mapping(entry.get("result")), "completed")
+            for entry in entries(document.get("experiments"))
+        ]
+    return [_own_part(run, "")]
+
+
+def _inner_part(outer: Run, label: str, entry: Mapping[str, Any], done: str) -> CheckedPart:
+    """A run inside another one; of one whose folder cannot be read, what the outer one knows of it."""
+    if entry.get("state") != done:
+        full = entry.get("failure") == "out_of_memory" or entry.get("exit_code") == DoesNotFitError.exit_code
+        return CheckedPart(label=label, summary={}, failed=True, did_not_fit=full)
+    folder = outer.inside(entry.get("folder"))
+    try:
+        run = open_run(folder) if folder is not None else None
+    except RequestError:
+        run = None
+    if run is None:
+        return CheckedPart(label=label, summary=entry, device=_device(outer))
+    return _own_part(run, label)
+
+
+def _own_part(run: Run, label: str) -> CheckedPart:
+    earlier = number(run.summary.get("num_resumed"))
+    summary = run.summary
+    folders: tuple[Path, ...] = (run.folder,)
+    if isinstance(summary.get("runs"), list):
+        summary, folders = _seeds(run)
+    return CheckedPart(
+        label=label, summary=summary, device=_device(run), folders=folders,
+        kind=run.kind, resumed=bool(run.request.get("resume")) if earlier is None else earlier > 0,
+    )  # fmt: skip
+
+
+def _device(run: Run) -> str | None:
+    """As the plan names it, or the environment, where there is no plan."""
+    device = run.plan.get("device") or run.environment.get("device")
+    return device if isinstance(device, str) else None
+
+
+def _seeds(run: Run) -> tuple[Mapping[str, Any], tuple[Path, ...]]:
+    """A training's figures over seeds, with the waiting of all of them; and where their traces and epochs are."""
+    inner = [
+        place for row in entries(run.summary.get("runs"))
+        if row.get("error") is None and (place := run.inside(row.get("folder"))) is not None
+    ]  # fmt: skip
+    summaries = [mapping(mapping(read_json(place / "run.json")).get("summary")) for place in inner]
+    waited = [number(value_at(summary, "loader.wait_seconds")) for summary in summaries]
+    known = [seconds for seconds in waited if seconds is not None]
+    whole = sum(known) if known and len(known) == len(waited) else None
+    # Seeds that were trained at once have their curves and traces in the outer folder, and epochs in their own.
+    return {**run.summary, "loader": {"wait_seconds": whole}}, (run.folder, *inner)

@@ -1,4 +1,4 @@
-"""The checklist of a run as judged facts: each line passes, fails, or could not be measured, with its number.
+"""The checklist of a run as judged facts: each line passes, fails, or could not be judged, with its number.
 
 A figure that is missing, or that covers only a part of the run, never passes. Pure over a `Run`: it reads records and
 runs nothing.
@@ -11,8 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from brim.advice.check_lines import Asked, CheckLine, JudgedFigure, line_of, not_judged, percent
-from brim.advice.checked_parts import CheckedPart, CheckedRun, checked_parts, part_noun
+from brim.advice.check_lines import (
+    Asked,
+    CheckedPart,
+    CheckedRun,
+    CheckLine,
+    JudgedFigure,
+    checked_parts,
+    line_of,
+    not_judged,
+    part_noun,
+    percent,
+)
 from brim.advice.figure_checks import (
     MAX_THROTTLED_FRACTION,
     MAX_WAITING_FRACTION,
@@ -20,12 +30,12 @@ from brim.advice.figure_checks import (
     oom_events,
     peak_memory,
     retries,
+    speed_up_line,
     throttling,
     utilisation,
     waiting,
 )
 from brim.advice.run_reader import Run, entries, mapping, open_run
-from brim.advice.speed_check import speed_up_line
 from brim.errors import RequestError
 from brim.settings.caller import given
 from brim.settings.check_settings import CheckLimits, CheckSettings

@@ -1,17 +1,17 @@
-"""Single figures of a run held to their limits: utilisation, memory, errors, waiting, throttling, epochs."""
+"""Figures of a run held to their limits: utilisation, memory, errors, waiting, throttling, epochs, and its speed."""
 
 from __future__ import annotations
 
-from brim.advice.check_lines import JudgedFigure, percent
-from brim.advice.checked_parts import CheckedPart
-from brim.advice.run_reader import value_at
+from brim.advice.check_lines import CheckedPart, CheckedRun, CheckLine, CheckVerdict, JudgedFigure, percent
+from brim.advice.run_reader import data_keys, throughput_curve, value_at
 from brim.errors import plural
+from brim.intervals import Interval, curve_speed_up, speed_up
 from brim.settings.check_settings import CheckLimits
 from brim.units import bytes_text, duration_text, fraction_text, number
 
 __all__ = [
     "MAX_THROTTLED_FRACTION", "MAX_WAITING_FRACTION", "epoch_seconds", "oom_events", "peak_memory", "retries",
-    "throttling", "utilisation", "waiting",
+    "speed_up_line", "throttling", "utilisation", "waiting",
 ]  # fmt: skip
 
 MAX_WAITING_FRACTION = 0.1  # of a run's time: more than that, and loading is what limits it
@@ -76,6 +76,9 @@ def waiting(part: CheckedPart, _: CheckLimits) -> JudgedFigure:
     fraction, whole = _waiting_fraction(part)
     if fraction is None:
         return JudgedFigure(None, why="waiting was not measured, or there were fewer than two batches")
+    if part.device == "cpu":
+        why = f"{fraction_text(fraction)}, not judged: the host prepares and computes with the same cores"
+        return JudgedFigure(None, fraction, why=why)
     if fraction > MAX_WAITING_FRACTION:
         return JudgedFigure(False, fraction, fraction_text(fraction), f"above {percent(MAX_WAITING_FRACTION)}")
     if not whole:
@@ -122,3 +125,58 @@ def epoch_seconds(part: CheckedPart, limits: CheckLimits) -> JudgedFigure:
     longest, most = max(seconds), limits.max_epoch_seconds
     kept = most is None or longest <= most
     return JudgedFigure(kept, longest, f"{duration_text(longest)} at most", f"above {duration_text(most)}")
+
+
+def speed_up_line(checked: CheckedRun) -> CheckLine | None:
+    """How many times as fast as another run; over several parts, the slowest of those that both have."""
+    run, limits, baseline = checked.run, checked.limits, checked.baseline
+    if baseline is None:
+        return None
+    wanted = 1.0 if limits.min_speed_up is None else limits.min_speed_up
+    before = {part.label: part for part in baseline.parts if not part.failed}
+    pairs = [(before[part.label], part) for part in checked.parts if not part.failed and part.label in before]
+    same_data = len({repr(key) for key in data_keys([baseline.run, run])}) == 1
+    found = [(after.label, *_part_speed_up(old, after, same_data=same_data)) for old, after in pairs]
+    known = [(label, interval, why) for label, interval, why in found if interval is not None]
+    if not known:
+        why = found[0][2] if found else "the two runs have nothing in common"
+        return CheckLine(name="speed_up", verdict="unknown", value=None, limit=wanted, text=why)
+    verdicts = [_speed_verdict(interval, wanted) for _, interval, _ in known]
+    verdict: CheckVerdict = "fail" if "fail" in verdicts else "unknown" if "unknown" in verdicts else "pass"
+    if len(known) < len(found) and verdict == "pass":
+        verdict = "unknown"
+    shown = [one for one, judged in zip(known, verdicts, strict=True) if judged == verdict] or known
+    label, interval, why = min(shown, key=lambda one: one[1].value)
+    text = f"{interval.text()}{f' at {label}, the slowest' if len(known) > 1 else ''}{f': {why}' if why else ''}"
+    if verdict == "fail":
+        text = f"{text}, {'slower' if wanted == 1 else f'below {wanted:g}×'}"
+    bounds = None if interval.low is None or interval.high is None else (interval.low, interval.high)
+    return CheckLine(name="speed_up", verdict=verdict, value=interval.value, limit=wanted, text=text, interval=bounds)
+
+
+def _part_speed_up(before: CheckedPart, after: CheckedPart, *, same_data: bool) -> tuple[Interval | None, str]:
+    """The speed-up with its interval where both did the same work in enough batches, else of the two rates alone."""
+    whole = not (before.resumed or after.resumed)
+    if same_data and whole:
+        curves = [throughput_curve(part.summary) for part in (before, after)]
+        interval, paired = curve_speed_up(*curves)
+        if interval is not None:
+            return interval, "" if paired else _one_measurement(min(map(len, curves)))
+    rates = [number(part.summary.get("samples_per_second")) for part in (before, after)]
+    if rates[0] is None or rates[1] is None or min(rates[0], rates[1]) <= 0:
+        return None, "a throughput is not on record"
+    why = (
+        "too few batches, or no curve, for an interval" if same_data and whole else "the runs did not do the same work"
+    )
+    return speed_up([rates[0]], [rates[1]]), why
+
+
+def _one_measurement(points: int) -> str:
+    spread = "the spread of the other's parts, a factor of 2 at least"
+    return f"one run has {plural(points, 'point')} of throughput, so the interval is {spread}"
+
+
+def _speed_verdict(interval: Interval, wanted: float) -> CheckVerdict:
+    if interval.low is None or interval.high is None:
+        return "unknown"
+    return "fail" if interval.high < wanted else "pass" if interval.low >= wanted else "unknown"

@@ -14,10 +14,10 @@ from typing import Any
 
 from brim.advice.base import Advice, figure
 from brim.advice.batch_times import runs_beside
-from brim.advice.changed_request import asked_settings, changed_settings, settings_text
-from brim.advice.run_reader import Run, mapping
+from brim.advice.run_reader import Run, mapping, throughput_curve
+from brim.advice.run_requests import asked_settings, changed_settings, settings_text
 from brim.errors import BrimError, RequestError
-from brim.intervals import Interval, paired_speed_up, segment_seconds
+from brim.intervals import Interval, curve_speed_up
 from brim.storage.files import read_json, write_atomic, write_json
 
 __all__ = ["ROUNDS_SCHEMA", "Rounds", "apply_advice", "open_rounds"]
@@ -148,10 +148,11 @@ def _measured(run: Run, original: Run) -> dict[str, Any]:
 
 def _gain(before: Run, after: Run) -> Interval | None:
     """Part by part where both recorded their throughput over the same work, else once."""
-    curves = [segment_seconds(run.summary.get("throughput") or []) for run in (before, after)]
-    same = figure(before, "num_samples") == figure(after, "num_samples")
-    if all(curves) and same and before.kind == "eval":
-        return paired_speed_up(*curves)
+    found = None
+    if before.kind == "eval" and figure(before, "num_samples") == figure(after, "num_samples"):
+        found, _ = curve_speed_up(throughput_curve(before.summary), throughput_curve(after.summary))
+    if found is not None:
+        return found
     rates = [_whole_rate(run) for run in (before, after)]
     return Interval(value=rates[1] / rates[0]) if all(rates) else None
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from brim.advice.base import Advice, figure, on_cuda
-from brim.advice.batch_times import MeasuredRate, probe_rates, rates_of_cached_plans, rates_of_same_work
+from brim.advice.batch_times import (
+    MeasuredRate,
+    padded_share,
+    probe_rates,
+    rates_of_cached_plans,
+    rates_of_same_work,
+)
 from brim.advice.run_reader import Run, value_at
-from brim.units import bytes_text, fraction_text, number
+from brim.units import bytes_text, fraction_text
 
 __all__ = ["gradient_checkpointing", "padding", "small_batches"]
 
@@ -17,7 +24,7 @@ MOST_ESTIMATED = 4.0  # of a gain that nothing measured
 FREE_FRACTION = 0.25  # of the memory limit: a run that used less had room for larger batches
 LEAST_PADDING = 0.2
 PADDING_LEFT = 0.2  # in batches that are formed by cost
-NOT_PADDED = 0.1  # of a run's time at least: starting kernels, reading samples, scoring
+NARROW = 1.25  # the most that a gain may be over the least, to count as measured
 
 
 def small_batches(run: Run) -> Advice | None:
@@ -58,7 +65,11 @@ def _estimated(run: Run, *, size: int, wanted: float, settings: dict[str, Any]) 
         return None
     tiny = size < TINY_SIZE and wanted >= 2 * size
     gain = min((wanted / size) ** 0.5, MOST_ESTIMATED) if tiny else None
+    # What a sample needs is at most its share of the peak, which holds the weights too.
+    room = int(size / used) if used else None
     memory = f"; {fraction_text(used)} of the {bytes_text(limit)} was used" if used is not None else ""
+    if room is not None:
+        memory += f", so there is room for {room:,} samples in a batch or more"
     rates = ", ".join(f"{one.samples_per_second:,.1f} samples/s at {one.batch_size}" for one in probe_rates(run)[-2:])
     return Advice(
         name="batch_size",
@@ -66,6 +77,7 @@ def _estimated(run: Run, *, size: int, wanted: float, settings: dict[str, Any]) 
         evidence=f"no larger size was tried ({rates or 'none was timed'}){memory}; the gain is a rule of thumb, not "
         "measured: --try measures it",
         expected_gain=gain,
+        at_least=gain == MOST_ESTIMATED and room is not None and room >= MOST_ESTIMATED**2 * size,
         settings=settings,
     )
 
@@ -84,29 +96,39 @@ def _small_micro_batches(run: Run) -> Advice | None:
 
 def padding(run: Run) -> Advice | None:
     """Batches of so many samples, whatever their lengths: short samples are padded to the longest."""
-    wasted, busy = figure(run, "padding_fraction"), min(_busy_fraction(run), 1 - NOT_PADDED)
+    wasted = figure(run, "padding_fraction")
     if run.kind != "eval" or run.request.get("batch_size") is None or wasted is None or wasted < LEAST_PADDING:
         return None
-    less = (1 - wasted) / (1 - PADDING_LEFT)  # of the padded cost
-    gain = 1 / (1 - busy + busy * less) if less < 1 else 1.0
-    writes = run.summary.get("answer_tokens") is not None
-    unsure = "; new tokens are written one by one, which padding does not slow: the gain is a rule of thumb"
+    less = min((1 - wasted) / (1 - PADDING_LEFT), 1.0)  # of the padded cost
+    busy = _busy_fraction(run)
+    low, high = (1 / (1 - busy * share * (1 - less)) for share in padded_share(run))
+    known = high <= NARROW * low
+    why = (
+        "the times of the batches show how much of the time that is"
+        if known
+        else f"a gain between {low:.2g}× and {high:.2g}×: the batches do not show how much of their time is that of "
+        "padded cost, so the middle is a rule of thumb, not measured"
+    )
     return Advice(
         name="padding",
         cause=f"{fraction_text(wasted)} of the batches is padding",
         evidence=f"batches of {run.summary.get('batch_size_used')} samples of different lengths spend "
         f"{fraction_text(wasted)} of their cost on padding; batches by cost (auto) leave about "
-        f"{fraction_text(PADDING_LEFT)}{unsure if writes else ''}",
-        expected_gain=gain**0.5 if writes else gain,
-        measured=not writes,
+        f"{fraction_text(PADDING_LEFT)}; {why}",
+        expected_gain=math.sqrt(low * high),
+        measured=known,
         settings={"batch_size": "auto"},
     )
 
 
 def _busy_fraction(run: Run) -> float:
-    """Of the run's time, what was not waiting for samples."""
-    seconds, waited = figure(run, "seconds"), number(value_at(run.summary, "loader.wait_seconds")) or 0.0
-    return max(1 - waited / seconds, 0.0) if seconds else 1.0
+    """Of the run's time, what was spent in batches; of an older record, what was not waiting for samples."""
+    seconds, in_batches = figure(run, "seconds"), figure(run, "batch_times.busy_seconds")
+    if not seconds:
+        return 1.0
+    if in_batches is None:
+        return max(1 - (figure(run, "loader.wait_seconds") or 0.0) / seconds, 0.0)
+    return min(in_batches / (figure(run, "ranks") or 1) / seconds, 1.0)
 
 
 def gradient_checkpointing(run: Run) -> Advice | None:

@@ -21,7 +21,17 @@ from brim.storage.files import read_json
 from brim.storage.run_folder import RUN_SCHEMA
 from brim.units import duration_text, number
 
-__all__ = ["Run", "Samples", "data_keys", "entries", "epoch_rows", "mapping", "open_run", "value_at"]
+__all__ = [
+    "Run",
+    "Samples",
+    "data_keys",
+    "entries",
+    "epoch_rows",
+    "mapping",
+    "open_run",
+    "throughput_curve",
+    "value_at",
+]
 
 _FILES = ("run.json", "profile.json", "report.html", "samples.jsonl")
 # What a run leaves before its run.json: an evaluation, a training, seeds of one, `brim ood`, a sweep.
@@ -221,6 +231,18 @@ def value_at(document: Mapping[str, Any], path: str) -> Any:
     for name in outer:
         document = mapping(document.get(name))
     return document.get(last)
+
+
+def throughput_curve(summary: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Seconds, and samples done by then; empty where any of it is damaged."""
+    recorded = summary.get("throughput")
+    points: list[tuple[float, float]] = []
+    for point in recorded if isinstance(recorded, list) else ():
+        pair = [number(one) for one in point] if isinstance(point, list) else []
+        if len(pair) != 2 or pair[0] is None or pair[1] is None:
+            return []
+        points.append((pair[0], pair[1]))
+    return points
 
 
 def epoch_rows(folder: Path) -> list[dict[str, float | None]]:

@@ -21,7 +21,7 @@ __all__ = ["check", "print_check_summary"]
 
 WIDTH = 80
 VERDICTS = {"pass": "pass", "fail": "FAIL", "unknown": "?", None: "-"}
-LEGEND = {"unknown": "? could not be measured", None: "- not judged: no limit was asked for"}
+LEGEND = {"unknown": "? could not be judged", None: "- not judged: no limit was asked for"}
 STYLES = {"pass": "green", "fail": "bold red", "unknown": "yellow", None: ""}
 
 

@@ -12,7 +12,7 @@ from brim.comparing.record import Comparison, kept_comparison
 from brim.comparing.rounds import RoundRules
 from brim.comparing.sizes import ComparedSizes, measure_sizes, too_short
 from brim.errors import RequestError
-from brim.evaluation.run import run_setup
+from brim.evaluation.run import SetupRun, run_setup
 from brim.evaluation.setup import EvaluationSetup, open_setup
 from brim.evaluation.worker import EvalListener
 from brim.memory.devices import memory_of
@@ -50,20 +50,20 @@ def compare_batch_sizes(
         def measure(size: int, first: bool) -> dict[str, Any]:
             del first
             fixed = dataclasses.replace(request, batch_size=size, fixed=True, resume=False, fail_on_oom=False)
-            summary = measured_setup(fixed, setup, quiet)
+            summary = measured_setup(fixed, setup, quiet).summary
             return {**summary, "failed": _failure(summary, size), "too_short": _too_short(summary, size)}
 
         measure_sizes(table, measure, watcher.note)
     return draft.comparison()
 
 
-def measured_setup(request: EvalRequest, setup: EvaluationSetup, listener: EvalListener) -> dict[str, Any]:
-    """The summary of one run of a loaded setup, whose memory is given back afterwards."""
+def measured_setup(request: EvalRequest, setup: EvaluationSetup, listener: EvalListener) -> SetupRun:
+    """One run of a loaded setup, whose memory is given back afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        summary = run_setup(request, setup, Path(folder), listener)
+        done = run_setup(request, setup, Path(folder), listener)
     setup.task.release()
     memory_of(setup.device).release()
-    return summary
+    return done
 
 
 def _failure(summary: dict[str, Any], size: int) -> str | None:

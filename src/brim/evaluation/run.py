@@ -31,6 +31,7 @@ from brim.storage.run_folder import write_run
 
 __all__ = [
     "EvalResult",
+    "SetupRun",
     "WorkerOpener",
     "evaluate",
     "evaluate_as",
@@ -146,15 +147,26 @@ def evaluate_together(
     return write_record(folder, request, facts, entries, summary, outcomes, started_at)
 
 
-def run_setup(request: EvalRequest, setup: EvaluationSetup, folder: Path, listener: EvalListener) -> dict[str, Any]:
-    """Evaluate a loaded setup in this process alone, and return the summary; for comparisons."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SetupRun:
+    """What an evaluation that leaves no folder behind gave."""
+
+    summary: dict[str, Any]
+    lines: Lines
+    plan: Plan | None
+
+
+def run_setup(request: EvalRequest, setup: EvaluationSetup, folder: Path, listener: EvalListener) -> SetupRun:
+    """Evaluate a loaded setup in this process alone; for comparisons. The folder is for the monitor's trace."""
     lines: Lines = []
     with Worker(request, setup, listener, monitor=folder / "monitor.csv") as worker:
         items = range(len(setup.costs))
         listener.started(len(items), 0)
         for some in worker.run(items):
             lines += some
-    return summarise(worker.scorer.ordered(lines), worker.scorer, [worker.figures()])
+    figures = worker.figures()
+    summary = summarise(worker.scorer.ordered(lines), worker.scorer, [figures])
+    return SetupRun(summary=summary, lines=lines, plan=figures.plan)
 
 
 @contextlib.contextmanager

@@ -229,6 +229,11 @@ def summarise(
         "peak_reserved_bytes": max(one.peak_reserved_bytes for one in figures) if measured else None,
         "alloc_retries": _total([one.alloc_retries for one in figures]),
         "throughput": merge_curves(rank.throughput for rank in ranks),
+        "batch_times": {
+            "padded_cost": padded,
+            "busy_seconds": sum(one.busy_seconds for one in figures),
+            "batches": [list(row) for one in figures for row in one.batch_times],
+        },
         "answer_tokens": answer_lengths(entries),
         "monitor": ranks[0].monitor.to_json(),
         "seconds": seconds,

@@ -110,7 +110,7 @@ def explain_speed(
         requests = [settled, *(switch.off(settled) for switch in switches)]
         for turn in table.rounds:
             opened = open_setup(requests[turn.place], data=setup.data, load=load) if turn.place else setup
-            rate = measured_setup(requests[turn.place], opened, quiet)["samples_per_second"]
+            rate = measured_setup(requests[turn.place], opened, quiet).summary["samples_per_second"]
             which = f"round {turn.number}" if turn.counts else "warm-up"
             watcher.note(f"{which}, {table.name(turn.place)}: {rate or 0:,.1f} samples/s")
             if rate:
@@ -127,7 +127,7 @@ def _settle(
     may_grow = request.limit is None
     request = dataclasses.replace(request, limit=request.limit or EXPLAINED_SAMPLES, resume=False, use_cache=False)
     setup = open_setup(request, load=load)
-    size = measured_setup(request, setup, listener)["batch_size_used"] or 1
+    size = measured_setup(request, setup, listener).summary["batch_size_used"] or 1
     settled = request
     if request.batch_size is None and request.cost_cap is None:
         settled = dataclasses.replace(request, cost_cap=max(round(size * max(setup.costs)), 1))

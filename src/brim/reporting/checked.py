@@ -9,7 +9,7 @@ from brim.reporting.base import Section
 
 __all__ = ["check_section"]
 
-_WORDS = {"fail": "failed", "unknown": "could not be measured", "pass": "passed", None: "not judged"}
+_WORDS = {"fail": "failed", "unknown": "could not be judged", "pass": "passed", None: "not judged"}
 
 
 def check_section(run: Run) -> Section | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from brim.advice.command_lines import command_of
 from brim.advice.run_reader import Run
+from brim.advice.run_requests import command_of
 from brim.reporting.base import PageTable, Section, present, words
 from brim.units import date_text, text
 

@@ -443,6 +443,7 @@ class Executor:
         figures.batch_counts.append(len(batch))
         if failed == len(batch):
             return  # none of it reached the device: that was quick, and says nothing of the size
+        figures.add_batch_time(len(batch), padded_cost(costs), seconds)
         searching = not self.sizer.settled
         if not figures.warm_up_padded_cost:
             figures.warm_up_seconds, figures.warm_up_padded_cost = seconds, padded_cost(costs)

@@ -230,21 +230,23 @@ class Loader:
             self.item_bytes = _try_items(self._prepare, _first(self._order, 1), cores=2).item_bytes
         if pooled:
             self._pool = PinnedSharedPool.acquire(self.item_bytes or 0, workers=workers, pin=self._pin)
-        loader: Any = DataLoader(
-            _Items(self._prepare, self._pool),  # type: ignore[arg-type]  # a map of item numbers, as torch asks for
-            batch_size=None,
-            collate_fn=_as_it_is,  # torch would make lists of tuples, which the same item prepared here is not
-            sampler=self._order,
-            generator=torch.Generator(),  # not the run's own: a draw from that would change what the run draws
-            num_workers=workers,
-            prefetch_factor=self._prefetch(workers),
-            pin_memory=self._pin,
-            worker_init_fn=_start_worker,
-        )
         with warnings.catch_warnings():
             # From Python 3.12 on, forking a process that has threads warns. The workers prepare items on the host and
             # touch neither the device nor the locks of our threads, as DataLoader workers have always done.
             warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+            # More processes than cores are asked for on purpose, where samples wait for disks or the network.
+            warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+            loader: Any = DataLoader(
+                _Items(self._prepare, self._pool),  # type: ignore[arg-type]  # a map of item numbers, as torch asks for
+                batch_size=None,
+                collate_fn=_as_it_is,  # torch would make lists of tuples, which the same item prepared here is not
+                sampler=self._order,
+                generator=torch.Generator(),  # not the run's own: a draw from that would change what the run draws
+                num_workers=workers,
+                prefetch_factor=self._prefetch(workers),
+                pin_memory=self._pin,
+                worker_init_fn=_start_worker,
+            )
             coming = iter(loader)
         _watch_no_more(coming)
         return self._arriving(coming)

@@ -16,6 +16,7 @@ from brim.records import BatchSizes
 __all__ = ["ExecutionFigures", "ThroughputCurve", "merge_curves", "one_for_each"]
 
 MOST_CURVE_POINTS = 100  # of a throughput curve
+MOST_BATCH_TIMES = 100
 
 
 def one_for_each(results: Any, count: int, *, source: str = "the function") -> list[Any]:
@@ -74,9 +75,20 @@ class ExecutionFigures:
     best_search_rate: float = 0.0  # padded cost a second
     lost_seconds: float = 0.0  # in batches that failed, and in cleaning up after them
     batch_counts: list[int] = dataclasses.field(default_factory=list)
+    batch_times: list[tuple[int, int, float]] = dataclasses.field(default_factory=list)  # samples, padded cost, seconds
+    batch_times_every: int = 1  # of the batches, how many each of these stands for
     peak_allocated_bytes: int = 0
     peak_reserved_bytes: int = 0
     alloc_retries: int | None = None  # in batches that ran; None: the device does not count them
+
+    def add_batch_time(self, samples: int, padded: int, seconds: float) -> None:
+        """Keep the time of a batch, of at most 100: when full, every second one is dropped. Not of the first batch."""
+        if self.batches < 2 or (self.batches - 1) % self.batch_times_every:
+            return
+        self.batch_times.append((samples, padded, seconds))
+        if len(self.batch_times) == MOST_BATCH_TIMES:
+            self.batch_times = self.batch_times[1::2]
+            self.batch_times_every *= 2
 
     @property
     def padding_fraction(self) -> float:

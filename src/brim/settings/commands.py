@@ -178,7 +178,7 @@ COMMANDS = {
         Command(
             name="check",
             summary="Judge a finished run: GPU utilisation, memory, errors, waiting, time, speed against another run.",
-            more="Each line passes, fails or could not be measured, with its number. Exit code 1 if any fails.",
+            more="Each line passes, fails or could not be judged, with its number. Exit code 1 if any fails.",
             settings="check_settings:CheckSettings",
             example="brim check runs/second --memory-range 25GiB-40GiB --against runs/first",
             python=PythonCall(

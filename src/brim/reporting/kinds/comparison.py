@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brim.advice.command_lines import command_of
 from brim.advice.run_reader import Run, entries, mapping
+from brim.advice.run_requests import command_of
 from brim.reporting.base import Column, Fact, Page, PageTable, Section, facts, note_section, present, words
 from brim.reporting.charts import Axis, Chart, category_chart, crosses, limit_line, line_chart, rings
 from brim.reporting.repeat import repeat_sections
