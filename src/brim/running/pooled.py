@@ -20,7 +20,6 @@ from brim.running.executor import ExecutionPolicy, Finished, ItemFailure
 from brim.running.interrupts import InterruptWatch
 from brim.running.loader import NotPrepared
 from brim.running.results import ExecutionFigures
-from brim.sizing.constants import POOL_REFILL_FRACTION
 from brim.sizing.pool import PoolNeeds, PoolSize, PoolSizer
 
 __all__ = ["ItemPool", "PoolMemory", "PoolSource", "PoolWork", "PooledExecutor", "PooledResult"]
@@ -164,7 +163,9 @@ class PooledExecutor:
                     "start again with resume"
                 ) from error
             return failure, finished
-        self._figures.seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self._figures.seconds += seconds
+        self._figures.busy_seconds += seconds
         return None, finished
 
     def _turn(self, waiting: deque[int], finished: list[Finished]) -> None:
@@ -173,10 +174,12 @@ class PooledExecutor:
             self._pool = self._work.source.open(self.sizer.first_size(self._work.source.first_slots))
             self._counted = (0, 0)
         pool = self._pool
+        self._work.begin()
         with self._memory.metered(pool.tensors()) as reading:
-            if waiting and pool.active <= POOL_REFILL_FRACTION * self.sizer.rows:
+            if waiting and self.sizer.refills(pool.active):
                 self._refill(pool, waiting, finished)
             results = pool.advance() if self.sizer.measured else []
+        self._work.end()
         self._read_peak(pool, reading)
         for one in results:
             self._inside.discard(one.item)
@@ -199,9 +202,7 @@ class PooledExecutor:
             else:
                 good.append((item, one))
         self._inside.update(item for item, _ in good)
-        self._work.begin()
         admitted = pool.admit([item for item, _ in good], [one for _, one in good])
-        self._work.end()
         if admitted:
             self._figures.batch_counts.append(pool.active)
         for item, _ in reversed(good[admitted:]):

@@ -15,10 +15,11 @@ from brim.sizing.constants import (
     MOST_POOL_ROWS,
     POOL_AFTER_FAILURE,
     POOL_LIMIT_FRACTION,
+    POOL_REFILL_FRACTION,
     POOL_ROWS_FRACTION,
 )
 
-__all__ = ["PoolNeeds", "PoolSize", "PoolSizer"]
+__all__ = ["PoolNeeds", "PoolSize", "PoolSizer", "start_pool"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,10 @@ class PoolSizer:
         """Whether it has failed too often, or the costliest item does not fit."""
         return self.failures >= MOST_POOL_FAILURES or (self.measured and self.size.slots < self.least_slots)
 
+    def refills(self, active: int) -> bool:
+        """Whether prompts should be read now, with so many sequences under way."""
+        return active <= POOL_REFILL_FRACTION * self.rows
+
     @property
     def least_slots(self) -> int:
         """Slots without which the costliest item has no place."""
@@ -103,3 +108,12 @@ class PoolSizer:
         """For as many of the costliest as there are rows, within the user's ceiling."""
         wanted = self._extra_slots + self._demand[self.rows]
         return wanted if self._most_slots is None else min(wanted, max(self._most_slots, self.least_slots))
+
+
+def start_pool(
+    needs: PoolNeeds, *, limit_bytes: int, resident_bytes: int, most_rows: int | None, most_slots: int | None
+) -> PoolSizer:
+    """The sizer of a run's pool."""
+    return PoolSizer(
+        needs, limit_bytes=limit_bytes, resident_bytes=resident_bytes, most_rows=most_rows, most_slots=most_slots
+    )

@@ -41,7 +41,16 @@ class TextPools:
             return ""
         if not pool_pays_on(parameter.device, parameter.dtype):
             return ""
-        prefix = bool(self.shared_prefix)
+        if self.shared_prefix:
+            why = self._obstacle(prefix=True)
+            if why is None:
+                return None
+            many = len(self.shared_prefix)
+            self.notes.append(f"the {many:,} tokens that all prompts share are read again for each of them: {why}")
+            self.shared_prefix = []
+        return self._obstacle(prefix=False)
+
+    def _obstacle(self, *, prefix: bool) -> str | None:
         return pool_obstacle(self.model, self.settings, self.tokens, longest=self.longest, prefix=prefix)
 
     @property
