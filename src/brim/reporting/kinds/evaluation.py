@@ -267,8 +267,8 @@ def _speed_section(run: Run, digest: SampleDigest) -> Section:
     plan = run.plan
     planned = {
         "tokens": f"The plan is a cap of {count_text(plan.get('size'))} tokens in a batch, padding included.",
-        "kv_bytes": f"Answers came from a pool with {bytes_text(plan.get('size'))} of keys and values: a sample's batch "
-        "size is the number of sequences in it when the sample was admitted.",
+        "kv_bytes": f"Answers came from a pool with {bytes_text(plan.get('size'))} of keys and values; a sample's "
+        "batch size is the number of sequences in it when it was admitted.",
     }
     return Section(
         title="Speed and memory",
