@@ -297,7 +297,13 @@ def test_no_public_signature_takes_anything() -> None:
     assert loose == []
 
 
-DECIDING = ("Evidence", "FastestSizer", "LargestSizer", "LiveSizer")  # made in sizing/ alone, by what it is asked for
+DECIDING = (
+    "Evidence",
+    "FastestSizer",
+    "LargestSizer",
+    "LiveSizer",
+    "PoolSizer",
+)  # made in sizing/ alone, by what it is asked for
 
 
 def test_nothing_outside_sizing_decides_a_size() -> None:

@@ -25,7 +25,7 @@ PLAN_SCHEMA = "brim.plan/1"
 
 Objective = Literal["fastest", "largest"]
 Mode = Literal["forward", "generate", "train"]
-Unit = Literal["samples", "tokens"]
+Unit = Literal["samples", "tokens", "kv_bytes"]  # kv_bytes: of keys and values, in a generation pool
 Verdict = Literal["fits", "oom", "thrashes", "size_limit", "fatal", "timeout"]
 
 

@@ -123,9 +123,12 @@ def long_limit(run: Run) -> Advice | None:
     enough = room_for(written.lengths[-1])
     if enough > limit // 2:
         return None
-    factor = _cost_factor(run, limit, enough)
+    pooled = run.plan.get("unit") == "kv_bytes"  # answers leave when they end: unused room costs memory, not time
+    factor = None if pooled else _cost_factor(run, limit, enough)
     gain, measured = (None, False) if factor is None else gain_of_larger_batches(run, factor)
     why = "" if gain is not None else "; whether memory bound the batch size is not known, so the gain is not measured"
+    if pooled:
+        why = "; in a pool that is memory for keys and values, and time only where memory is short: not measured"
     smaller = f"; a sample costs {factor:.1f} times less of a batch" if factor is not None else ""
     return Advice(
         name="max_new_tokens",

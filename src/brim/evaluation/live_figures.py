@@ -7,7 +7,7 @@ from typing import Any
 
 from brim.evaluation.scoring import RunningMean
 from brim.evaluation.setup import SetupFacts
-from brim.evaluation.start import Start
+from brim.evaluation.start import HowSized
 from brim.evaluation.worker import EvalListener, Lines
 from brim.monitor.live import LiveRun
 from brim.monitor.loggers.loggers import LoggedRun
@@ -24,7 +24,7 @@ class LiveEvaluation(EvalListener):
     def __init__(self, live: LiveRun, *, inside: bool = False) -> None:
         self._live = live
         self._inside = inside
-        self._start: Start | None = None
+        self._start: HowSized | None = None
         self._mean = RunningMean()
         self._total = self._done_before = 0
 
@@ -38,7 +38,7 @@ class LiveEvaluation(EvalListener):
         self._total, self._done_before = total, done
         self._progress(done)
 
-    def sized(self, start: Start) -> None:
+    def sized(self, start: HowSized) -> None:
         """How the size is found."""
         self._start = start
         self._live.update(batch_size_found=start.size_found)

@@ -163,6 +163,7 @@ def _task_settings(request: EvalRequest) -> TaskSettings:
         stop_strings=request.stop,
         graphs=request.graphs,
         own_loop=request.decode_loop,
+        pool=request.pool,
     )
     return TaskSettings(
         generation=generation,

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -21,11 +21,12 @@ from brim.forecasting.forecast import forecast_curve
 from brim.forecasting.gpus import Gpu
 from brim.memory.devices import DeviceMemory, device_name
 from brim.memory.environment import environment_facts
-from brim.records import Plan, Probe
+from brim.records import MemoryFigures, Plan, Probe
 from brim.running.interrupts import InterruptWatch
 from brim.settings.eval_settings import EvalRequest
 from brim.sizing.live import LiveSizer
 from brim.sizing.plans import PlanFile
+from brim.sizing.pool import PoolNeeds, PoolSizer, start_pool
 from brim.sizing.priors import (
     AvailableMemory,
     ForecastBytes,
@@ -35,9 +36,19 @@ from brim.sizing.priors import (
     largest_worth_finding,
     start_live,
 )
+from brim.storage.fingerprint import fingerprint
 from brim.tasks.generate import GenerateTask
 
-__all__ = ["FirstForecast", "MakeForecast", "Start", "StartingPoint", "forecast_first_batch", "is_worth_a_trace"]
+__all__ = [
+    "FirstForecast",
+    "HowSized",
+    "MakeForecast",
+    "PoolStart",
+    "Start",
+    "StartingPoint",
+    "forecast_first_batch",
+    "is_worth_a_trace",
+]
 
 LONGEST_TRACE_SECONDS = 3.0  # a trace that takes longer is given up
 PREPARED = 8  # of the costliest samples that are tried: one that cannot be prepared never reaches the model
@@ -100,6 +111,26 @@ def _costliest(setup: EvaluationSetup, items: Sequence[int]) -> tuple[int | None
     return None, None
 
 
+class HowSized(Protocol):
+    """How the size of a run was found, for those who watch."""
+
+    @property
+    def size_found(self) -> str:
+        """In a few words, as of now."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoolStart:
+    """A pool's size is what fits, by the bytes of the first prompts."""
+
+    given: bool = False  # a ceiling by the user
+
+    @property
+    def size_found(self) -> str:
+        """How, for those who watch."""
+        return "given" if self.given else "by memory"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
     """The sizer that a run starts with, and what it knew: a cached plan, or a forecast, or neither."""
@@ -144,7 +175,7 @@ class StartingPoint:
         return self.request.batch_size is not None
 
     @property
-    def _given(self) -> bool:
+    def given(self) -> bool:
         """Whether the user gave the size."""
         return self.by_count or self.request.cost_cap is not None
 
@@ -158,25 +189,25 @@ class StartingPoint:
             fixed=request.fixed,
             ceiling=largest_worth_finding(costs),
         )
-        plan, notes = (None, ()) if self._given else self._plan_file.load()
+        plan, notes = (None, ()) if self.given else self._plan_file.load()
         if plan is not None:
             return Start(
                 sizer=start_live(asked, Prior(known_size=plan.size), self._available_memory(item_cost)), cached=plan
             )
         forecast, prior = None, self.prior
-        if not self._given and not prior.knows_bytes_near(item_cost):
+        if not self.given and not prior.knows_bytes_near(item_cost):
             forecast = self.forecast(self.setup, items, self.limit_bytes)
         if forecast is not None and forecast.bytes is not None:
             prior = dataclasses.replace(prior, forecast=forecast.bytes)
             item_cost = forecast.bytes.item_cost  # of the costliest that can be prepared: others never reach the model
         return Start(
             sizer=start_live(asked, prior, self._available_memory(item_cost)), forecast=forecast, notes=notes,
-            given=self._given,
+            given=self.given,
         )  # fmt: skip
 
     def plan(self, start: Start, largest: int, peak_bytes: int | None, trials: tuple[Probe, ...] = ()) -> Plan:
         """What the run settled at, to start the next one there."""
-        reason = "the size asked for" if self._given else "grown on the run's own batches while that paid"
+        reason = "the size asked for" if self.given else "grown on the run's own batches while that paid"
         if start.by_forecast:
             reason += ", from a size that a forecast gave"
         if start.cached is not None:
@@ -192,16 +223,46 @@ class StartingPoint:
             probes=trials,
         )
 
+    def pool_sizer(self, needs: PoolNeeds) -> PoolSizer:
+        """How large a pool for items with these needs may be."""
+        request = self.request
+        return start_pool(
+            needs, limit_bytes=self.limit_bytes, resident_bytes=self._resident_bytes(),
+            most_rows=request.batch_size, most_slots=request.cost_cap,
+        )  # fmt: skip
+
+    def pool_plan(self, kv_bytes: int, sizer: PoolSizer, peak_bytes: int | None, trials: tuple[Probe, ...]) -> Plan:
+        """What the pool had; nothing is searched, so nothing is filed."""
+        reason = "the pool asked for" if self.given else "as many sequences as there are, or as fit"
+        return Plan(
+            unit="kv_bytes",
+            size=max(kv_bytes, 1),
+            batch_size_max=max(kv_bytes, 1),
+            batch_size_max_estimate=sizer.size.slots * sizer.slot_bytes if sizer.measured else None,
+            objective="fastest",
+            reason=reason,
+            cached=False,
+            device=device_name(self.memory.device),
+            memory=MemoryFigures(
+                limit_bytes=self.limit_bytes,
+                headroom_bytes=None if not peak_bytes else self.limit_bytes - peak_bytes,
+            ),
+            probes=trials,
+            fingerprint=fingerprint(self._plan_file.identity),
+        )
+
     def remember(self, plan: Plan, sizer: LiveSizer) -> None:
         """File the plan, unless the user gave the size or there was too little data to find one."""
-        if sizer.overlaps and sizer.kept < sizer.ceiling and not self._given:
+        if sizer.overlaps and sizer.kept < sizer.ceiling and not self.given:
             self._plan_file.save(plan)
 
     def _available_memory(self, item_cost: int) -> AvailableMemory:
+        return AvailableMemory(limit_bytes=self.limit_bytes, resident_bytes=self._resident_bytes(), item_cost=item_cost)
+
+    def _resident_bytes(self) -> int:
         module = self.setup.model.module
         held = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
-        resident = sum(tensor.nbytes for tensor in held)
-        return AvailableMemory(limit_bytes=self.limit_bytes, resident_bytes=resident, item_cost=item_cost)
+        return sum(tensor.nbytes for tensor in held)
 
     @functools.cached_property
     def _plan_file(self) -> PlanFile:

@@ -16,13 +16,15 @@ from typing import Any, Self
 from brim.errors import RequestError
 from brim.evaluation.scoring import RankFigures, Scorer
 from brim.evaluation.setup import EvaluationSetup, SetupFacts
-from brim.evaluation.start import MakeForecast, Start, StartingPoint, forecast_first_batch
+from brim.evaluation.start import HowSized, MakeForecast, PoolStart, Start, StartingPoint, forecast_first_batch
 from brim.evaluation.timing import IdleClock, StageClock
 from brim.memory.devices import DeviceMemory, ModelMemory, device_uuid, memory_of, resolve_limit
 from brim.monitor.sampler import Sampler
 from brim.monitor.trace_file import TraceText
-from brim.running.executor import BatchWork, ExecutionPolicy, Executor, ItemFailure, Pending
+from brim.records import Plan
+from brim.running.executor import BatchWork, ExecutionPolicy, Executor, Finished, ItemFailure, Pending
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
+from brim.running.pooled import PooledExecutor, PoolSource, PoolWork
 from brim.running.results import ExecutionFigures, ThroughputCurve, one_for_each
 from brim.settings.caller import named, written
 from brim.settings.eval_settings import EvalRequest
@@ -43,8 +45,8 @@ class EvalListener:
     def started(self, total: int, done: int) -> None:
         """So many samples are this process's to do, of which so many were done by an earlier run."""
 
-    def sized(self, start: Start) -> None:
-        """What is known of the batch size before the first batch; its sizer follows the run."""
+    def sized(self, start: HowSized) -> None:
+        """What is known of the batch size before the first batch; it follows the run."""
 
     def scored(self, lines: Lines) -> None:
         """These samples are done and in the journal."""
@@ -128,9 +130,12 @@ class Worker:
         self._notes: list[str] = []
         self._start: Start | None = None
         self._executor: Executor | None = None
+        self._pooled: PooledExecutor | None = None
+        self._pools = setup.task.pool_source() if stages is None else None
         self._loader: Loader | None = None
         self._seconds = self._loader_wait_seconds = 0.0
         self._curve = ThroughputCurve()
+        self._figures = ExecutionFigures(alloc_retries=0 if self.memory.counts_retries and self._measured() else None)
 
     def __enter__(self) -> Self:
         self._sampler.__enter__()
@@ -148,8 +153,6 @@ class Worker:
     def run(self, items: Sequence[int]) -> Generator[Lines, None, None]:
         """Do these samples; the lines of those that end together are given out as soon as they end."""
         request, setup = self.request, self.setup
-        if self._executor is None:
-            self._executor = self._begin(self.starting.start(list(items)))
         with contextlib.ExitStack() as stack:
             if request.memory_limit is not None or request.margin is not None:
                 stack.enter_context(self.memory.limited(self.starting.limit_bytes))
@@ -159,42 +162,56 @@ class Worker:
             pin = setup.device.type == "cuda"
             self._loader = stack.enter_context(Loader(setup.task.prepare, items, settings, pin=pin))
             started = time.perf_counter()
-            for finished in stack.enter_context(contextlib.closing(self._executor.run(items))):
-                self._curve.add(self._seconds + time.perf_counter() - started, self._executor.figures.items)
+            for finished in stack.enter_context(contextlib.closing(self._finished(items))):
+                self._curve.add(self._seconds + time.perf_counter() - started, self._figures.items)
                 yield [self.scorer.entry(one) for one in finished]
                 self._loader.done([one.item for one in finished])
-                figures = self._executor.figures
-                reserved = figures.peak_reserved_bytes or None
-                self.listener.batch(figures, cap=self._executor.sizer.size, reserved_bytes=reserved)
+                figures = self._figures
+                self.listener.batch(figures, cap=self._cap, reserved_bytes=figures.peak_reserved_bytes or None)
             self._seconds += time.perf_counter() - started
         self._loader_wait_seconds += self._loader.wait_seconds
         for note in (*self._loader.notes, *setup.task.notes, *setup.model.notes):
             self._note(note)
 
+    def _finished(self, items: Sequence[int]) -> Generator[list[Finished], None, None]:
+        """In a pool where the task has one, and what that leaves in batches."""
+        left = list(items)
+        if self._pools is not None and left:
+            self._pooled = self._make_pool(self._pools, left)
+            yield from self._pooled.run(left)
+            left = self._pooled.left
+            for note in self._pools.notes:
+                self._note(note)
+        if left or self._pooled is None:
+            if self._executor is None:
+                self._executor = self._begin(self.starting.start(left))
+            yield from self._executor.run(left)
+
+    @property
+    def _cap(self) -> int:
+        """The size of now, in the unit of the plan."""
+        if self._executor is not None:
+            return self._executor.sizer.size
+        return 0 if self._pooled is None else self._pooled.kv_bytes
+
     def remember_plan(self) -> None:
         """File the size found, for the next run to start from."""
-        if self._start is not None and (plan := self.figures().plan) is not None:
+        if self._start is not None and self._executor is not None and (plan := self.figures().plan) is not None:
             self.starting.remember(plan, self._start.sizer)
 
     @property
     def counted(self) -> ExecutionFigures:
         """What the batches so far have counted, of all calls."""
-        assert self._executor is not None
-        return self._executor.figures
+        return self._figures
 
     def figures(self) -> RankFigures:
         """What this process has counted, once a run has ended."""
-        assert self._executor is not None
-        assert self._start is not None
         assert self._loader is not None
-        figures = self._executor.figures
-        peak = figures.peak_reserved_bytes or None
-        trials = tuple(self._executor.trials)
-        plan = self.starting.plan(self._start, figures.largest_padded_cost, peak, trials)
+        figures = self._figures
         return RankFigures(
             figures=figures,
             seconds=self._seconds,
-            plan=plan,
+            plan=self._plan(),
             wait_fraction=self._clock.wait_fraction(),
             loader_wait_seconds=self._loader_wait_seconds,
             workers=self._loader.workers or 0,
@@ -204,24 +221,63 @@ class Worker:
             notes=tuple(self._notes),
         )
 
+    def _plan(self) -> Plan:
+        """What the batches settled at; without any, the pool."""
+        peak = self._figures.peak_reserved_bytes or None
+        if self._executor is None:
+            assert self._pooled is not None
+            return self.starting.pool_plan(self._pooled.kv_bytes, self._pooled.sizer, peak, tuple(self._pooled.trials))
+        assert self._start is not None
+        trials = tuple(self._executor.trials)
+        return self.starting.plan(self._start, self._figures.largest_padded_cost, peak, trials)
+
+    def _make_pool(self, source: PoolSource, items: list[int]) -> PooledExecutor:
+        """A pool for these samples, its size by the memory that is free."""
+        self.listener.sized(PoolStart(given=self.starting.given))
+        return PooledExecutor(
+            PoolWork(
+                source=source,
+                take=self._take_for_pool,
+                costs=self.setup.costs,
+                note=self._note,
+                begin=self._clock.begin,
+                end=self._clock.end,
+            ),
+            sizer=self.starting.pool_sizer(source.needs(items)),
+            memory=ModelMemory(self.memory, self.setup.model.module),
+            figures=self._figures,
+            policy=self._policy(),
+        )
+
+    def _take_for_pool(self, items: list[int]) -> list[Any]:
+        assert self._loader is not None
+        prepared = self._loader.take(items)
+        self._refuse_unprepared(items, prepared)
+        return prepared
+
+    def _refuse_unprepared(self, items: Sequence[int], prepared: Sequence[Any]) -> None:
+        """The first sample that could not be prepared ends the run, if that was asked for."""
+        bad = next((place for place, one in enumerate(prepared) if isinstance(one, NotPrepared)), None)
+        if self.request.fail_fast and bad is not None:
+            raise RequestError(
+                f"{named('fail_fast')}: sample {self.setup.task.samples[items[bad]].id}: {prepared[bad].message}"
+            )
+
     def _begin(self, start: Start) -> Executor:
         """The executor of all calls; what a forecast took counts as part of the run, and as planning."""
         self._start = start
         executor = self._make_executor(start.sizer)
-        if self.memory.counts_retries and self._measured():
-            executor.figures.alloc_retries = 0
         self.listener.sized(start)
         for note in start.notes:
             self._note(note)
         if start.forecast is not None:
             self._seconds += start.forecast.seconds
-            executor.figures.lost_seconds += start.forecast.seconds
+            self._figures.lost_seconds += start.forecast.seconds
             if start.forecast.note is not None:
                 self._note(start.forecast.note)
         return executor
 
     def _make_executor(self, sizer: LiveSizer) -> Executor:
-        request = self.request
         return Executor(
             BatchWork(
                 launch=self._launch,
@@ -233,14 +289,19 @@ class Worker:
             sizer=sizer,
             memory=ModelMemory(self.memory, self.setup.model.module),
             metered=self._measured(),
-            policy=ExecutionPolicy(
-                by_count=self.starting.by_count,
-                fixed=request.fixed,
-                overlap=request.overlap,
-                fail_fast=request.fail_fast,
-                fail_on_oom=request.fail_on_oom,
-                stop_if_hopeless=True,
-            ),
+            policy=self._policy(),
+            figures=self._figures,
+        )
+
+    def _policy(self) -> ExecutionPolicy:
+        request = self.request
+        return ExecutionPolicy(
+            by_count=self.starting.by_count,
+            fixed=request.fixed,
+            overlap=request.overlap,
+            fail_fast=request.fail_fast,
+            fail_on_oom=request.fail_on_oom,
+            stop_if_hopeless=True,
         )
 
     def _forget_prepared(self, items: list[int]) -> None:
@@ -252,12 +313,8 @@ class Worker:
         """Start a batch; what could not be prepared is set aside, and the rest runs without it."""
         assert self._loader is not None
         prepared = self._loader.take(items)
+        self._refuse_unprepared(items, prepared)
         good = [place for place, one in enumerate(prepared) if not isinstance(one, NotPrepared)]
-        if self.request.fail_fast and len(good) < len(items):
-            place, bad = next((place, one) for place, one in enumerate(prepared) if isinstance(one, NotPrepared))
-            raise RequestError(
-                f"{named('fail_fast')}: sample {self.setup.task.samples[items[place]].id}: {bad.message}"
-            )
         self._clock.begin()
         pending: Pending | None = None
         if good:

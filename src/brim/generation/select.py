@@ -6,23 +6,37 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from brim.generation.arena import flash_works_on
 from brim.generation.choose import PADDING, WARPERS, TokenChooser, generation_config_for, uniforms
 from brim.generation.loop import CHECK_STEPS, DecodeLoop, Padding, PromptBatch, Stopped
+from brim.generation.pool import GenerationPool, PoolPrompt
 from brim.generation.seq2seq import Seq2SeqLoop
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.generation.state import Answers
 from brim.memory.failures import FailureKind, classify
 
-__all__ = ["Decoder", "GenerateFallback", "disagreement", "loop_obstacle", "make_decoder", "padded_batch"]
+__all__ = [
+    "Decoder",
+    "GenerateFallback",
+    "disagreement",
+    "loop_obstacle",
+    "make_decoder",
+    "padded_batch",
+    "pool_obstacle",
+    "pool_pays_on",
+]
 
 CHECK_TOKENS = 3
 CHECK_LENGTHS = (5, 9)
+CHECK_PREFIX = 4  # tokens that prompts share in a trial of a shared prefix
 
 # Options of a generation configuration that the loop does not support, with the values that turn them off.
 _UNSUPPORTED = {
@@ -99,6 +113,69 @@ def loop_obstacle(model: Any, longest: int | None) -> str | None:
     return None
 
 
+def pool_pays_on(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a pool is faster than batches: where flash attention serves it."""
+    return flash_works_on(device, dtype)
+
+
+def pool_obstacle(
+    model: Any, settings: GenerationSettings, tokens: TokenIds, *, longest: int, prefix: bool = False
+) -> str | None:
+    """Why a model cannot generate in a pool: its configuration, or how a trial's logits differ; None if it can."""
+    if model.config.is_encoder_decoder:
+        return f"{type(model).__name__} has an encoder"
+    obstacle = loop_obstacle(model, longest + settings.max_new_tokens)
+    if obstacle is not None:
+        return obstacle
+    config = generation_config_for(model, settings, tokens)
+    chooser = TokenChooser(model, config, prompt_length=longest, device=next(model.parameters()).device)
+    if chooser.needs_tokens:
+        return "its generation configuration reads the tokens so far (a repetition penalty, say)"
+    known = _TRIALS.setdefault(model, {})
+    key = (GenerationPool, "prefix" if prefix else "", model.config.to_json_string(use_diff=False))
+    if key not in known:
+        known[key] = _pool_disagreement(model, settings, tokens, shared=CHECK_PREFIX if prefix else 0)
+    return known[key] or None
+
+
+class _RecordingPool(GenerationPool):
+    """Keeps the logits that its tokens are chosen from."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.logits: list[torch.Tensor] = []
+        super().__init__(*arguments, **named)
+
+    def _chosen(self, logits: torch.Tensor, uniform: torch.Tensor | None) -> torch.Tensor:
+        self.logits.append(logits.float())
+        return super()._chosen(logits, uniform)
+
+
+@torch.inference_mode()
+def _pool_disagreement(model: Any, settings: GenerationSettings, tokens: TokenIds, *, shared: int) -> str:
+    """As `disagreement`, of a pool; prompts share so many tokens."""
+    asked = dataclasses.replace(settings, max_new_tokens=CHECK_TOKENS, graphs=False, temperature=0.0)
+    prompts = _check_prompts(model, next(model.parameters()).device)
+    if shared:
+        prompts = [torch.cat([prompts[1][:shared], prompt]) for prompt in prompts]
+    rows = len(prompts)
+
+    def differences() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        pool = _RecordingPool(
+            model, asked, TokenIds(ends=(), pad=tokens.pad), rows=rows, slots=256, longest=len(prompts[-1]),
+            prefix=prompts[0][:shared].tolist(), chunk_tokens=len(prompts[0]) + 2,
+        )  # fmt: skip
+        pool.admit([PoolPrompt(ids=prompt.tolist(), key=key) for key, prompt in enumerate(prompts)])
+        answers = {answer.key: answer.tokens for answer in pool.advance()}
+        first = torch.cat(pool.logits[: -CHECK_TOKENS + 1])  # of each prompt, in chunks
+        ours = torch.stack([first, *(one[:rows] for one in pool.logits[-CHECK_TOKENS + 1 :])], dim=1)
+        for key, prompt in enumerate(prompts):
+            made = torch.tensor(answers[key][:-1], device=prompt.device)
+            whole = torch.cat([prompt, made]).unsqueeze(0)
+            yield ours[key], model(input_ids=whole, use_cache=False).logits[0, -CHECK_TOKENS:].float()
+
+    return _difference(model, differences)
+
+
 # By model: results of the trials of its loops. A profile needs them again for every value of its knob.
 _TRIALS: weakref.WeakKeyDictionary[nn.Module, dict[tuple[type, str, str], str]] = weakref.WeakKeyDictionary()
 
@@ -116,22 +193,32 @@ def _known_disagreement(loop: DecodeLoop) -> str:
 def disagreement(loop: DecodeLoop) -> str:
     """Why the loop cannot be used: how its logits differ from the model's own, or the error it raised; "" if it can."""
     model = loop.model
-    try:
+
+    def differences() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         prompts = _check_prompts(model, loop.device)
         ours, tokens = _loop_logits(loop, prompts)
         for row, prompt in enumerate(prompts):
-            theirs = _model_logits(model, prompt, tokens[row], loop)
-            worst = (ours[row] - theirs).abs().max().item()
+            yield ours[row], _model_logits(model, prompt, tokens[row], loop)
+
+    try:
+        return _difference(model, differences)
+    finally:
+        loop.release()
+
+
+def _difference(model: Any, differences: Callable[[], Iterator[tuple[torch.Tensor, torch.Tensor]]]) -> str:
+    """The first pair of our logits and the model's own that differ by more than rounding, or the error of the trial."""
+    try:
+        for ours, theirs in differences():
+            worst = (ours - theirs).abs().max().item()
             scale = theirs.std().item() + 1e-6
-            allowed = (1e-3 if theirs.dtype == torch.float32 and _precise(model) else 0.2) * scale
+            allowed = (1e-3 if _precise(model) else 0.2) * scale
             if not worst <= allowed:
                 return f"its logits differ from {type(model).__name__}'s own by {worst / scale:.2g} standard deviations"
     except Exception as error:
         if classify(error).kind is FailureKind.OUT_OF_MEMORY:
             raise
         return f"a trial of it raised {type(error).__name__}: {error}".splitlines()[0]
-    finally:
-        loop.release()
     return ""
 
 

@@ -370,11 +370,11 @@ class ModelMemory:
         self._memory = memory
         self._module = module if isinstance(module, torch.nn.Module) else None
 
-    def metered(self) -> contextlib.AbstractContextManager[Any]:
-        """Measure what runs inside."""
+    def metered(self, held: Iterable[torch.Tensor] = ()) -> contextlib.AbstractContextManager[Any]:
+        """Measure what runs inside; `held` is there already, beside the model."""
         if self._module is None:
-            return self._memory.metered()
-        return self._memory.metered([*self._module.parameters(), *self._module.buffers()])
+            return self._memory.metered(held)
+        return self._memory.metered([*self._module.parameters(), *self._module.buffers(), *held])
 
     def left_by_others_bytes(self) -> int | None:
         """What other processes leave of the device now; None: not known."""

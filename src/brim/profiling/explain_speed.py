@@ -71,6 +71,8 @@ SWITCHES = (
             note="answers that end by themselves gain little"),
     _Switch(name="generation set up once", setting="transformers' generate", off=_with(decode_loop=False),
             where=_generates),
+    _Switch(name="a pool on CUDA", setting="whole batches", off=_with(pool=False),
+            where=lambda setup: _on_cuda(setup) and _generates(setup)),
     _Switch(name="CUDA graphs", setting="launched step by step", off=_with(graphs=False),
             where=lambda setup: _on_cuda(setup) and _generates(setup)),
     _Switch(name="scoring beside the device", setting="scored between batches", off=_with(overlap=False)),

@@ -43,7 +43,7 @@ POINT_FILE = "point.json"
 _HOW_NOT_WHAT = (
     "batch_size", "cost_cap", "fixed", "fail_on_oom", "memory_limit", "margin", "device", "offload", "num_workers",
     "pin_memory", "prefetch_factor", "use_cache", "graphs", "fail_fast", "resume", "overlap", "non_blocking",
-    "decode_loop",
+    "decode_loop", "pool",
 )  # fmt: skip
 
 

@@ -218,9 +218,10 @@ class Executor:
         memory: PeakMemory | None = None,
         metered: bool = True,
         policy: ExecutionPolicy | None = None,
+        figures: ExecutionFigures | None = None,
     ) -> None:
         self.sizer = sizer
-        self.figures = ExecutionFigures()
+        self.figures = figures if figures is not None else ExecutionFigures()
         self.trials: list[Probe] = []  # the batches that the size was found by, and those that failed
         self._work = work
         self._policy = policy if policy is not None else ExecutionPolicy()

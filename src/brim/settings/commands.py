@@ -15,7 +15,7 @@ __all__ = ["COMMANDS", "Command", "PythonCall"]
 _OF_EVALUATIONS = {
     "fixed": "no_auto_batch_size", "use_cache": "!no_cache", "mapping": "map", "knobs": "knob", "plugins": "plugin",
     "max_new_tokens": "max_tokens", "graphs": "graphs", "overlap": "overlap", "non_blocking": "non_blocking",
-    "decode_loop": "decode_loop",
+    "decode_loop": "decode_loop", "pool": "pool",
 }  # fmt: skip
 
 

@@ -115,6 +115,7 @@ class EvalRequest:
     overlap: Annotated[bool, _switched("Start a batch before the last one's answers are read and scored.")] = True
     non_blocking: Annotated[bool, _switched("Copy to the device without holding up the host.")] = True
     decode_loop: Annotated[bool, _switched("Brim's own where it fits the model; else transformers' generate.")] = True
+    pool: Annotated[bool, _switched("An answer that ends makes room for the next prompt; else whole batches.")] = True
     fail_fast: Annotated[bool, Setting(help="Stop at the first sample that raises an error.")] = False
     resume: shared.Resume = False
     retry_failed: Annotated[bool, Setting(help="With --resume: samples that failed are tried again.", panel=OUTPUT)] = (

@@ -99,3 +99,11 @@ SHORT_OF_MEMORY = 0.9  # of a size at which the allocator had to give back its c
 RETRYING_STEPS = 3  # in a row in which it did: once or twice is putting the cache in order
 MOST_CUTS = 3  # for that: lengths that change from step to step may cost a retry at any size
 MOST_CALM_READINGS = 64  # with enough free memory, before a size returns that other processes have repeatedly displaced
+
+# --- A generation pool ------------------------------------------------------------------------------------------------
+MOST_POOL_ROWS = 4096  # steps of more rows take in proportion longer: nothing is gained
+POOL_LIMIT_FRACTION = 0.9  # of the limit: graphs of several sizes and the allocator need the rest
+POOL_ROWS_FRACTION = 0.25  # of what is free beside the weights, at most for logits of all rows
+POOL_AFTER_FAILURE = 0.75  # of the limit after each out-of-memory error …
+MOST_POOL_FAILURES = 4  # … and after so many, batches take over
+POOL_REFILL_FRACTION = 0.875  # prompts are read when at most this part of the rows is taken: reading a few is slow

@@ -27,6 +27,7 @@ from brim.memory.transfer import moved, replaced
 from brim.models.base import LoadedModel
 from brim.records import Unit
 from brim.running.executor import ItemFailure, Pending
+from brim.running.pooled import PoolSource
 
 __all__ = ["Answer", "LaterAnswers", "ReadyAnswers", "Task", "TaskSettings", "padded"]
 
@@ -112,6 +113,10 @@ class Task(abc.ABC):
 
     def release(self) -> None:  # noqa: B027
         """Free the device memory kept between batches."""
+
+    def pool_source(self) -> PoolSource | None:
+        """Where samples end one by one: pools for them; None: they run batch by batch."""
+        return None
 
     def shown_input(self, item: int) -> Any:
         """The sample's input as samples.jsonl shows it."""

@@ -17,10 +17,12 @@ from brim.generation.settings import GenerationSettings, TokenIds
 from brim.generation.state import Answers
 from brim.models.base import LoadedModel
 from brim.running.executor import Pending
+from brim.running.pooled import PoolSource
 from brim.settings.caller import given, named, switched_off, written
 from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings
 from brim.tasks.multimodal import MultimodalInputs
 from brim.tasks.prompts import PromptWriter
+from brim.tasks.text_pools import TextPools
 
 __all__ = ["GenerateTask", "VqaTask"]
 
@@ -149,11 +151,24 @@ class GenerateTask(Task):
     def identity(self) -> Mapping[str, Any]:
         """The way prompts are written and answers chosen."""
         generation = dataclasses.asdict(self.generation)
-        for how in ("graphs", "own_loop"):  # they change the speed, not the answers
+        for how in ("graphs", "own_loop", "pool"):  # they change the speed, not the answers
             del generation[how]
         options = dict(self.settings.processor_options)
         return {"task": self.name, "chat": self._writer.chat, "system": self.settings.system, "options": options,
                 "generation": generation}  # fmt: skip
+
+    def pool_source(self) -> PoolSource | None:
+        """Answers end one by one, where that is faster and a trial agrees with the model's own logits."""
+        if self.model.kind != "language":
+            return None
+        source = TextPools(
+            self.model.module, self.generation, self._tokens, prompts=self._ids, read=self._texts,
+            stopped=self._stopped if self.generation.stop_strings else None,
+        )  # fmt: skip
+        obstacle = source.obstacle()
+        if obstacle:
+            self.notes.append(f"answers are made in whole batches, not in a pool, which is slower: {obstacle}")
+        return source if obstacle is None else None
 
     def _text_batch(self, keys: Sequence[int], ids: Sequence[Sequence[int]], decoder: Decoder) -> PromptBatch:
         """Token ids as one batch on the device, padded on the side that the decoder expects."""
@@ -172,7 +187,13 @@ class GenerateTask(Task):
         return PromptBatch(lengths=moved.pop("lengths", None), inputs=moved, keys=keys)
 
     def _read(self, answers: Answers, seen: Sequence[Mapping[str, Any]]) -> list[Answer]:
-        tokens, ended = answers.token_lists(), answers.ended()
+        return self._texts(answers.token_lists(), answers.ended(), seen)
+
+    def _texts(
+        self, tokens: Sequence[list[int]], ended: Sequence[bool], seen: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[Answer]:
+        """Answers from their tokens."""
+        seen = [{}] * len(tokens) if seen is None else seen
         texts = self.model.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return [self._answer(*one) for one in zip(texts, tokens, ended, seen, strict=True)]
 

@@ -266,12 +266,16 @@ def _speed_section(run: Run, digest: SampleDigest) -> Section:
             caption=f"Most samples ({most['shown']}) ran in batches of {most['x']}.",
         )  # fmt: skip
     plan = run.plan
-    cap = f"The plan is a cap of {count_text(plan.get('size'))} tokens in a batch, padding included."
+    planned = {
+        "tokens": f"The plan is a cap of {count_text(plan.get('size'))} tokens in a batch, padding included.",
+        "kv_bytes": f"Answers came from a pool with {bytes_text(plan.get('size'))} of keys and values; a sample's "
+        "batch size is the number of sequences in it when it was admitted.",
+    }
     return Section(
         title="Speed and memory",
         paragraphs=present(
             f"{text(plan.get('device'))}: {plan['reason']}." if plan.get("reason") else None,
-            cap if plan.get("unit") == "tokens" else None,
+            planned.get(str(plan.get("unit"))),
         ),
         charts=present(chart),
         table=figure_table("Speed, memory and loading", FIGURES, [run.summary]),

@@ -1,0 +1,246 @@
+"""Generation in a pool beside what brim did before and what transformers does, each in a process of its own.
+
+    python -m benchmarks.pool --json results.json                       # needs a GPU
+    python -m benchmarks.pool --before ../old-checkout --cases 1.1b     # an earlier brim in the same run
+    python -m benchmarks.pool --tiny                                    # a small model on any machine, to try it out
+
+Prompts of random tokens with log-normal lengths, models with random weights in bfloat16. Answers end at different
+lengths: a part of the vocabulary are end tokens. Rates are samples over seconds from a loaded model to the last answer
+scored, first run in a fresh process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2},
+    "0.27b": {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 16, "num_attention_heads": 16,
+              "num_key_value_heads": 8, "vocab_size": 65536, "tie_word_embeddings": True},
+    "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+             "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True},
+    "1.1b": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32,
+             "num_key_value_heads": 4},
+    "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+           "num_key_value_heads": 32},
+}  # fmt: skip
+# Shape, prompts, mean of the logarithm of their lengths, longest, new tokens, part of the vocabulary that ends, prefix.
+CASES: dict[str, dict[str, Any]] = {
+    "tiny": {"shape": "tiny", "count": 64, "log_mean": 3.0, "longest": 100, "new": 16, "ends": 0.02},
+    "1.1b, 128 new tokens": {"shape": "1.1b", "count": 2048, "log_mean": 5.15, "longest": 1800, "new": 128,
+                             "ends": 0.0156},
+    "0.27b, 16 new tokens": {"shape": "0.27b", "count": 4096, "log_mean": 4.92, "longest": 1500, "new": 16},
+    "0.5b, 128 new tokens": {"shape": "0.5b", "count": 2048, "log_mean": 5.15, "longest": 1800, "new": 128,
+                             "ends": 0.0156},
+    "7b, 128 new tokens": {"shape": "7b", "count": 512, "log_mean": 5.15, "longest": 1800, "new": 128, "ends": 0.0156},
+    "1.1b, prefix, 16 new tokens": {"shape": "1.1b", "count": 1024, "log_mean": 4.2, "longest": 700, "new": 16,
+                                    "prefix": 1024},
+    "1.1b, prefix, 128 new tokens": {"shape": "1.1b", "count": 1024, "log_mean": 4.2, "longest": 700, "new": 128,
+                                     "ends": 0.0156, "prefix": 1024},
+}  # fmt: skip
+# What runs a case: options of the evaluation, "before" for an earlier checkout.
+WAYS: dict[str, dict[str, Any]] = {
+    "brim before, auto": {"before": True},
+    "brim, auto": {},
+    "brim, -b 256": {"batch_size": 256},
+    "brim, -b 1024": {"batch_size": 1024},
+    "brim, -b 2048": {"batch_size": 2048},
+    "brim, prefix not shared": {"unshared": True},
+    "transformers, continuous batching": {"peer": True},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, help="a checkout of an earlier brim, to run beside")
+    parser.add_argument("--cases", default="", help="only cases with this in their name")
+    parser.add_argument("--ways", default="", help="only ways with one of these in their name, separated by |")
+    parser.add_argument("--tiny", action="store_true", help="one small case, on any machine")
+    parser.add_argument("--seconds", type=float, default=120.0, help="a process that takes longer is ended")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(_measured(**json.loads(arguments.child))), flush=True)
+        return
+    rows: list[dict[str, Any]] = []
+    for case in CASES:
+        if (case == "tiny") != arguments.tiny or arguments.cases not in case:
+            continue
+        for way, options in WAYS.items():
+            wanted = any(part in way for part in arguments.ways.split("|"))
+            if not wanted or (options.get("unshared") and "prefix" not in CASES[case]):
+                continue
+            if options.get("before") and arguments.before is None:
+                continue
+            rows.append({"case": case, "way": way, **_in_a_process(case, options, arguments)})
+            print(json.dumps(rows[-1]), flush=True)
+            if arguments.json:
+                arguments.json.write_text(json.dumps({"rows": rows}, indent=1))
+    print(table(rows))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    lines = ["| case | way | samples/s | seconds | × before | peak GiB | notes |", "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        base = next(
+            (one.get("rate") for one in rows if one["case"] == row["case"] and one["way"].startswith("brim before")),
+            None,
+        )
+        rate = row.get("rate")
+        times = f"{rate / base:.2f}" if rate and base else "—"
+        shown = [f"{rate:,.0f}", f"{row['seconds']:.2f}"] if rate else ["—", "—"]
+        lines.append(
+            f"| {row['case']} | {row['way']} | {' | '.join(shown)} | {times} | {row.get('peak_gib', '—')} | "
+            f"{row.get('notes', '')} |"
+        )
+    return "\n".join(lines)
+
+
+def _in_a_process(case: str, options: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    root = Path(__file__).parents[1]
+    tree = arguments.before.resolve() if options.get("before") else root
+    environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"}
+    asked = json.dumps({"case": case, "options": {k: v for k, v in options.items() if k != "before"}})
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", asked]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=arguments.seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"notes": f"ended after {arguments.seconds:g} s"}
+    if done.returncode:
+        return {"notes": f"failed: {(done.stderr.strip().splitlines() or ['?'])[-1][:160]}"}
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def _measured(case: str, options: dict[str, Any]) -> dict[str, Any]:
+    """One evaluation, or one run of transformers' own, in this process."""
+    import torch
+
+    spec = CASES[case]
+    model, ends = _model(spec)
+    prompts = _prompts(spec)
+    if torch.cuda.is_available():
+        torch.zeros(1, device="cuda")
+        torch.cuda.synchronize()
+    if options.get("peer"):
+        return _continuous(model, prompts, spec, ends)
+    return _brim(model, prompts, spec, ends, options)
+
+
+def _model(spec: dict[str, Any]) -> tuple[Any, tuple[int, ...]]:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"vocab_size": 32000, "max_position_embeddings": 4096, "initializer_range": 0.05, **SHAPES[spec["shape"]]}
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        torch.set_default_dtype(torch.bfloat16)
+        model = LlamaForCausalLM(LlamaConfig(**shape)).eval()
+        torch.set_default_dtype(torch.float32)
+    model.generation_config.pad_token_id = 0
+    model.generation_config.eos_token_id = None
+    count = int(spec.get("ends", 0.0) * shape["vocab_size"])
+    return model, tuple(sorted(random.Random(1).sample(range(100, shape["vocab_size"]), count)))
+
+
+def _prompts(spec: dict[str, Any]) -> list[list[int]]:
+    draw = random.Random(0)
+    lengths = [
+        min(max(round(draw.lognormvariate(spec["log_mean"], 0.9)), 4), spec["longest"]) for _ in range(spec["count"])
+    ]
+    lengths[0] = spec["longest"]
+    prefix = [draw.randrange(100, 31000) for _ in range(spec.get("prefix", 0))]
+    return [[*prefix, *(draw.randrange(100, 31000) for _ in range(length))] for length in lengths]
+
+
+def _brim(
+    model: Any, prompts: list[list[int]], spec: dict[str, Any], ends: tuple[int, ...], options: dict[str, Any]
+) -> dict[str, Any]:
+    from benchmarks.prompt_subject import prompt_subject
+    from brim.evaluation.run import run_setup
+    from brim.evaluation.worker import EvalListener
+    from brim.generation.settings import TokenIds
+    from brim.settings.eval_settings import EvalRequest
+
+    if options.get("unshared"):
+        import brim.tasks.text_pools as pools
+
+        pools.MIN_SHARED_TOKENS = 1 << 30
+    setup = prompt_subject(model, prompts, spec["new"])
+    setup.task._tokens = TokenIds(ends=ends, pad=0)
+    notes: list[str] = []
+
+    class Notes(EvalListener):
+        def note(self, line: str) -> None:
+            notes.append(line)
+
+    request = EvalRequest(
+        model="benchmark", data="prompts", use_cache=False,
+        **{name: value for name, value in options.items() if name == "batch_size"},
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        done: Any = run_setup(request, setup, Path(folder), Notes())
+        seconds = time.perf_counter() - started
+    summary = getattr(done, "summary", done)  # an earlier brim returns the summary itself
+    lengths = summary["answer_tokens"]
+    figures = f"{summary['oom_events']} OOM, padding {summary['padding_fraction']:.0%}, size "
+    figures += (
+        f"{summary['batch_size_used']}, answers p50 {lengths['p50']}, {lengths['truncated_fraction']:.0%} cut off"
+    )
+    wait = summary["gpu_wait_fraction"]
+    figures += "" if wait is None else f", idle {wait:.1%}"
+    peak = summary["peak_reserved_bytes"]
+    return {
+        "samples": len(prompts), "seconds": seconds, "rate": len(prompts) / seconds,
+        "peak_gib": None if peak is None else round(peak / 2**30, 1), "notes": "; ".join([figures, *notes]),
+    }  # fmt: skip
+
+
+def _continuous(model: Any, prompts: list[list[int]], spec: dict[str, Any], ends: tuple[int, ...]) -> dict[str, Any]:
+    """transformers' continuous batching, with CUDA graphs and asynchronous batches where its version has them."""
+    import torch
+    import transformers
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(
+        max_new_tokens=spec["new"], do_sample=False, eos_token_id=list(ends) or -1, pad_token_id=0
+    )
+    some = sorted(prompts, key=len, reverse=True)[:: max(len(prompts) // 256, 1)]
+    options: dict[str, Any] = {}
+    kind = getattr(transformers, "ContinuousBatchingConfig", None)
+    if kind is None:
+        from transformers.generation import configuration_utils
+
+        kind = getattr(configuration_utils, "ContinuousBatchingConfig", None)
+    if kind is not None:
+        names = getattr(kind, "__dataclass_fields__", {})
+        wished = {"use_cuda_graph": True, "use_async_batching": True}
+        options["continuous_batching_config"] = kind(**{name: on for name, on in wished.items() if name in names})
+    started = time.perf_counter()
+    model.generate_batch(inputs=some, generation_config=config, progress_bar=False, **options)
+    seconds = time.perf_counter() - started
+    used = f"{model.config._attn_implementation}, {options or 'no configuration of its own'}, {len(some)} prompts"
+    peak = torch.cuda.max_memory_reserved() / 2**30 if torch.cuda.is_available() else None
+    return {
+        "samples": len(some), "seconds": seconds, "rate": len(some) / seconds,
+        "peak_gib": None if peak is None else round(peak, 1), "notes": used,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

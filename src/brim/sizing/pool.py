@@ -1,0 +1,119 @@
+"""How many sequences a generation pool has, and slots for their keys and values.
+
+More rows are never slower until memory ends (docs/measurements/eval.md): a step reads the weights once for all of them.
+So the size is what fits, by bytes that are measured on the first prompts: what reading a chunk takes beside weights,
+keys and values, and what a slot takes. An out-of-memory error leaves a fraction of the room. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from brim.sizing.constants import (
+    MOST_POOL_FAILURES,
+    MOST_POOL_ROWS,
+    POOL_AFTER_FAILURE,
+    POOL_LIMIT_FRACTION,
+    POOL_REFILL_FRACTION,
+    POOL_ROWS_FRACTION,
+)
+
+__all__ = ["PoolNeeds", "PoolSize", "PoolSizer", "start_pool"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoolSize:
+    """At most so many sequences, in so many slots."""
+
+    rows: int
+    slots: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoolNeeds:
+    """What the items of a run need of a pool."""
+
+    slots: tuple[int, ...]  # of every item, costliest first
+    row_bytes: int  # of a row in a step
+    extra_slots: int = 0  # that are no item's own: a shared prefix
+
+
+class PoolSizer:
+    """`most_rows` and `most_slots` are the user's ceilings."""
+
+    def __init__(
+        self,
+        needs: PoolNeeds,
+        *,
+        limit_bytes: int,
+        resident_bytes: int,
+        most_rows: int | None = None,
+        most_slots: int | None = None,
+    ) -> None:
+        self._limit_bytes = limit_bytes
+        self._resident_bytes = resident_bytes
+        self._row_bytes = max(needs.row_bytes, 1)
+        self._extra_slots = needs.extra_slots
+        self._most_slots = most_slots
+        self._demand = [0, *itertools.accumulate(needs.slots)]  # slots of so many of the costliest
+        free = max(limit_bytes - resident_bytes, 0)
+        by_memory = int(POOL_ROWS_FRACTION * free / self._row_bytes)
+        self.rows = max(min(len(needs.slots), most_rows or MOST_POOL_ROWS, MOST_POOL_ROWS, by_memory), 1)
+        self.failures = 0
+        self.slot_bytes = 0  # 0: not measured yet
+        self._fixed_bytes = resident_bytes  # at the peak, without slots
+
+    @property
+    def measured(self) -> bool:
+        """Whether the bytes of slots and chunks are known."""
+        return self.slot_bytes > 0
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it has failed too often, or the costliest item does not fit."""
+        return self.failures >= MOST_POOL_FAILURES or (self.measured and self.size.slots < self.least_slots)
+
+    def refills(self, active: int) -> bool:
+        """Whether prompts should be read now, with so many sequences under way."""
+        return active <= POOL_REFILL_FRACTION * self.rows
+
+    @property
+    def least_slots(self) -> int:
+        """Slots without which the costliest item has no place."""
+        return self._extra_slots + self._demand[min(1, len(self._demand) - 1)]
+
+    def first_size(self, slots: int) -> PoolSize:
+        """A pool with room for the first chunk, which shows what it needs."""
+        return PoolSize(rows=self.rows, slots=max(min(slots, self._wanted_slots()), self.least_slots))
+
+    def record(self, *, slots: int, slot_bytes: int, peak_bytes: int) -> None:
+        """A chunk was read in a pool of so many slots: what it took at its peak, weights and slots included."""
+        self.slot_bytes = max(slot_bytes, 1)
+        self._fixed_bytes = max(peak_bytes - slots * slot_bytes, self._resident_bytes)
+
+    def record_failure(self) -> None:
+        """It ran out of memory."""
+        self.failures += 1
+
+    @property
+    def size(self) -> PoolSize:
+        """What fits, and is wanted."""
+        usable = POOL_LIMIT_FRACTION * POOL_AFTER_FAILURE**self.failures * self._limit_bytes
+        free = usable - self._fixed_bytes - self.rows * self._row_bytes
+        fitting = max(int(free / max(self.slot_bytes, 1)), 0)
+        return PoolSize(rows=self.rows, slots=min(fitting, self._wanted_slots()))
+
+    def _wanted_slots(self) -> int:
+        """For as many of the costliest as there are rows, within the user's ceiling."""
+        wanted = self._extra_slots + self._demand[self.rows]
+        return wanted if self._most_slots is None else min(wanted, max(self._most_slots, self.least_slots))
+
+
+def start_pool(
+    needs: PoolNeeds, *, limit_bytes: int, resident_bytes: int, most_rows: int | None, most_slots: int | None
+) -> PoolSizer:
+    """The sizer of a run's pool."""
+    return PoolSizer(
+        needs, limit_bytes=limit_bytes, resident_bytes=resident_bytes, most_rows=most_rows, most_slots=most_slots
+    )

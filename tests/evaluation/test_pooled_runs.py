@@ -1,0 +1,197 @@
+"""Evaluations whose answers come from a pool: the same answers, each recorded when it ends, nothing lost.
+
+A pool pays on a GPU; here the same code runs in plain operations on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from brim.errors import DoesNotFitError, RequestError
+from brim.evaluation.run import EvalResult, evaluate
+from brim.evaluation.worker import EvalListener, Lines
+from brim.generation.pool import GenerationPool
+from brim.running.pooled import PooledExecutor
+from brim.settings.eval_settings import EvalRequest
+from tests.evaluation.evaluation_runs import lines_of, record_of, run, without_sizes, write_lines
+
+TOKENS = 12
+
+
+@pytest.fixture
+def pooled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool is used on the CPU too."""
+    monkeypatch.setattr("brim.tasks.text_pools.pool_pays_on", lambda device, dtype: True)
+
+
+@pytest.fixture(scope="module")
+def batched(language_model: Path, questions: Path, tmp_path_factory: pytest.TempPathFactory) -> EvalResult:
+    """The same work in batches."""
+    return run(language_model, questions, tmp_path_factory.mktemp("batched") / "run", max_new_tokens=TOKENS)
+
+
+@pytest.mark.usefixtures("pooled")
+class TestPooled:
+    @pytest.mark.parametrize("size", [{}, {"batch_size": 3}, {"cost_cap": 60}, {"batch_size": 1}])
+    def test_answers_are_those_of_batches(
+        self, language_model: Path, questions: Path, tmp_path: Path, batched: EvalResult, size: dict[str, int]
+    ) -> None:
+        result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS, **size)
+        assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
+        assert max(line["batch_size"] for line in lines_of(result.folder)) <= size.get("batch_size", 14)
+        assert result.summary["oom_events"] == 0
+
+    def test_the_plan_counts_bytes_of_keys_and_values(
+        self, language_model: Path, questions: Path, tmp_path: Path
+    ) -> None:
+        result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS)
+        plan = record_of(result.folder)["plan"]
+        assert plan["unit"] == "kv_bytes"
+        slot_bytes = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, their width, float32
+        assert plan["size"] % slot_bytes == 0
+        assert plan["size"] >= 14 * TOKENS * slot_bytes
+
+    def test_samples_that_cannot_be_prepared_fail_and_the_others_run(
+        self, language_model: Path, tmp_path: Path
+    ) -> None:
+        data = write_lines(
+            tmp_path / "data.jsonl",
+            [{"id": f"s{n}", "question": "what is " * (1 + 199 * (n == 2)), "answer": "1"} for n in range(5)],
+        )
+        result = run(language_model, data, tmp_path / "run", max_new_tokens=TOKENS)
+        errors = {line["id"]: line["error"] for line in lines_of(result.folder)}
+        assert [name for name, error in errors.items() if error is not None] == ["s2"]
+        assert "positions" in errors["s2"]["message"]
+        with pytest.raises(RequestError, match="s2"):
+            run(language_model, data, tmp_path / "fast", max_new_tokens=TOKENS, fail_fast=True)
+
+    def test_stop_strings_end_answers_as_in_batches(
+        self, language_model: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        options: dict[str, Any] = {"max_new_tokens": 40, "stop": ("w1",)}
+        result = run(language_model, questions, tmp_path / "pool", **options)
+        monkeypatch.setattr("brim.tasks.text_pools.pool_pays_on", lambda device, dtype: False)
+        usual = run(language_model, questions, tmp_path / "batches", **options)
+        assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(usual.folder))
+
+    def test_a_pool_that_does_not_fit_is_made_smaller_and_nothing_is_lost(
+        self,
+        language_model: Path,
+        questions: Path,
+        tmp_path: Path,
+        batched: EvalResult,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        admit, sizes = GenerationPool.admit, []
+
+        def short_of_memory(pool: GenerationPool, prompts: Any) -> int:
+            sizes.append(pool.arena.slots)
+            if pool.arena.slots > 0.8 * max(sizes) and pool.active:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return admit(pool, prompts)
+
+        monkeypatch.setattr("brim.tasks.text_pools.TextPools.first_slots", 128)
+        monkeypatch.setattr(GenerationPool, "admit", short_of_memory)
+        options: dict[str, Any] = {"max_new_tokens": TOKENS, "memory_limit": "1MiB"}
+        result = run(language_model, questions, tmp_path / "a", **options)
+        assert result.summary["oom_events"] > 0
+        assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
+        assert any("ran out of memory" in note for note in result.notes)
+        with pytest.raises(DoesNotFitError):
+            run(
+                language_model, questions, tmp_path / "b", batch_size=14, fixed=True, fail_on_oom=True, **options
+            )  # fmt: skip
+
+    def test_the_memory_limit_is_held(
+        self, language_model: Path, questions: Path, tmp_path: Path, batched: EvalResult
+    ) -> None:
+        least = run(language_model, questions, tmp_path / "a", max_new_tokens=TOKENS, batch_size=1, memory_limit="1GiB")
+        limit = int(1.15 * least.summary["peak_reserved_bytes"])
+        result = run(language_model, questions, tmp_path / "b", max_new_tokens=TOKENS, memory_limit=f"{limit}B")
+        assert 0 < result.summary["peak_reserved_bytes"] <= limit
+        assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
+
+    def test_an_error_that_is_not_memorys_leaves_the_rest_to_batches(
+        self,
+        language_model: Path,
+        questions: Path,
+        tmp_path: Path,
+        batched: EvalResult,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        advance, calls = GenerationPool.advance, []
+
+        def breaks(pool: GenerationPool) -> Any:
+            calls.append(pool)
+            if len(calls) > 1:
+                raise ValueError("broken")
+            return advance(pool)
+
+        monkeypatch.setattr(GenerationPool, "advance", breaks)
+        result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS, batch_size=6)
+        assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
+        assert any("batches take over" in note for note in result.notes)
+
+    def test_answers_are_recorded_as_they_end_and_a_killed_run_continues(
+        self, language_model: Path, questions: Path, tmp_path: Path, batched: EvalResult
+    ) -> None:
+        class Killed(EvalListener):
+            def scored(self, lines: Lines) -> None:
+                self.lines = lines
+                raise KeyboardInterrupt
+
+        request = EvalRequest(
+            model=str(language_model), data=str(questions), max_new_tokens=TOKENS, device="cpu", use_cache=False
+        )
+        listener = Killed()
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(request, output=tmp_path / "run", listener=listener)
+        written = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+        done = [line["id"] for line in written if "id" in line]
+        assert 0 < len(done) < 14, "answers that end first are there before the last one has ended"
+        result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS, resume=True)
+        assert result.summary["num_resumed"] == len(done)
+        assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
+
+    def test_a_model_that_no_pool_fits_is_noted(
+        self, language_model: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("brim.tasks.text_pools.pool_obstacle", lambda *_, **__: "it is odd")
+        result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS)
+        assert any("whole batches" in note and "it is odd" in note for note in result.notes)
+
+    def test_a_shared_prefix_is_read_once(
+        self, language_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("brim.tasks.text_pools.MIN_SHARED_TOKENS", 8)
+        context = "what is 1 plus 2 ? 3 what is 4 plus 5 ?"
+        records = [{"id": f"s{n}", "question": f"{context} {n % 9} plus {n} ?", "answer": "1"} for n in range(9)]
+        data = write_lines(tmp_path / "data.jsonl", records)
+        read: list[int] = []
+        inside = GenerationPool._read_prefix
+
+        def counted(pool: GenerationPool, prefix: Any) -> None:
+            read.append(len(prefix))
+            inside(pool, prefix)
+
+        monkeypatch.setattr(GenerationPool, "_read_prefix", counted)
+        shared = run(language_model, data, tmp_path / "shared", max_new_tokens=TOKENS)
+        assert read.count(len(context.split())) == 1, "beside a trial"
+        monkeypatch.setattr("brim.tasks.text_pools.MIN_SHARED_TOKENS", 1000)
+        apart = run(language_model, data, tmp_path / "apart", max_new_tokens=TOKENS)
+        assert without_sizes(lines_of(shared.folder)) == without_sizes(lines_of(apart.folder))
+
+
+def test_without_flash_attention_batches_run(
+    language_model: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a pool was used on the CPU")
+
+    monkeypatch.setattr(PooledExecutor, "run", never)
+    assert run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS).notes == ()

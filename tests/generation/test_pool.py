@@ -1,0 +1,185 @@
+"""A pool gives every prompt the answer that transformers' `generate` gives it alone, however rows come and go."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brim.generation.arena import ALIGNMENT, Regions
+from brim.generation.pool import GenerationPool, PoolAnswer, PoolPrompt
+from brim.generation.select import pool_obstacle
+from brim.generation.settings import GenerationSettings, TokenIds
+from tests.generation import tiny_models
+
+ENDS = (tiny_models.END, 7, 23, 41)
+TOKENS = TokenIds(ends=ENDS, pad=tiny_models.PAD)
+NEW = 14
+
+
+def prompts(count: int, *, prefix: Sequence[int] = (), seed: int = 0) -> list[PoolPrompt]:
+    """Longest first, as an evaluation admits them."""
+    draw = random.Random(seed)
+    rows = [[*prefix, *(draw.randrange(50, 100) for _ in range(draw.randint(1, 30)))] for _ in range(count)]
+    return [PoolPrompt(ids=ids, key=key) for key, ids in enumerate(sorted(rows, key=len, reverse=True))]
+
+
+def answered(
+    model: Any, asked: Sequence[PoolPrompt], *, settings: GenerationSettings | None = None, rows: int = 5,
+    slots: int = 400, stopped: Any = None, **options: Any,
+) -> dict[int, PoolAnswer]:  # fmt: skip
+    pool = GenerationPool(
+        model, settings or GenerationSettings(max_new_tokens=NEW), TOKENS, rows=rows, slots=slots,
+        longest=max(len(one.ids) for one in asked), **options,
+    )  # fmt: skip
+    pool.stopped = stopped
+    waiting, got = list(asked), {}
+    while waiting or pool.active:
+        waiting = waiting[pool.admit(waiting) :]
+        got |= {answer.key: answer for answer in pool.advance()}
+    return got
+
+
+def alone(model: Any, prompt: PoolPrompt, new: int = NEW) -> list[int]:
+    """What `generate` answers, without the end token."""
+    ids = torch.tensor([list(prompt.ids)])
+    made = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, eos_token_id=list(ENDS)
+    )
+    answer = made[0, ids.shape[1] :].tolist()
+    return answer[:-1] if answer[-1] in ENDS else answer
+
+
+@pytest.mark.parametrize("make", [tiny_models.llama, tiny_models.qwen2, tiny_models.mistral, tiny_models.gpt_neox])
+@pytest.mark.parametrize("shared", [0, 9])
+def test_answers_are_those_of_generate_at_batch_size_one(make: Callable[[], Any], shared: int) -> None:
+    model = make()
+    prefix = [60 + place for place in range(shared)]
+    asked = prompts(17, prefix=prefix)
+    got = answered(model, asked, prefix=prefix, chunk_tokens=20)
+    assert [got[one.key].tokens for one in asked] == [alone(model, one) for one in asked]
+    lengths = {len(answer.tokens) for answer in got.values()}
+    assert len(lengths) > 2, "answers must end at different lengths for rows to come and go"
+
+
+@pytest.mark.parametrize("chunk", [7, 1000])
+@pytest.mark.parametrize("rows", [1, 4, 17])
+def test_neither_rows_nor_chunks_change_an_answer(rows: int, chunk: int) -> None:
+    model, asked = tiny_models.qwen2(), prompts(17)
+    usual = answered(model, asked, slots=2000)
+    got = answered(model, asked, rows=rows, slots=2000, chunk_tokens=chunk)
+    assert {key: one.tokens for key, one in got.items()} == {key: one.tokens for key, one in usual.items()}
+    assert max(one.shared_with for one in got.values()) == min(rows, 17)
+
+
+def test_sampling_depends_on_seed_and_key_alone() -> None:
+    model, asked = tiny_models.qwen2(), prompts(9)
+    settings = GenerationSettings(max_new_tokens=NEW, temperature=0.8, top_p=0.9, seed=3)
+    few, many = (answered(model, asked, settings=settings, rows=rows, slots=1000) for rows in (2, 9))
+    other = answered(model, asked, settings=GenerationSettings(max_new_tokens=NEW, temperature=0.8, top_p=0.9, seed=4))
+    tokens = [one.tokens for _, one in sorted(few.items())]
+    assert tokens == [one.tokens for _, one in sorted(many.items())]
+    assert tokens != [one.tokens for _, one in sorted(other.items())]
+
+
+def test_an_answer_says_whether_it_ended_by_itself() -> None:
+    got = answered(tiny_models.qwen2(), prompts(17)).values()
+    assert {one.ended for one in got} == {True, False}
+    assert all(len(one.tokens) < NEW for one in got if one.ended)
+    assert all(len(one.tokens) == NEW for one in got if not one.ended)
+    assert not any(token in ENDS for one in got for token in one.tokens)
+
+
+def test_an_answer_that_needs_no_further_token_leaves() -> None:
+    asked = prompts(6)
+    usual = answered(tiny_models.qwen2(), asked)
+    got = answered(tiny_models.qwen2(), asked, stopped=lambda answers: [len(tokens) > 2 for tokens in answers])
+    assert any(len(one.tokens) < len(usual[key].tokens) for key, one in got.items())
+    assert all(one.tokens == usual[key].tokens[: len(one.tokens)] for key, one in got.items())
+
+
+def test_a_pool_that_grows_keeps_what_is_in_it() -> None:
+    model, asked = tiny_models.qwen2(), prompts(12)
+    pool = GenerationPool(
+        model, GenerationSettings(max_new_tokens=NEW), TOKENS, rows=12, slots=100, longest=len(asked[0].ids)
+    )
+    admitted = pool.admit(asked)
+    assert 0 < admitted < 12
+    first = pool.advance()
+    pool.grow(2000)
+    got = {one.key: one.tokens for one in first}
+    assert pool.admit(asked[admitted:]) == 12 - admitted
+    while pool.active:
+        got |= {one.key: one.tokens for one in pool.advance()}
+    assert [got[one.key] for one in asked] == [alone(model, one) for one in asked]
+
+
+def test_tokens_that_were_computed_for_nobody_are_counted() -> None:
+    pool = GenerationPool(
+        tiny_models.qwen2(), GenerationSettings(max_new_tokens=NEW), TOKENS, rows=9, slots=2000, longest=40
+    )
+    asked = prompts(9)
+    pool.admit(asked)
+    while pool.active:
+        pool.advance()
+    assert pool.useful_tokens < pool.computed_tokens
+    assert pool.useful_tokens >= sum(len(one.ids) for one in asked)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: tiny_models.mistral(sliding_window=8), "window"),
+        (tiny_models.bloom, "logits differ"),  # its positions are a bias that packed attention does not get
+    ],
+)
+def test_a_model_that_a_pool_does_not_fit_says_why(make: Callable[[], Any], why: str) -> None:
+    obstacle = pool_obstacle(make(), GenerationSettings(max_new_tokens=NEW), TOKENS, longest=30)
+    assert obstacle is not None
+    assert why in obstacle or "raised" in obstacle
+
+
+def test_a_penalty_on_tokens_so_far_needs_batches() -> None:
+    model = tiny_models.qwen2()
+    model.generation_config.repetition_penalty = 1.3
+    obstacle = pool_obstacle(model, GenerationSettings(max_new_tokens=NEW), TOKENS, longest=30)
+    assert obstacle is not None
+    assert "tokens so far" in obstacle
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_a_trial_agrees_with_the_models_own_logits(prefix: bool) -> None:
+    settings = GenerationSettings(max_new_tokens=NEW)
+    assert pool_obstacle(tiny_models.qwen2(), settings, TOKENS, longest=30, prefix=prefix) is None
+
+
+# ------------------------------------------------------------------------------------------------- regions
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 90)), max_size=60), st.integers(0, 500))
+def test_regions_never_overlap_and_nothing_is_lost(steps: list[tuple[bool, int]], slots: int) -> None:
+    regions = Regions(slots)
+    whole = regions.free_slots
+    taken: dict[int, int] = {}
+    for gives, number in steps:
+        if gives and taken:
+            start = sorted(taken)[number % len(taken)]
+            regions.give_back(start)
+            del taken[start]
+        elif (start := regions.take(number)) is not None:
+            taken[start] = start + -(-number // ALIGNMENT) * ALIGNMENT
+        ordered = sorted(taken.items())
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ordered))
+        assert all(start >= ALIGNMENT and end <= slots for start, end in ordered)
+        assert regions.free_slots == whole - sum(end - start for start, end in ordered)
+    for start in list(taken):
+        regions.give_back(start)
+    assert regions.free_slots == whole
+    if whole >= ALIGNMENT:
+        assert regions.take(whole // ALIGNMENT * ALIGNMENT) == ALIGNMENT, "neighbours are merged"
