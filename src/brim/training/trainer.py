@@ -2,7 +2,7 @@
 
 A step: this rank's share of the window in micro-batches (alone), a vote, one sum over the ranks, the optimizer. After
 an epoch the ranks' buffers are averaged. The loss of a step is read one step later, so that the device never waits for
-the host; checkpoints are written only when every loss up to them is known.
+the host; checkpoints are taken only when every loss up to them is known, and written behind the next steps.
 """
 
 from __future__ import annotations
@@ -87,6 +87,8 @@ class Trainer(EpochBackend):
             self._agree_on_sizes(self._agreement.gather(Vote(value=self._size_vote())))
         try:
             run_epochs(self, self._rules)
+            with self._agreement.step(bool):
+                self._files.written()
         finally:
             if self.loader is not None:
                 self.loader.close()
@@ -195,6 +197,8 @@ class Trainer(EpochBackend):
             done = self._micro.run(work)
         except Exception as error:
             outcome = Vote(error=error)
+        if outcome is None and (failure := self._files.failure()) is not None:
+            outcome = Vote(error=failure)  # here, where all ranks learn of it
         if outcome is None:
             more = {
                 "stop": self._interrupt.asked,
@@ -268,6 +272,7 @@ class Trainer(EpochBackend):
     def _stop(self) -> None:
         """Somebody asked to: a checkpoint, and out."""
         self._checkpoint()
+        self._files.written()
         raise KeyboardInterrupt
 
     def _join_buffers(self) -> None:
@@ -295,10 +300,10 @@ class Trainer(EpochBackend):
         """Schedule, table, weights and checkpoint."""
         (epoch,) = ended
         self._adaptive.rate.epoch_done(epoch.figures.get("loss", epoch.row["train_loss"]))
-        self._files.epoch_done(self._progress, better=epoch.better)
-        self._files.checkpoint(self._progress, self._agreement)
+        self._files.epoch_done(self._progress, self._agreement, better=epoch.better)
         self._listener.epoch(epoch.row)
-        if self._world.size == 1:
+        if self._world.size == 1 and self._interrupt.asked:
+            self._files.written()
             self._interrupt.check()
 
     def validate(self, running: Sequence[int]) -> dict[int, dict[str, float]]:
@@ -314,6 +319,7 @@ class Trainer(EpochBackend):
                 step.value = validation.run(self._micro.gradients.model, in_step_size=together)
         except KeyboardInterrupt:
             self._files.checkpoint(self._progress, self._agreement)  # the epoch's steps are done, its validation is not
+            self._files.written()
             raise
         sums = [math.fsum(share[column] for share in step.values) for column in range(len(step.values[0]))]
         return {run: validation.objective.metrics_of_sums(sums)}
