@@ -121,6 +121,7 @@ class Loader:
         self.wait_seconds = 0.0
         self.notes: list[str] = []
         self._ready: dict[int, Any] = {}
+        self._aside: set[int] = set()  # arrived, forgotten, and to be asked for again
         self._coming: Iterator[tuple[int, Any]] | None = None
         self._pool: PinnedSharedPool | None = None
         self._packed: dict[int, Packed] = {}  # what lies in the pool, by item
@@ -143,6 +144,7 @@ class Loader:
     ) -> None:
         self._coming = None  # the processes end with their iterator
         self._ready.clear()
+        self._aside.clear()
         self._packed.clear()
         if self._pool is not None:
             self._pool.release()
@@ -161,6 +163,8 @@ class Loader:
         """The prepared items; waits for those that are not here yet."""
         started = time.perf_counter()
         missing = {item for item in items if item not in self._ready}
+        again = missing & self._aside
+        missing -= again
         while missing and self._coming is not None:
             try:
                 item, prepared = next(self._coming)
@@ -173,7 +177,7 @@ class Loader:
             else:
                 self._ready[item] = self._unpacked(item, prepared)
                 missing.discard(item)
-        for item in missing:
+        for item in missing | again:
             self._ready[item] = _prepared(self._prepare, item)
         self.wait_seconds += time.perf_counter() - started
         ready = [self._ready[item] for item in items]
@@ -188,6 +192,11 @@ class Loader:
             self._ready.pop(item, None)
         if self._pool is not None:
             self._pool.free([self._packed.pop(item) for item in items if item in self._packed])
+
+    def set_aside(self, items: Sequence[int]) -> None:
+        """Forget items for now; those that are asked for again are prepared here, out of the order."""
+        self.done(items)
+        self._aside.update(items)
 
     def _affordable(self, workers: int) -> int:
         """As many processes as there is shared memory for what they prepare ahead: a container may have 64 MB of it."""

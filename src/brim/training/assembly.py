@@ -16,7 +16,6 @@ from brim.models.placement import Precision
 from brim.ranks.agreement import Agreement
 from brim.ranks.gradients import RankGroup
 from brim.records import Plan
-from brim.running.loader import LoaderSettings
 from brim.settings.train_request import TrainRequest
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.sizing.plans import PlanFile
@@ -271,7 +270,6 @@ class TrainerParts:
         request = ValidationRequest(
             share=range(world.rank, len(items), world.size),
             precision=self.precision,
-            loading=LoaderSettings(num_workers=self.request.settings.data.num_workers),
             batch_size=asked if isinstance(asked, int) else None,
             known=self.earlier.eval_batch if self.earlier is not None else None,
             limit_bytes=self.limit_bytes if self.metered else None,

@@ -312,7 +312,7 @@ def _live_figures(parts: TrainerParts, loader: EpochLoader | None) -> dict[str, 
         found = "found on this run" if sizes.settled else "searching"
     return {
         "batch_size_found": found,
-        "wait_seconds": None if loader is None else loader.waited_seconds,
+        "wait_seconds": None if loader is None else loader.wait_seconds,
         "peak_reserved_bytes": parts.micro.meter.peak.peak_reserved_bytes or None,
     }
 

@@ -19,13 +19,14 @@ from brim.errors import BrimError, RequestError
 from brim.ranks.agreement import Vote
 from brim.running.loader import LoaderSettings, NotPrepared
 from brim.training.assembly import TrainerParts
-from brim.training.epoch_loader import EpochLoader, LoaderKeys
+from brim.training.epoch_loader import EpochLoader, LoaderKeys, ValidationLoader, ValidationOrder
 from brim.training.items import Items
 from brim.training.listener import StepRecord
 from brim.training.loop import EndedEpoch, EpochBackend, Progress, Window, epoch_order, next_window, run_epochs
 from brim.training.micro_batches import WindowDone, WindowWork
 from brim.training.objective import Batch
 from brim.training.optimizers import WindowSums
+from brim.training.validation import Validation
 
 __all__ = ["Trainer", "WindowShares"]
 
@@ -66,6 +67,7 @@ class Trainer(EpochBackend):
         self._listener = context.listener
         self._interrupt = context.interrupt
         self._unread: _Unread | None = None
+        self._held_out: ValidationLoader | None = None  # of the validation that is next
         self._replay = dict(replay or {})  # micro-batches of steps that a killed run had made, by step
         self._shares = WindowShares(self._items, parts.memory.device)
         self.loader = self._make_loader(LoaderSettings(num_workers=settings.data.num_workers))
@@ -75,8 +77,19 @@ class Trainer(EpochBackend):
             return None
         world, pin = self._world, self._micro.gradients.device.type == "cuda"
         ahead = math.ceil(self._adaptive.effective_batch / world.size)
+        validation = self._validation
+        held_out = None
+        if validation is not None and validation.items.uses_loader and not self._in_step:
+            held_out = ValidationOrder(
+                items=validation.items, order=validation.order, follows=self._rules.validates_after
+            )
         keys = LoaderKeys(
-            items=self._items, seed=self._seed, rank=world.rank, ranks=world.size, epochs=self._rules.epochs
+            items=self._items,
+            seed=self._seed,
+            rank=world.rank,
+            ranks=world.size,
+            epochs=self._rules.epochs,
+            validation=held_out,
         )
         return EpochLoader(keys, dataclasses.replace(loading, ahead=ahead), pin=pin, note=self._listener.note)
 
@@ -121,9 +134,24 @@ class Trainer(EpochBackend):
             self._maybe_checkpoint()
         started = time.perf_counter()
         if self.loader is not None:
-            self.loader.end(another=self._validation is not None)
+            self.loader.end()
+        self._fetch_validation()  # while the device is at the last step
         self._read_last()
         progress.add_seconds(time.perf_counter() - started)
+
+    def _fetch_validation(self) -> None:
+        validation = self._validation
+        if validation is not None and self._rules.validates(self._progress) and not self._in_step:
+            self._held_out = self._validation_loader(validation)
+            if self._held_out is not None:
+                validation.fetch_first(self._held_out)
+
+    def _validation_loader(self, validation: Validation) -> ValidationLoader | None:
+        progress = self._progress
+        if self.loader is None or not validation.items.uses_loader or self._in_step:
+            return None
+        whole = progress.position >= len(self._items) and self._rules.validates_after(progress.epoch)
+        return self.loader.begin_validation(progress.epoch, expected=whole)
 
     def _smallest_window(self) -> int:
         """Samples that every rank needs together; a rank may have none, unless it runs in step with the others."""
@@ -316,7 +344,8 @@ class Trainer(EpochBackend):
             size = validation.sizer.size if validation.by_size else self._micro.sizes.next_size()
             together = size if self._in_step else None
             with self._agreement.step(list[float]) as step:
-                step.value = validation.run(self._micro.gradients.model, in_step_size=together)
+                loader, self._held_out = self._held_out or self._validation_loader(validation), None
+                step.value = validation.run(self._micro.gradients.model, loader, in_step_size=together)
         except KeyboardInterrupt:
             self._files.checkpoint(self._progress, self._agreement)  # the epoch's steps are done, its validation is not
             self._files.written()
