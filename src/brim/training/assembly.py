@@ -21,6 +21,7 @@ from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.sizing.plans import PlanFile
 from brim.training.checkpoint import load_checkpoint, restore_generators
 from brim.training.effective_batch import AdaptiveBatch, EarlierSizes, choose_effective_batch, make_adaptive_batch
+from brim.training.epoch_loader import EpochLoader, validation_order
 from brim.training.listener import Interrupt, TrainListener
 from brim.training.loop import Progress, epoch_rules
 from brim.training.micro_batches import GradientPass, MicroBatches, PeakMeter
@@ -50,6 +51,7 @@ class RunContext:
     interrupt: Interrupt
     fingerprint: str = ""
     sharded: bool = False  # each rank holds a part of the model
+    loader: EpochLoader | None = None  # its processes have started
 
 
 class TrainerParts:
@@ -268,7 +270,7 @@ class TrainerParts:
         world = self.context.agreement.world
         asked = self.request.settings.training.eval_batch_size
         request = ValidationRequest(
-            share=range(world.rank, len(items), world.size),
+            share=validation_order(items, rank=world.rank, ranks=world.size),
             precision=self.precision,
             batch_size=asked if isinstance(asked, int) else None,
             known=self.earlier.eval_batch if self.earlier is not None else None,

@@ -13,11 +13,20 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from brim.running.loader import Loader, LoaderSettings
-from brim.training.items import Items
-from brim.training.loop import Window, epoch_order
+import torch
 
-__all__ = ["EpochLoader", "LoaderKeys", "ValidationLoader", "ValidationOrder"]
+from brim.ranks.world import World
+from brim.running.loader import Loader, LoaderSettings
+from brim.training.data_sets import TrainingData
+from brim.training.items import Items
+from brim.training.loop import EpochRules, Window, epoch_order
+
+__all__ = ["EpochLoader", "LoaderKeys", "ValidationLoader", "ValidationOrder", "start_loading", "validation_order"]
+
+
+def validation_order(items: Items, *, rank: int, ranks: int) -> list[int]:
+    """A rank's validation samples as they are taken: the costliest first."""
+    return sorted(range(rank, len(items), ranks), key=lambda item: -items.cost(item))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,6 +153,11 @@ class EpochLoader:
         if self._loader is not None and not self._loader.running:
             self.close()
 
+    @property
+    def validates(self) -> bool:
+        """Whether validation samples come from here too."""
+        return self._keys.validation is not None
+
     def begin_validation(self, epoch: int, *, expected: bool = True) -> ValidationLoader:
         """The validation samples after an epoch.
 
@@ -165,6 +179,38 @@ class EpochLoader:
         if loader is not None:
             for line in loader.notes:
                 self._note(line)
+
+
+def start_loading(
+    data: TrainingData,
+    rules: EpochRules,
+    settings: LoaderSettings,
+    *,
+    seed: int,
+    place: tuple[int, int],
+    world: World,
+    validates: bool,
+    device: torch.device,
+    note: Callable[[str], None],
+) -> EpochLoader | None:
+    """Start the processes of a run that begins at `place` (epoch, position); None where samples need no processes.
+
+    Without `validates`, validation prepares its samples itself.
+    """
+    if not data.train.uses_loader:
+        return None
+    held_out, order = data.validation if validates else None, None
+    if held_out is not None and held_out.uses_loader:
+        share = validation_order(held_out, rank=world.rank, ranks=world.size)
+        order = ValidationOrder(items=held_out, order=share, follows=rules.validates_after)
+    keys = LoaderKeys(
+        items=data.train, seed=seed, rank=world.rank, ranks=world.size, epochs=rules.epochs, validation=order
+    )
+    loader = EpochLoader(keys, settings, pin=device.type == "cuda", note=note)
+    epoch, position = place
+    if epoch < rules.epochs:
+        loader.begin(epoch, position)
+    return loader
 
 
 class ValidationLoader:

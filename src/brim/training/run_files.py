@@ -54,7 +54,7 @@ class RunFiles:
         self._own_state = own_state
         self._steps: TextIO | None = None
         self._writer = WriteBehind()
-        self.checkpoint_seconds = 0.0  # that the loop has spent on this: copying and waiting, not what is written behind
+        self.checkpoint_seconds = 0.0  # that the loop has spent copying and waiting, without what was written behind it
 
     def open(self, *, keep_steps: int) -> list[dict[str, Any]]:
         """Begin writing after so many steps; gives the lines of later ones, which a killed run had got to."""

@@ -17,16 +17,15 @@ import torch
 
 from brim.errors import BrimError, RequestError
 from brim.ranks.agreement import Vote
-from brim.running.loader import LoaderSettings, NotPrepared
+from brim.running.loader import NotPrepared
 from brim.training.assembly import TrainerParts
-from brim.training.epoch_loader import EpochLoader, LoaderKeys, ValidationLoader, ValidationOrder
+from brim.training.epoch_loader import EpochLoader, ValidationLoader
 from brim.training.items import Items
 from brim.training.listener import StepRecord
 from brim.training.loop import EndedEpoch, EpochBackend, Progress, Window, epoch_order, next_window, run_epochs
 from brim.training.micro_batches import WindowDone, WindowWork
 from brim.training.objective import Batch
 from brim.training.optimizers import WindowSums
-from brim.training.validation import Validation
 
 __all__ = ["Trainer", "WindowShares"]
 
@@ -70,41 +69,16 @@ class Trainer(EpochBackend):
         self._held_out: ValidationLoader | None = None  # of the validation that is next
         self._replay = dict(replay or {})  # micro-batches of steps that a killed run had made, by step
         self._shares = WindowShares(self._items, parts.memory.device)
-        self.loader = self._make_loader(LoaderSettings(num_workers=settings.data.num_workers))
-
-    def _make_loader(self, loading: LoaderSettings) -> EpochLoader | None:
-        if not self._items.uses_loader:
-            return None
-        world, pin = self._world, self._micro.gradients.device.type == "cuda"
-        ahead = math.ceil(self._adaptive.effective_batch / world.size)
-        validation = self._validation
-        held_out = None
-        if validation is not None and validation.items.uses_loader and not self._in_step:
-            held_out = ValidationOrder(
-                items=validation.items, order=validation.order, follows=self._rules.validates_after
-            )
-        keys = LoaderKeys(
-            items=self._items,
-            seed=self._seed,
-            rank=world.rank,
-            ranks=world.size,
-            epochs=self._rules.epochs,
-            validation=held_out,
-        )
-        return EpochLoader(keys, dataclasses.replace(loading, ahead=ahead), pin=pin, note=self._listener.note)
+        self.loader = context.loader
 
     def run(self) -> None:
         """Train to the end; a `KeyboardInterrupt` after a checkpoint where somebody asked to stop."""
         self._listener.started(self._total_samples(), self._progress.samples)
         if self._in_step:
             self._agree_on_sizes(self._agreement.gather(Vote(value=self._size_vote())))
-        try:
-            run_epochs(self, self._rules)
-            with self._agreement.step(bool):
-                self._files.written()
-        finally:
-            if self.loader is not None:
-                self.loader.close()
+        run_epochs(self, self._rules)
+        with self._agreement.step(bool):
+            self._files.written()
 
     def _total_samples(self) -> int:
         samples = self._rules.epochs * len(self._items)
@@ -141,14 +115,14 @@ class Trainer(EpochBackend):
 
     def _fetch_validation(self) -> None:
         validation = self._validation
-        if validation is not None and self._rules.validates(self._progress) and not self._in_step:
-            self._held_out = self._validation_loader(validation)
+        if validation is not None and self._rules.validates(self._progress):
+            self._held_out = self._validation_loader()
             if self._held_out is not None:
                 validation.fetch_first(self._held_out)
 
-    def _validation_loader(self, validation: Validation) -> ValidationLoader | None:
+    def _validation_loader(self) -> ValidationLoader | None:
         progress = self._progress
-        if self.loader is None or not validation.items.uses_loader or self._in_step:
+        if self.loader is None or not self.loader.validates:
             return None
         whole = progress.position >= len(self._items) and self._rules.validates_after(progress.epoch)
         return self.loader.begin_validation(progress.epoch, expected=whole)
@@ -344,7 +318,7 @@ class Trainer(EpochBackend):
             size = validation.sizer.size if validation.by_size else self._micro.sizes.next_size()
             together = size if self._in_step else None
             with self._agreement.step(list[float]) as step:
-                loader, self._held_out = self._held_out or self._validation_loader(validation), None
+                loader, self._held_out = self._held_out or self._validation_loader(), None
                 step.value = validation.run(self._micro.gradients.model, loader, in_step_size=together)
         except KeyboardInterrupt:
             self._files.checkpoint(self._progress, self._agreement)  # the epoch's steps are done, its validation is not

@@ -38,7 +38,7 @@ __all__ = ["Validation", "ValidationRequest"]
 class ValidationRequest:
     """One rank's part of a validation, and what its batches are bound by."""
 
-    share: Sequence[int]  # the samples of this rank
+    share: Sequence[int]  # the samples of this rank, the costliest first
     precision: Precision
     batch_size: int | None = None  # as the user gave it; None: found while it runs
     known: int | None = None  # of an earlier run
@@ -100,11 +100,6 @@ class Validation:
         memory = AvailableMemory(limit_bytes=request.limit_bytes, item_cost=item_cost)
         return start_live(LiveRequest(batch_size=request.batch_size, ceiling=most), Prior(known_size=known), memory)
 
-    @property
-    def order(self) -> list[int]:
-        """This rank's samples as they are taken: the costliest first."""
-        return sorted(self.share, key=lambda item: -self._costs[item])
-
     def fetch_first(self, loader: ValidationLoader) -> None:
         """Have the samples of the first batch here, while the device is still at work on something else."""
         first = WorkQueue(self._costs, self.share, by_count=self.by_count).take(self.sizer.next_size())
@@ -115,7 +110,8 @@ class Validation:
     ) -> list[float]:
         """The sum of every column of figures over this rank's samples, and last the sum of their weights.
 
-        Without a loader samples are prepared as they are needed. `in_step_size` is the batch of a sharded model, the same on all ranks, which run as many batches as each other.
+        Without a loader samples are prepared as they are needed. `in_step_size` is the batch of a sharded model, the
+        same on all ranks, which run as many batches as each other.
         """
         started = time.perf_counter()
         self._before = copy.deepcopy(self.to_json())
@@ -154,7 +150,7 @@ class Validation:
                 metered=self._request.limit_bytes is not None,
                 policy=ExecutionPolicy(by_count=self.by_count, stop_if_hopeless=True),
             )
-            for finished in stack.enter_context(contextlib.closing(executor.run(self.order))):
+            for finished in stack.enter_context(contextlib.closing(executor.run(self.share))):
                 for one in finished:
                     if one.failure is not None:
                         self._refuse(one)
