@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from brim.errors import RequestError
+from brim.memory.device_waits import DeviceWaits
 from brim.memory.devices import DeviceMemory, device_name, memory_of, resolve_limit
 from brim.memory.environment import environment_facts
 from brim.models.placement import Precision
@@ -74,6 +75,7 @@ class TrainerParts:
         limit = resolve_limit(self.memory, asked_bytes=request.memory_limit_bytes, margin=settings.training.margin)
         self.limit_bytes = limit.usable_bytes
         self.metered = request.limited or not self.memory.meter_slows
+        self.waits = DeviceWaits(self.memory.device)
         self._refuse_too_few()
         self._refuse_with_shards()
         options = optimizer_options(settings)
@@ -250,6 +252,7 @@ class TrainerParts:
             fail_on_oom=self.request.fail_on_oom,
             remedies=subject.remedies,
             note=self.note,
+            waits=self.waits,
         )
 
     def _absent_bytes(self) -> int:
@@ -285,4 +288,5 @@ class TrainerParts:
             remedies=lambda length: self.subject.remedies(length, training=False),
             note=self.note,
             between=self.context.interrupt.check if world.size == 1 else lambda: None,
+            waits=self.waits,
         )

@@ -295,6 +295,7 @@ class _TrainingRun:
             skipped_steps=parts.stepper.skipped,
             monitor=sampler.summary(),
             checkpoint_seconds=parts.files.checkpoint_seconds,
+            wait_fractions=parts.waits.fractions(),
             notes=tuple(parts.notes),
         )
 
@@ -344,6 +345,8 @@ def _live_figures(parts: TrainerParts, loader: EpochLoader | None) -> dict[str, 
     return {
         "batch_size_found": found,
         "wait_seconds": None if loader is None else loader.wait_seconds,
+        "gpu_wait_fraction": parts.waits.fraction(),
+        "gpu_wait_causes": parts.waits.fractions(),
         "peak_reserved_bytes": parts.micro.meter.peak.peak_reserved_bytes or None,
     }
 

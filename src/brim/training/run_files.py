@@ -124,8 +124,10 @@ class RunFiles:
         started = time.perf_counter()
         self._writer.wait()
         state = self._gathered(progress, agreement)
-        copied = self._whole.copied() if self._writes else self._whole.take_part()
-        if copied is not None:
+        if not self._writes:
+            self._whole.take_part()
+        else:
+            copied = self._whole.copied()
             job = _SavedState(
                 folder=self.folder,
                 step=progress.step,

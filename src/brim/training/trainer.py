@@ -63,6 +63,7 @@ class Trainer(EpochBackend):
         self._group = context.group
         self._world = context.agreement.world
         self._files = parts.files
+        self._waits = parts.waits
         self._listener = context.listener
         self._interrupt = context.interrupt
         self._unread: _Unread | None = None
@@ -73,12 +74,14 @@ class Trainer(EpochBackend):
 
     def run(self) -> None:
         """Train to the end; a `KeyboardInterrupt` after a checkpoint where somebody asked to stop."""
+        self._waits.begin()
         self._listener.started(self._total_samples(), self._progress.samples)
         if self._in_step:
             self._agree_on_sizes(self._agreement.gather(Vote(value=self._size_vote())))
         run_epochs(self, self._rules)
-        with self._agreement.step(bool):
+        with self._waits.cause("checkpoint"), self._agreement.step(bool):
             self._files.written()
+        self._waits.finish()
 
     def _total_samples(self) -> int:
         samples = self._rules.epochs * len(self._items)
@@ -99,7 +102,8 @@ class Trainer(EpochBackend):
         started = time.perf_counter()
         order = epoch_order(count, seed=self._seed, epoch=progress.epoch)
         if self.loader is not None:
-            self.loader.begin(progress.epoch, progress.position)
+            with self._waits.cause("loading"):
+                self.loader.begin(progress.epoch, progress.position)
         progress.add_seconds(time.perf_counter() - started)
         while progress.position < count and not self._rules.enough_steps(progress):
             batch = self._adaptive.effective_batch
@@ -109,7 +113,8 @@ class Trainer(EpochBackend):
         started = time.perf_counter()
         if self.loader is not None:
             self.loader.end()
-        self._fetch_validation()  # while the device is at the last step
+        with self._waits.cause("validation"):
+            self._fetch_validation()  # while the device is at the last step
         self._read_last()
         progress.add_seconds(time.perf_counter() - started)
 
@@ -147,7 +152,8 @@ class Trainer(EpochBackend):
             done, votes = self._run_share(self._shares.work(share, window.samples, self.loader, measure_noise=measure))
             absent = set.intersection(*(set(vote["absent"]) for vote in votes))
             rate = adaptive.rate.apply(progress.step)
-            sums = self._stepper.make(done, window.samples, absent=absent, measured=measure)
+            with self._waits.busy():
+                sums = self._stepper.make(done, window.samples, absent=absent, measured=measure)
         retries = self._micro.meter.peak.alloc_retries - retries
         self._micro.stepped(retries)
         if self.loader is not None:
@@ -267,9 +273,10 @@ class Trainer(EpochBackend):
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        self._read_last()
-        self._join_buffers()
-        self._files.checkpoint(self._progress, self._agreement)
+        with self._waits.cause("checkpoint"):
+            self._read_last()
+            self._join_buffers()
+            self._files.checkpoint(self._progress, self._agreement)
 
     def _stop(self) -> None:
         """Somebody asked to: a checkpoint, and out."""
@@ -302,7 +309,8 @@ class Trainer(EpochBackend):
         """Schedule, table, weights and checkpoint."""
         (epoch,) = ended
         self._adaptive.rate.epoch_done(epoch.figures.get("loss", epoch.row["train_loss"]))
-        self._files.epoch_done(self._progress, self._agreement, better=epoch.better)
+        with self._waits.cause("checkpoint"):
+            self._files.epoch_done(self._progress, self._agreement, better=epoch.better)
         self._listener.epoch(epoch.row)
         if self._world.size == 1 and self._interrupt.asked:
             self._files.written()
@@ -317,7 +325,7 @@ class Trainer(EpochBackend):
         try:
             size = validation.sizer.size if validation.by_size else self._micro.sizes.next_size()
             together = size if self._in_step else None
-            with self._agreement.step(list[float]) as step:
+            with self._waits.cause("validation"), self._agreement.step(list[float]) as step:
                 loader, self._held_out = self._held_out or self._validation_loader(), None
                 step.value = validation.run(self._micro.gradients.model, loader, in_step_size=together)
         except KeyboardInterrupt:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from brim.errors import DoesNotFitError, RequestError
+from brim.memory.device_waits import DeviceWaits
 from brim.memory.devices import DeviceMemory, ModelMemory
 from brim.models.placement import Precision
 from brim.running.executor import BatchWork, ExecutionPolicy, Executor, Finished, Pending, WorkQueue
@@ -59,6 +60,7 @@ class Validation:
         remedies: Callable[[int], list[str]],
         note: Callable[[str], None],
         between: Callable[[], None],
+        waits: DeviceWaits,
     ) -> None:
         self.items, self.objective = items, objective
         self.share = list(request.share)
@@ -69,6 +71,7 @@ class Validation:
         self.oom_events = 0
         self._memory, self._request = memory, request
         self._note, self._between, self._remedies = note, between, remedies
+        self._waits = waits
         self._costs = [items.cost(item) for item in range(len(items))]
         self.sizer = self._make_sizer(request)
         self._asked = {"batch_size": request.batch_size, "samples": len(self.share)}
@@ -176,7 +179,8 @@ class Validation:
         autocast = precision.autocast
         with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
             joined = self.items.batch(batch, prepared, device=device)
-            return self.objective.sample_metrics(model, joined.to(device, precision.weights))
+            with self._waits.busy():
+                return self.objective.sample_metrics(model, joined.to(device, precision.weights))
 
     def _refuse(self, done: Finished) -> None:
         assert done.failure is not None
