@@ -214,8 +214,6 @@ class Loader:
     def _prefetch(self, workers: int) -> int:
         """Items that each process prepares ahead: a batch in all, where that is wanted and takes little memory."""
         least, each = self._settings.prefetch_factor, max(self.item_bytes or 0, 1)
-        if self.holds_pinned_pool:
-            return least
         free = free_shared_bytes()
         available = AHEAD_BYTES if free is None else min(AHEAD_BYTES, SHARE_OF_SHM * free)
         return max(least, min(math.ceil(min(self._settings.ahead, available / each) / workers), MOST_AHEAD))
@@ -237,8 +235,14 @@ class Loader:
         pooled = self._settings.pool == "always" or (self._settings.pool == "for_device" and self._pin)
         if self.item_bytes is None and (pooled or self._settings.ahead > 0):
             self.item_bytes = _try_items(self._prepare, _first(self._order, 1), cores=2).item_bytes
+        prefetch, batches = self._prefetch(workers), 2 * self._settings.ahead  # of which one is on the device
         if pooled:
-            self._pool = PinnedSharedPool.acquire(self.item_bytes or 0, workers=workers, pin=self._pin)
+            self._pool = PinnedSharedPool.acquire(
+                self.item_bytes or 0, workers=workers, pin=self._pin, items=workers * prefetch + batches
+            )
+        if self.holds_pinned_pool and self._pool is not None:
+            ahead = self._pool.items_held(self.item_bytes or 0) - batches
+            prefetch = max(min(prefetch, ahead // workers), self._settings.prefetch_factor)
         loader: Any = DataLoader(
             _Items(self._prepare, self._pool),  # type: ignore[arg-type]  # a map of item numbers, as torch asks for
             batch_size=None,
@@ -246,7 +250,7 @@ class Loader:
             sampler=self._order,
             generator=torch.Generator(),  # not the run's own: a draw from that would change what the run draws
             num_workers=workers,
-            prefetch_factor=self._prefetch(workers),
+            prefetch_factor=prefetch,
             pin_memory=self._pin,
             worker_init_fn=_start_worker,
         )
