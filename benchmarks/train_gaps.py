@@ -175,12 +175,15 @@ def run_brim(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
     class Ends(TrainListener):
         def opened(self, facts: Any) -> None:
+            del facts
             recorder.mark("model and data there")
 
         def step(self, record: Any) -> None:
+            del record
             recorder.mark("first step done")
 
         def epoch(self, row: dict[str, Any]) -> None:
+            del row
             recorder.mark("first epoch done")
             recorder.epoch_ended()
 
@@ -267,11 +270,11 @@ def start(way: str, source: Path, arguments: argparse.Namespace) -> dict[str, An
 
 def table(found: dict[str, dict[str, Any]]) -> str:
     """Epochs from the second on, and the first seconds."""
-    lines = [
-        "| way | epochs | wall, s | train, s | validation, s | device / wall | lowest | clips/s | "
-        "first step done, s | first epoch done, s |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    columns = (
+        "way", "epochs", "wall, s", "train, s", "validation, s", "device / wall", "lowest", "clips/s",
+        "first step done, s", "first epoch done, s",
+    )  # fmt: skip
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for name, one in found.items():
         rows = one["epochs"]
         mean = {key: sum(row[key] for row in rows) / len(rows) for key in ("wall", "train", "validation")}

@@ -44,6 +44,7 @@ class DeviceWaits:
     """Waits of one device in one loop."""
 
     def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
         self._on_cuda = device is not None and device.type == "cuda"
         self._measures = self._on_cuda or (device is not None and device.type == "cpu")
         self._seconds = dict.fromkeys(CAUSES, 0.0)
@@ -137,5 +138,5 @@ class DeviceWaits:
 
     def _recorded(self) -> Any:
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
