@@ -30,6 +30,7 @@ __all__ = ["Loader", "LoaderSettings", "NotPrepared", "Order", "suggest_workers"
 
 CHEAP_SECONDS = 0.002  # an item prepared in less is not worth a process
 MOST_WORKERS = 16
+TRIAL_SECONDS = 0.5  # items that take longer want as many processes as there are, whatever the next one takes
 SHARE_OF_SHM = 0.8  # of what is free
 KEPT_BYTES = 1 << 29  # that a loading process keeps for itself at most
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
@@ -86,12 +87,13 @@ def _try_items(prepare: Callable[[int], Any], items: Order, cores: int) -> _Tria
     trial = _first(items, 3)
     if not trial or cores < 2:
         return _Trial(0, 0)
-    largest = 0
+    largest, tried, spent = 0, 0, 0.0
     started = time.perf_counter()
-    for item in trial:
+    while tried < len(trial) and spent < TRIAL_SECONDS:
         with contextlib.suppress(MemoryError):  # it will happen again in `take`, where it can be handled
-            largest = max(largest, tensor_bytes(_prepared(prepare, item)))
-    seconds = (time.perf_counter() - started) / len(trial)
+            largest = max(largest, tensor_bytes(_prepared(prepare, trial[tried])))
+        tried, spent = tried + 1, time.perf_counter() - started
+    seconds = spent / tried
     if seconds < CHEAP_SECONDS or seconds * len(items) < 2.0:  # the processes take as long to start
         return _Trial(0, largest)
     spare = 1 if cores <= MANY_CORES else 2  # for the one that feeds the device, and for what it is fed by
