@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from brim.memory.host_copies import HostCopies
 from brim.memory.pinned_shared_pool import Packed, PinnedSharedPool
+from brim.memory.transfer import stacked
 from brim.running.loader import Loader, LoaderSettings
 
 pytestmark = pytest.mark.gpu
@@ -61,3 +63,26 @@ def test_a_loader_gives_pinned_items_through_the_pool() -> None:
             for item, pixels in zip(items, moved, strict=True):
                 assert bool((pixels == item % 100).all())
     assert in_pool > 200
+
+
+@pytest.mark.parametrize("width", [16, 1 << 16])  # put together on the host; copied one by one
+def test_samples_of_any_size_are_stacked_on_the_device(width: int) -> None:
+    parts = [torch.full((width,), float(item)) for item in range(9)]
+    whole = stacked(parts, torch.device("cuda"))
+    assert whole.device.type == "cuda"
+    assert torch.equal(whole.cpu(), torch.stack(parts))
+
+
+def test_a_copy_on_the_host_is_pinned_and_of_the_moment_it_was_taken() -> None:
+    weight = torch.zeros(1 << 20, device="cuda")
+    copies = HostCopies()
+    for number in range(3):
+        torch.cuda._sleep(50_000_000)  # cycles: the copy waits behind it
+        weight.fill_(number)
+        copy = copies.take({"weight": weight, "step": torch.tensor(float(number))})
+        weight.fill_(-1)
+        assert copy is not None
+        copy.wait()
+        assert copy.tensors["weight"].is_pinned()
+        assert bool((copy.tensors["weight"] == number).all())
+        assert copy.tensors["step"] == number

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from brim.running.loader import LoaderSettings
-from brim.training.epoch_loader import EpochLoader, LoaderKeys
+from brim.training.epoch_loader import EpochLoader, LoaderKeys, ValidationOrder
 from brim.training.items import FactoryItems, seeded_rng
 from brim.training.loop import Window, epoch_order
 from tests.training.training_runs import StopsAt, largest_difference, losses, run, settings_of, weights
@@ -55,7 +55,7 @@ def epoch_of(loader: EpochLoader, epoch: int, *, position: int = 0, rank: int = 
         taken += loader.take(share)
         assert [one[0] for one in taken[len(taken) - len(share) :]] == share
         loader.done(share)
-    loader.end(another=True)
+    loader.end()
     return taken
 
 
@@ -81,16 +81,66 @@ def test_a_killed_process_is_noted_and_replaced_in_the_next_epoch() -> None:
     assert len(loader.notes) == 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("room", [False, True])
-def test_processes_end_for_another_loader_only_if_they_hold_pinned_memory(
-    monkeypatch: pytest.MonkeyPatch, room: bool
-) -> None:
-    loader = epoch_loader(workers=1)
-    first = {one[1] for one in epoch_of(loader, 0)}
-    monkeypatch.setattr("brim.running.loader.Loader.holds_pinned_pool", room)
-    loader.end(another=False)
-    loader.end(another=True)
-    assert ({one[1] for one in epoch_of(loader, 1)} == first) is not room
+def validated(loader: EpochLoader, epoch: int, **options: Any) -> list[Any]:
+    """The samples of one validation, taken in batches of four; the second batch is tried again later."""
+    held_out = loader.begin_validation(epoch, **options)
+    taken = held_out.take(range(4))
+    held_out.done(range(4))
+    held_out.take(range(4, 8))
+    held_out.set_aside(range(4, 8))
+    taken += held_out.take(range(8, COUNT))
+    held_out.done(range(8, COUNT))
+    again = held_out.take(range(4, 8))
+    held_out.done(range(4, 8))
+    assert [one[0] for one in taken] == [*range(4), *range(8, COUNT)]
+    assert {one[1] for one in again} == {os.getpid()}  # out of the order
+    return taken
+
+
+def held_out_loader(*, workers: int, every: int = 1, epochs: int = 3) -> EpochLoader:
+    items = FactoryItems(Draws(), label_dtype=None)
+    held_out = ValidationOrder(items=items, order=range(COUNT), follows=lambda epoch: (epoch + 1) % every == 0)
+    keys = LoaderKeys(items=items, seed=5, rank=0, ranks=1, epochs=epochs, validation=held_out)
+    return EpochLoader(keys, LoaderSettings(num_workers=workers, prefetch_factor=2), pin=False, note=print)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_the_processes_of_training_prepare_validation_too(workers: int) -> None:
+    loader = held_out_loader(workers=workers)
+    pids: list[set[int]] = []
+    draws = []
+    for epoch in range(3):
+        pids.append({one[1] for one in epoch_of(loader, epoch)})
+        held_out = validated(loader, epoch)
+        pids.append({one[1] for one in held_out})
+        draws.append([one[2:] for one in held_out])
+    loader.close()
+    assert all(found == pids[0] for found in pids)
+    assert len(pids[0]) == max(workers, 1)
+    assert draws[0] == draws[1] == draws[2]  # held-out samples are the same every time
+
+
+def test_validation_after_some_epochs_and_one_that_nobody_expected() -> None:
+    loader = held_out_loader(workers=1, every=2)
+    for epoch in range(2):
+        epoch_of(loader, epoch)
+    first = {one[1] for one in validated(loader, 1)}
+    loader.begin(2, 0)
+    order = epoch_order(COUNT, seed=5, epoch=2)
+    assert {one[1] for one in loader.take(order[:4])} == first
+    other = {one[1] for one in validated(loader, 2, expected=False)}  # max_steps ends the run here
+    assert other != first
+    loader.close()
+
+
+def test_a_process_lost_in_a_validation_is_replaced_in_the_next_epoch() -> None:
+    loader = held_out_loader(workers=1)
+    (pid,) = {one[1] for one in epoch_of(loader, 0)}
+    os.kill(pid, signal.SIGKILL)
+    validated(loader, 0)
+    (other,) = {one[1] for one in epoch_of(loader, 1)}
+    assert other not in (pid, os.getpid())
+    assert {one[1] for one in validated(loader, 1)} == {other}
     loader.close()
 
 

@@ -88,6 +88,9 @@ def waiting(part: CheckedPart, _: CheckLimits) -> JudgedFigure:
 
 def _waiting_fraction(part: CheckedPart) -> tuple[float | None, bool]:
     """The fraction, and whether both of its figures cover the same time."""
+    loading = number(value_at(part.summary, "gpu_wait_causes.loading"))  # of a training: not all of its waiting
+    if loading is not None:
+        return loading, not part.resumed
     between_batches = number(part.summary.get("gpu_wait_fraction"))
     if between_batches is not None:
         return between_batches, True

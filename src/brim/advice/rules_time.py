@@ -25,6 +25,9 @@ def loading(run: Run) -> Advice | None:
     seconds, waited = figure(run, "seconds"), figure(run, "loader.wait_seconds")
     if not seconds or waited is None or waited < LEAST_WAITING * seconds or waited < START_SECONDS:
         return None
+    idle = figure(run, "gpu_wait_causes.loading")
+    if idle is not None and idle < LEAST_WAITING / 2:  # the device had work meanwhile
+        return None
     before = int(figure(run, "loader.num_workers") or 0)
     busy = max(seconds - waited, 0.01 * seconds)
     work = waited if before == 0 else seconds * before  # of one process

@@ -224,6 +224,8 @@ def _figures(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     noise = summary["noise_scale"] or {}
     if noise.get("useful_batch"):
         rows.append(("samples stop helping at", f"batch {noise['useful_batch']:,}"))
+    if summary.get("gpu_wait_fraction") is not None:
+        rows.append(("device idle", f"{summary['gpu_wait_fraction']:.1%}"))
     rows.append(("out of memory", plural(summary["oom_events"], "time")))
     if summary["peak_reserved_bytes"]:
         rows.append(("peak memory", format_bytes(summary["peak_reserved_bytes"])))

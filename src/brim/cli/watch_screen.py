@@ -258,6 +258,8 @@ def _figures(run: Mapping[str, Any]) -> Iterator[str]:
         yield f"{metric.get('name') or 'score'} {metric['value']:.4g}"
     if run.get("waiting_fraction") is not None:
         yield f"waiting {run['waiting_fraction']:.0%}"
+    if run.get("gpu_wait_fraction") is not None:
+        yield f"device idle {run['gpu_wait_fraction']:.0%}"
     if run.get("device"):
         yield str(run["device"])
 

@@ -29,11 +29,11 @@ from brim.monitor.host import free_shared_bytes
 
 __all__ = ["Packed", "PinnedSharedPool", "tensor_bytes"]
 
-MIN_POOLED_ITEM_BYTES = 1 << 18  # smaller items cost little when torch sends them
-POOLED_ITEMS = 160  # what is prepared ahead, and two batches
+MIN_POOLED_ITEM_BYTES = 1 << 10  # a tensor that torch sends costs about a millisecond here, however small it is
+POOLED_ITEMS = 160  # at least: what is prepared ahead, and two batches
 MIN_POOL_BYTES, MAX_POOL_BYTES = 1 << 26, 1 << 30
 MAX_SHM_FRACTION = 0.25  # of what is free in /dev/shm
-SLOTS_PER_PART = 512
+SLOTS_PER_PART = 4096
 ALIGNED = 64  # bytes, for every kind of number
 
 
@@ -70,15 +70,15 @@ class PinnedSharedPool:
         self._leaving: list[tuple[Any, list[int]]] = []  # here: slots to be freed once the device has reached an event
 
     @classmethod
-    def acquire(cls, item_bytes: int, *, workers: int, pin: bool = True) -> Self | None:
-        """A pool for items of this size, to be released with `release`; None: send them as torch does.
+    def acquire(cls, item_bytes: int, *, workers: int, pin: bool = True, items: int = 0) -> Self | None:
+        """A pool for `items` of this size, to be released with `release`; None: send them as torch does.
 
         Without `pin` only this process reads it, and every loader may have its own.
         """
         if item_bytes < (MIN_POOLED_ITEM_BYTES if pin else 1) or (pin and PinnedSharedPool._in_use):
             return None
         available = int(MAX_SHM_FRACTION * (free_shared_bytes() or 0))
-        wanted = min(max(POOLED_ITEMS * item_bytes, MIN_POOL_BYTES), MAX_POOL_BYTES, available)
+        wanted = min(max(max(items, POOLED_ITEMS) * item_bytes, MIN_POOL_BYTES), MAX_POOL_BYTES, available)
         if wanted < MIN_POOL_BYTES:
             return None
         if not pin:
@@ -94,6 +94,10 @@ class PinnedSharedPool:
             return None
         PinnedSharedPool._in_use = True
         return cls(kept, workers=workers, is_pinned=True)
+
+    def items_held(self, item_bytes: int) -> int:
+        """How many items of this size there is memory for."""
+        return self._memory.numel() // _aligned(max(item_bytes, 1))
 
     def release(self) -> None:
         """For the next loader: the processes have ended, and nothing that was unpacked is used again."""
@@ -135,16 +139,17 @@ class PinnedSharedPool:
             mark = torch.cuda.Event()
             mark.record()
         self._leaving.append((mark, [one.slot for one in packed]))
+        taken = self._taken.numpy()
         while self._leaving and (self._leaving[0][0] is None or self._leaving[0][0].query()):
-            for slot in self._leaving.pop(0)[1]:
-                self._taken[slot] = 0
+            taken[self._leaving.pop(0)[1]] = 0
 
     def _bytes_at(self, at: _Place) -> torch.Tensor:
         return self._memory[at.start : at.start + at.nbytes]
 
     def _find(self, nbytes: int, worker: int) -> tuple[int, int] | None:
         """The first gap in a process's part that is large enough, and a slot to free it by."""
-        self._live = [entry for entry in self._live if self._taken[entry[2]]]
+        taken = self._taken.numpy()  # reading a number from a tensor takes 20 times as long
+        self._live = [entry for entry in self._live if taken[entry[2]]]
         first = worker * self._part_bytes
         start = first
         place = len(self._live)
@@ -186,7 +191,8 @@ def _aligned(nbytes: int) -> int:
 def _shared(nbytes: int) -> torch.Tensor | None:
     memory: torch.Tensor | None = None
     with contextlib.suppress(RuntimeError, OSError):
-        memory = torch.empty(nbytes, dtype=torch.uint8).share_memory_()
+        storage = torch.UntypedStorage._new_shared(nbytes)  # `share_memory_` would write all of it
+        memory = torch.empty(0, dtype=torch.uint8).set_(storage)
     return memory
 
 

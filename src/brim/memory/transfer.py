@@ -2,7 +2,8 @@
 
 Putting samples together on the host costs a copy of all their bytes into memory that is new each time, and locking that
 for the device another one. So they are copied one by one to where they belong in a batch that lies on the device: from
-pinned memory nothing waits, and nothing but the batch is ever allocated.
+pinned memory nothing waits, and nothing but the batch is ever allocated. Small ones are put together in pinned memory
+first: a copy to the device costs the host some microseconds, however little it copies.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 
 __all__ = ["end_to_end", "moved", "replaced", "stacked"]
+
+MIN_COPIED_APART_BYTES = 1 << 16  # starting a copy takes the host as long as copying this much itself
 
 
 def replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
@@ -45,6 +48,10 @@ def stacked(parts: Sequence[torch.Tensor], device: torch.device | None = None) -
     first = parts[0]
     if not _fills_on(device) or any(part.shape != first.shape for part in parts):
         return torch.stack(list(parts))
+    if first.nbytes < MIN_COPIED_APART_BYTES and all(part.device.type == "cpu" for part in parts):
+        together = torch.empty((len(parts), *first.shape), dtype=first.dtype, pin_memory=True)
+        torch.stack(list(parts), out=together)
+        return together.to(device, non_blocking=True)
     whole = torch.empty((len(parts), *first.shape), dtype=first.dtype, device=device)
     for place, part in zip(whole.unbind(), parts, strict=True):
         place.copy_(part, non_blocking=True)

@@ -72,7 +72,8 @@ class LiveRun:
             "updated_at": None, "state": "starting", "done": None, "total": None, "unit": None, "label": None,
             "part": None,
             "batch_size": None, "batch_size_found": None, "samples_per_second": None, "oom_events": None,
-            "seconds_left": None, "metric": None, "loss": None, "waiting_fraction": None, "device": None,
+            "seconds_left": None, "metric": None, "loss": None, "waiting_fraction": None, "gpu_wait_fraction": None,
+            "gpu_wait_causes": None, "device": None,
             "device_uuid": None, "peak_reserved_bytes": None, "ranks": None, "rank_pids": [],
             "note": None,
         }  # fmt: skip

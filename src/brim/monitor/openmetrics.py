@@ -36,6 +36,7 @@ _RUN = (
     ("brim_run_oom_events", "Out-of-memory errors so far.", "oom_events"),
     ("brim_run_loss", "Loss of the last step.", "loss"),
     ("brim_run_waiting_ratio", "Fraction of the time spent waiting for data.", "waiting_fraction"),
+    ("brim_run_idle_ratio", "Fraction of the time in which the device had nothing to do.", "gpu_wait_fraction"),
     ("brim_run_peak_reserved_bytes", "Peak of the memory that the allocator reserved.", "peak_reserved_bytes"),
 )
 _STATES = ("starting", "running", "validating", "killed")

@@ -30,6 +30,7 @@ __all__ = ["Loader", "LoaderSettings", "NotPrepared", "Order", "suggest_workers"
 
 CHEAP_SECONDS = 0.002  # an item prepared in less is not worth a process
 MOST_WORKERS = 16
+TRIAL_SECONDS = 0.5  # items that take longer want as many processes as there are, whatever the next one takes
 SHARE_OF_SHM = 0.8  # of what is free
 KEPT_BYTES = 1 << 29  # that a loading process keeps for itself at most
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
@@ -86,12 +87,13 @@ def _try_items(prepare: Callable[[int], Any], items: Order, cores: int) -> _Tria
     trial = _first(items, 3)
     if not trial or cores < 2:
         return _Trial(0, 0)
-    largest = 0
+    largest, tried, spent = 0, 0, 0.0
     started = time.perf_counter()
-    for item in trial:
+    while tried < len(trial) and spent < TRIAL_SECONDS:
         with contextlib.suppress(MemoryError):  # it will happen again in `take`, where it can be handled
-            largest = max(largest, tensor_bytes(_prepared(prepare, item)))
-    seconds = (time.perf_counter() - started) / len(trial)
+            largest = max(largest, tensor_bytes(_prepared(prepare, trial[tried])))
+        tried, spent = tried + 1, time.perf_counter() - started
+    seconds = spent / tried
     if seconds < CHEAP_SECONDS or seconds * len(items) < 2.0:  # the processes take as long to start
         return _Trial(0, largest)
     spare = 1 if cores <= MANY_CORES else 2  # for the one that feeds the device, and for what it is fed by
@@ -121,6 +123,7 @@ class Loader:
         self.wait_seconds = 0.0
         self.notes: list[str] = []
         self._ready: dict[int, Any] = {}
+        self._aside: set[int] = set()  # arrived, forgotten, and to be asked for again
         self._coming: Iterator[tuple[int, Any]] | None = None
         self._pool: PinnedSharedPool | None = None
         self._packed: dict[int, Packed] = {}  # what lies in the pool, by item
@@ -143,6 +146,7 @@ class Loader:
     ) -> None:
         self._coming = None  # the processes end with their iterator
         self._ready.clear()
+        self._aside.clear()
         self._packed.clear()
         if self._pool is not None:
             self._pool.release()
@@ -161,6 +165,8 @@ class Loader:
         """The prepared items; waits for those that are not here yet."""
         started = time.perf_counter()
         missing = {item for item in items if item not in self._ready}
+        again = missing & self._aside
+        missing -= again
         while missing and self._coming is not None:
             try:
                 item, prepared = next(self._coming)
@@ -173,7 +179,7 @@ class Loader:
             else:
                 self._ready[item] = self._unpacked(item, prepared)
                 missing.discard(item)
-        for item in missing:
+        for item in missing | again:
             self._ready[item] = _prepared(self._prepare, item)
         self.wait_seconds += time.perf_counter() - started
         ready = [self._ready[item] for item in items]
@@ -188,6 +194,11 @@ class Loader:
             self._ready.pop(item, None)
         if self._pool is not None:
             self._pool.free([self._packed.pop(item) for item in items if item in self._packed])
+
+    def set_aside(self, items: Sequence[int]) -> None:
+        """Forget items for now; those that are asked for again are prepared here, out of the order."""
+        self.done(items)
+        self._aside.update(items)
 
     def _affordable(self, workers: int) -> int:
         """As many processes as there is shared memory for what they prepare ahead: a container may have 64 MB of it."""
@@ -205,8 +216,6 @@ class Loader:
     def _prefetch(self, workers: int) -> int:
         """Items that each process prepares ahead: a batch in all, where that is wanted and takes little memory."""
         least, each = self._settings.prefetch_factor, max(self.item_bytes or 0, 1)
-        if self.holds_pinned_pool:
-            return least
         free = free_shared_bytes()
         available = AHEAD_BYTES if free is None else min(AHEAD_BYTES, SHARE_OF_SHM * free)
         return max(least, min(math.ceil(min(self._settings.ahead, available / each) / workers), MOST_AHEAD))
@@ -228,8 +237,14 @@ class Loader:
         pooled = self._settings.pool == "always" or (self._settings.pool == "for_device" and self._pin)
         if self.item_bytes is None and (pooled or self._settings.ahead > 0):
             self.item_bytes = _try_items(self._prepare, _first(self._order, 1), cores=2).item_bytes
+        prefetch, batches = self._prefetch(workers), 2 * self._settings.ahead  # of which one is on the device
         if pooled:
-            self._pool = PinnedSharedPool.acquire(self.item_bytes or 0, workers=workers, pin=self._pin)
+            self._pool = PinnedSharedPool.acquire(
+                self.item_bytes or 0, workers=workers, pin=self._pin, items=workers * prefetch + batches
+            )
+        if self.holds_pinned_pool and self._pool is not None:
+            ahead = self._pool.items_held(self.item_bytes or 0) - batches
+            prefetch = max(min(prefetch, ahead // workers), self._settings.prefetch_factor)
         with warnings.catch_warnings():
             # From Python 3.12 on, forking a process that has threads warns. The workers prepare items on the host and
             # touch neither the device nor the locks of our threads, as DataLoader workers have always done.
@@ -243,7 +258,7 @@ class Loader:
                 sampler=self._order,
                 generator=torch.Generator(),  # not the run's own: a draw from that would change what the run draws
                 num_workers=workers,
-                prefetch_factor=self._prefetch(workers),
+                prefetch_factor=prefetch,
                 pin_memory=self._pin,
                 worker_init_fn=_start_worker,
             )

@@ -10,18 +10,19 @@ from typing import Any
 import torch
 
 from brim.errors import RequestError
+from brim.memory.device_waits import DeviceWaits
 from brim.memory.devices import DeviceMemory, device_name, memory_of, resolve_limit
 from brim.memory.environment import environment_facts
 from brim.models.placement import Precision
 from brim.ranks.agreement import Agreement
 from brim.ranks.gradients import RankGroup
 from brim.records import Plan
-from brim.running.loader import LoaderSettings
 from brim.settings.train_request import TrainRequest
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.sizing.plans import PlanFile
 from brim.training.checkpoint import load_checkpoint, restore_generators
 from brim.training.effective_batch import AdaptiveBatch, EarlierSizes, choose_effective_batch, make_adaptive_batch
+from brim.training.epoch_loader import EpochLoader, validation_order
 from brim.training.listener import Interrupt, TrainListener
 from brim.training.loop import Progress, epoch_rules
 from brim.training.micro_batches import GradientPass, MicroBatches, PeakMeter
@@ -51,6 +52,7 @@ class RunContext:
     interrupt: Interrupt
     fingerprint: str = ""
     sharded: bool = False  # each rank holds a part of the model
+    loader: EpochLoader | None = None  # its processes have started
 
 
 class TrainerParts:
@@ -73,6 +75,7 @@ class TrainerParts:
         limit = resolve_limit(self.memory, asked_bytes=request.memory_limit_bytes, margin=settings.training.margin)
         self.limit_bytes = limit.usable_bytes
         self.metered = request.limited or not self.memory.meter_slows
+        self.waits = DeviceWaits(self.memory.device)
         self._refuse_too_few()
         self._refuse_with_shards()
         options = optimizer_options(settings)
@@ -251,6 +254,7 @@ class TrainerParts:
             fail_on_oom=self.request.fail_on_oom,
             remedies=subject.remedies,
             note=self.note,
+            waits=self.waits,
         )
 
     def _absent_bytes(self) -> int:
@@ -271,9 +275,8 @@ class TrainerParts:
         world = self.context.agreement.world
         asked = self.request.settings.training.eval_batch_size
         request = ValidationRequest(
-            share=range(world.rank, len(items), world.size),
+            share=validation_order(items, rank=world.rank, ranks=world.size),
             precision=self.precision,
-            loading=LoaderSettings(num_workers=self.request.settings.data.num_workers),
             batch_size=asked if isinstance(asked, int) else None,
             known=self.earlier.eval_batch if self.earlier is not None else None,
             limit_bytes=self.limit_bytes if self.metered else None,
@@ -287,4 +290,5 @@ class TrainerParts:
             remedies=lambda length: self.subject.remedies(length, training=False),
             note=self.note,
             between=self.context.interrupt.check if world.size == 1 else lambda: None,
+            waits=self.waits,
         )

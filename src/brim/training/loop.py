@@ -101,8 +101,11 @@ class EpochRules:
 
     def validates(self, progress: Progress) -> bool:
         """Whether the epoch under way ends with a validation."""
-        last = progress.epoch + 1 >= self.epochs or self.enough_steps(progress)
-        return self.validated and (last or (progress.epoch + 1) % self.eval_every == 0)
+        return self.validated and (self.enough_steps(progress) or self.validates_after(progress.epoch))
+
+    def validates_after(self, epoch: int) -> bool:
+        """Whether a validation follows an epoch, unless the run ends before."""
+        return self.validated and (epoch + 1 >= self.epochs or (epoch + 1) % self.eval_every == 0)
 
 
 def epoch_rules(settings: TrainSettings, objective: Objective, *, validated: bool) -> EpochRules:

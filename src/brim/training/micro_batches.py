@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from brim.errors import BrimError, DoesNotFitError, LostError
+from brim.memory.device_waits import DeviceWaits
 from brim.memory.devices import DeviceMemory, MemoryReading
 from brim.memory.failures import Failure, FailureKind, classify, memory_remedies
 from brim.memory.snapshot import StateSnapshot
@@ -173,10 +174,12 @@ class MicroBatches:
         fail_on_oom: bool = False,
         remedies: Callable[[int], list[str]] = lambda length: memory_remedies((), batch_size=length),
         note: Callable[[str], None] = ignore_note,
+        waits: DeviceWaits | None = None,
     ) -> None:
         self.gradients = gradients
         self.sizes = sizes
         self.meter = meter
+        self.waits = waits or DeviceWaits()
         self.remedies = remedies  # what to propose where so many samples do not fit
         self.rewinder = Rewinder(gradients.model)
         self._memory = meter.memory
@@ -195,7 +198,8 @@ class MicroBatches:
         self.sizes.begin_window(work.costs[0] if work.costs else 1)
         while True:
             self.drop_gradients()
-            outcome = self._attempt(work)
+            with self.waits.cause("other" if self.sizes.settled else "search"):
+                outcome = self._attempt(work)
             if isinstance(outcome, WindowDone):
                 self.sizes.end_window()
                 self._ambiguous = False
@@ -245,12 +249,13 @@ class MicroBatches:
         settled = self.sizes.settled
         if self.sizes.new:
             self.meter.release_cache()  # first: a batch in the midst of a cached block would keep all of it
-        fetched = [work.fetch(items)]
+        with self.waits.cause("loading"):
+            fetched = [work.fetch(items)]
         self.sizes.absent_bytes = 0 if settled else self.meter.absent_bytes()
         if not settled:
             self.meter.synchronize()
         started = time.perf_counter()
-        with self.meter.watched() as reading:
+        with self.meter.watched() as reading, self.waits.busy():
             # Taken out, so that what is converted does not outlive its conversion.
             loss = self.gradients.backward(fetched.pop().to(self.gradients.device, dtype), work.samples)
         if not settled:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from brim.monitor.sampler import Sampler
 from brim.ranks.agreement import Agreement, Vote, check_same_work, shared_folder, stop_signal_as_error
 from brim.ranks.gradients import RankGroup, shard_model
 from brim.records import Plan
+from brim.running.loader import LoaderSettings
 from brim.settings.caller import given, named, resume_with
 from brim.settings.setting_checks import MOST_SEED
 from brim.settings.train_request import TrainRequest
@@ -27,10 +29,11 @@ from brim.storage.fingerprint import combined_fingerprint, differing_parts
 from brim.storage.run_folder import check_no_other_run
 from brim.training.assembly import RunContext, TrainerParts
 from brim.training.checkpoint import find_checkpoint
-from brim.training.effective_batch import EarlierSizes, choose_effective_batch, training_plan
-from brim.training.epoch_loader import EpochLoader
+from brim.training.effective_batch import EarlierSizes, EffectiveBatch, choose_effective_batch, training_plan
+from brim.training.epoch_loader import EpochLoader, start_loading
 from brim.training.listener import TrainListener, interrupt_as_request
 from brim.training.live_figures import LiveTraining, LoggedTraining
+from brim.training.loop import Progress, epoch_rules
 from brim.training.run_files import read_steps, write_record
 from brim.training.setup import TrainingSetup, open_setup
 from brim.training.summary import RankReport, summarise
@@ -129,7 +132,7 @@ class _TrainingRun:
         own_seed = (self.request.settings.hp.seed + self.world.rank) % (MOST_SEED + 1)
         torch.manual_seed(own_seed)  # dropout: not the same on every rank
         monitor = self.folder / ("monitor.csv" if self.world.rank == 0 else f"monitor.rank-{self.world.rank}.csv")
-        with interrupt_as_request(self.listener.note) as interrupt:
+        with interrupt_as_request(self.listener.note) as interrupt, self._loading(subject) as loader:
             context = RunContext(
                 folder=self.folder,
                 agreement=self.agreement,
@@ -138,18 +141,19 @@ class _TrainingRun:
                 interrupt=interrupt,
                 fingerprint=fingerprint,
                 sharded=self.sharded,
+                loader=loader,
             )
             parts = TrainerParts(subject, self.request, context)
             trainer = self._resumed(parts)
             self._announce(parts)
-            self.listener.ready(lambda: _live_figures(parts, trainer.loader))
+            self.listener.ready(lambda: _live_figures(parts, loader))
             with self._limited(parts), Sampler(monitor, device_uuid=device_uuid(subject.device)) as sampler:
                 try:
                     self._train(trainer)
                 finally:
                     parts.files.close()
         with self.agreement.step(RankReport) as step:
-            step.value = self._report(parts, trainer.loader, sampler)
+            step.value = self._report(parts, loader, sampler)
         ranks = step.values
         if self.world.rank > 0:
             return TrainResult(summary={}, folder=self.folder, plan=ranks[self.world.rank].plan)
@@ -174,6 +178,33 @@ class _TrainingRun:
             step.value = run_fingerprint(subject, self.request, ranks=self.world.size)
         check_same_work(step.values)
         return subject, step.values[0]
+
+    @contextlib.contextmanager
+    def _loading(self, subject: TrainingSetup) -> Iterator[EpochLoader | None]:
+        """Processes that prepare the first samples while the rest of the run is put together; they end with it."""
+        settings, data = self.request.settings, subject.data
+        validates = data.validation is not None and self.request.validate
+        checkpoint = find_checkpoint(self.folder) if self.request.resume else None
+        with self.agreement.step(bool):
+            stored: Any = None if checkpoint is None else read_json(checkpoint / "state.json")
+            progress = Progress.from_json(stored.get("progress", {}) if isinstance(stored, dict) else {})
+            batch = _chosen_batch(subject, self.request, ranks=self.world.size)
+            loader = start_loading(
+                data,
+                epoch_rules(settings, subject.objective, validated=validates),
+                LoaderSettings(num_workers=settings.data.num_workers, ahead=math.ceil(batch.batch / self.world.size)),
+                seed=settings.hp.seed,
+                place=(progress.epoch, progress.position),
+                world=self.world,
+                validates=validates and not self.sharded,
+                device=subject.device,
+                note=self.listener.note,
+            )
+        try:
+            yield loader
+        finally:
+            if loader is not None:
+                loader.close()
 
     def _join(self, subject: TrainingSetup) -> RankGroup:
         group = RankGroup(subject.device)
@@ -264,6 +295,7 @@ class _TrainingRun:
             skipped_steps=parts.stepper.skipped,
             monitor=sampler.summary(),
             checkpoint_seconds=parts.files.checkpoint_seconds,
+            wait_fractions=parts.waits.fractions(),
             notes=tuple(parts.notes),
         )
 
@@ -312,16 +344,23 @@ def _live_figures(parts: TrainerParts, loader: EpochLoader | None) -> dict[str, 
         found = "found on this run" if sizes.settled else "searching"
     return {
         "batch_size_found": found,
-        "wait_seconds": None if loader is None else loader.waited_seconds,
+        "wait_seconds": None if loader is None else loader.wait_seconds,
+        "gpu_wait_fraction": parts.waits.fraction(),
+        "gpu_wait_causes": parts.waits.fractions(),
         "peak_reserved_bytes": parts.micro.meter.peak.peak_reserved_bytes or None,
     }
 
 
 def run_fingerprint(subject: TrainingSetup, request: TrainRequest, *, ranks: int = 1) -> str:
     """What a resumed run must share: model, data, settings, and the effective batch, however that was asked for."""
-    earlier = EarlierSizes.read(request.plan) if request.plan is not None else None
-    effective = choose_effective_batch(request.settings, samples=len(subject.data.train), ranks=ranks, earlier=earlier)
+    effective = _chosen_batch(subject, request, ranks=ranks)
     return combined_fingerprint({**subject.identity(), "batch": effective.identity()})
+
+
+def _chosen_batch(subject: TrainingSetup, request: TrainRequest, *, ranks: int) -> EffectiveBatch:
+    """The effective batch that the request asks for."""
+    earlier = EarlierSizes.read(request.plan) if request.plan is not None else None
+    return choose_effective_batch(request.settings, samples=len(subject.data.train), ranks=ranks, earlier=earlier)
 
 
 def _check_contents(folder: Path, *, resume: bool) -> None:

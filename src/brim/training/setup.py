@@ -12,7 +12,7 @@ from torch import nn
 
 from brim.data.base import DataError
 from brim.errors import RequestError
-from brim.memory.devices import device_uuid
+from brim.memory.devices import device_uuid, start_device
 from brim.memory.failures import memory_remedies, memory_savings
 from brim.memory.weights import place_weights
 from brim.models.placement import resolve_device, resolve_precision
@@ -111,6 +111,7 @@ def open_setup(settings: TrainSettings) -> TrainingSetup:
     dtype = torch.float64 if double else torch.float32
     if double and device.type == "mps":
         raise RequestError("training.dtype float64: mps has no double precision; use cpu or float32")
+    device_started = start_device(device)
     source = open_training_source(settings, input_kind(settings))
     bundle = build_model(settings, outputs=source.outputs, rows=source.rows)
     data = make_training_data(source, bundle, dtype=dtype)
@@ -121,6 +122,7 @@ def open_setup(settings: TrainSettings) -> TrainingSetup:
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         notes.append(_BATCH_NORM)
     smallest = smallest_micro_batch(model, lambda: _first_inputs(data))
+    device_started()
     place_weights(model, device, name=bundle.name, dtype=dtype).train()
     if settings.training.gradient_checkpointing:
         notes.append(enable_gradient_checkpointing(model))

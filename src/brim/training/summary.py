@@ -34,7 +34,8 @@ class RankReport:
     workers: int
     skipped_steps: int
     monitor: MonitorSummary
-    checkpoint_seconds: float | None = None  # that the loop wrote checkpoints; None: it wrote none by itself
+    checkpoint_seconds: float | None = None  # that checkpoints held the loop up; None: it wrote none by itself
+    wait_fractions: Mapping[str, float] | None = None  # of the loop's time, the device's waiting by cause
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -136,6 +137,7 @@ def summarise(
         "peak_allocated_bytes": _largest([rank.peak_allocated_bytes for rank in ranks]),
         "peak_reserved_bytes": _largest([rank.peak_reserved_bytes for rank in ranks]),
         "gpu_utilisation_mean": _mean([rank.monitor.gpu_utilisation_mean for rank in ranks]),
+        **_waiting([rank.wait_fractions for rank in ranks if rank.wait_fractions is not None]),
         "fast_path": fast_path,
         "seconds": progress.train_seconds,
         "eval_seconds": max(rank.eval_seconds for rank in ranks),
@@ -157,6 +159,12 @@ def _figures(row: Mapping[str, Any]) -> dict[str, float]:
         if value is not None and (name == "train_loss" or name.startswith("val_")):
             found[name if name in ("train_loss", "val_loss") else name.removeprefix("val_")] = float(value)
     return found
+
+
+def _waiting(ranks: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """The mean over ranks of their device's waiting, and of each cause of it."""
+    causes = {name: math.fsum(rank[name] for rank in ranks) / len(ranks) for name in ranks[0]} if ranks else None
+    return {"gpu_wait_fraction": None if causes is None else math.fsum(causes.values()), "gpu_wait_causes": causes}
 
 
 def _all_sizes(ranks: Sequence[RankReport]) -> BatchSizes | None:

@@ -2,7 +2,7 @@
 
 A step: this rank's share of the window in micro-batches (alone), a vote, one sum over the ranks, the optimizer. After
 an epoch the ranks' buffers are averaged. The loss of a step is read one step later, so that the device never waits for
-the host; checkpoints are written only when every loss up to them is known.
+the host; checkpoints are taken only when every loss up to them is known, and written behind the next steps.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 
 from brim.errors import BrimError, RequestError
 from brim.ranks.agreement import Vote
-from brim.running.loader import LoaderSettings, NotPrepared
+from brim.running.loader import NotPrepared
 from brim.training.assembly import TrainerParts
-from brim.training.epoch_loader import EpochLoader, LoaderKeys
+from brim.training.epoch_loader import EpochLoader, ValidationLoader
 from brim.training.items import Items
 from brim.training.listener import StepRecord
 from brim.training.loop import EndedEpoch, EpochBackend, Progress, Window, epoch_order, next_window, run_epochs
@@ -63,33 +63,25 @@ class Trainer(EpochBackend):
         self._group = context.group
         self._world = context.agreement.world
         self._files = parts.files
+        self._waits = parts.waits
         self._listener = context.listener
         self._interrupt = context.interrupt
         self._unread: _Unread | None = None
+        self._held_out: ValidationLoader | None = None  # of the validation that is next
         self._replay = dict(replay or {})  # micro-batches of steps that a killed run had made, by step
         self._shares = WindowShares(self._items, parts.memory.device)
-        self.loader = self._make_loader(LoaderSettings(num_workers=settings.data.num_workers))
-
-    def _make_loader(self, loading: LoaderSettings) -> EpochLoader | None:
-        if not self._items.uses_loader:
-            return None
-        world, pin = self._world, self._micro.gradients.device.type == "cuda"
-        ahead = math.ceil(self._adaptive.effective_batch / world.size)
-        keys = LoaderKeys(
-            items=self._items, seed=self._seed, rank=world.rank, ranks=world.size, epochs=self._rules.epochs
-        )
-        return EpochLoader(keys, dataclasses.replace(loading, ahead=ahead), pin=pin, note=self._listener.note)
+        self.loader = context.loader
 
     def run(self) -> None:
         """Train to the end; a `KeyboardInterrupt` after a checkpoint where somebody asked to stop."""
+        self._waits.begin()
         self._listener.started(self._total_samples(), self._progress.samples)
         if self._in_step:
             self._agree_on_sizes(self._agreement.gather(Vote(value=self._size_vote())))
-        try:
-            run_epochs(self, self._rules)
-        finally:
-            if self.loader is not None:
-                self.loader.close()
+        run_epochs(self, self._rules)
+        with self._waits.cause("checkpoint"), self._agreement.step(bool):
+            self._files.written()
+        self._waits.finish()
 
     def _total_samples(self) -> int:
         samples = self._rules.epochs * len(self._items)
@@ -110,7 +102,8 @@ class Trainer(EpochBackend):
         started = time.perf_counter()
         order = epoch_order(count, seed=self._seed, epoch=progress.epoch)
         if self.loader is not None:
-            self.loader.begin(progress.epoch, progress.position)
+            with self._waits.cause("loading"):
+                self.loader.begin(progress.epoch, progress.position)
         progress.add_seconds(time.perf_counter() - started)
         while progress.position < count and not self._rules.enough_steps(progress):
             batch = self._adaptive.effective_batch
@@ -119,9 +112,25 @@ class Trainer(EpochBackend):
             self._maybe_checkpoint()
         started = time.perf_counter()
         if self.loader is not None:
-            self.loader.end(another=self._validation is not None)
+            self.loader.end()
+        with self._waits.cause("validation"):
+            self._fetch_validation()  # while the device is at the last step
         self._read_last()
         progress.add_seconds(time.perf_counter() - started)
+
+    def _fetch_validation(self) -> None:
+        validation = self._validation
+        if validation is not None and self._rules.validates(self._progress):
+            self._held_out = self._validation_loader()
+            if self._held_out is not None:
+                validation.fetch_first(self._held_out)
+
+    def _validation_loader(self) -> ValidationLoader | None:
+        progress = self._progress
+        if self.loader is None or not self.loader.validates:
+            return None
+        whole = progress.position >= len(self._items) and self._rules.validates_after(progress.epoch)
+        return self.loader.begin_validation(progress.epoch, expected=whole)
 
     def _smallest_window(self) -> int:
         """Samples that every rank needs together; a rank may have none, unless it runs in step with the others."""
@@ -143,7 +152,8 @@ class Trainer(EpochBackend):
             done, votes = self._run_share(self._shares.work(share, window.samples, self.loader, measure_noise=measure))
             absent = set.intersection(*(set(vote["absent"]) for vote in votes))
             rate = adaptive.rate.apply(progress.step)
-            sums = self._stepper.make(done, window.samples, absent=absent, measured=measure)
+            with self._waits.busy():
+                sums = self._stepper.make(done, window.samples, absent=absent, measured=measure)
         retries = self._micro.meter.peak.alloc_retries - retries
         self._micro.stepped(retries)
         if self.loader is not None:
@@ -195,6 +205,8 @@ class Trainer(EpochBackend):
             done = self._micro.run(work)
         except Exception as error:
             outcome = Vote(error=error)
+        if outcome is None and (failure := self._files.failure()) is not None:
+            outcome = Vote(error=failure)  # here, where all ranks learn of it
         if outcome is None:
             more = {
                 "stop": self._interrupt.asked,
@@ -261,13 +273,15 @@ class Trainer(EpochBackend):
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        self._read_last()
-        self._join_buffers()
-        self._files.checkpoint(self._progress, self._agreement)
+        with self._waits.cause("checkpoint"):
+            self._read_last()
+            self._join_buffers()
+            self._files.checkpoint(self._progress, self._agreement)
 
     def _stop(self) -> None:
         """Somebody asked to: a checkpoint, and out."""
         self._checkpoint()
+        self._files.written()
         raise KeyboardInterrupt
 
     def _join_buffers(self) -> None:
@@ -295,10 +309,11 @@ class Trainer(EpochBackend):
         """Schedule, table, weights and checkpoint."""
         (epoch,) = ended
         self._adaptive.rate.epoch_done(epoch.figures.get("loss", epoch.row["train_loss"]))
-        self._files.epoch_done(self._progress, better=epoch.better)
-        self._files.checkpoint(self._progress, self._agreement)
+        with self._waits.cause("checkpoint"):
+            self._files.epoch_done(self._progress, self._agreement, better=epoch.better)
         self._listener.epoch(epoch.row)
-        if self._world.size == 1:
+        if self._world.size == 1 and self._interrupt.asked:
+            self._files.written()
             self._interrupt.check()
 
     def validate(self, running: Sequence[int]) -> dict[int, dict[str, float]]:
@@ -310,10 +325,12 @@ class Trainer(EpochBackend):
         try:
             size = validation.sizer.size if validation.by_size else self._micro.sizes.next_size()
             together = size if self._in_step else None
-            with self._agreement.step(list[float]) as step:
-                step.value = validation.run(self._micro.gradients.model, in_step_size=together)
+            with self._waits.cause("validation"), self._agreement.step(list[float]) as step:
+                loader, self._held_out = self._held_out or self._validation_loader(), None
+                step.value = validation.run(self._micro.gradients.model, loader, in_step_size=together)
         except KeyboardInterrupt:
             self._files.checkpoint(self._progress, self._agreement)  # the epoch's steps are done, its validation is not
+            self._files.written()
             raise
         sums = [math.fsum(share[column] for share in step.values) for column in range(len(step.values[0]))]
         return {run: validation.objective.metrics_of_sums(sums)}

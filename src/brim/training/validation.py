@@ -18,14 +18,16 @@ import torch
 from torch import nn
 
 from brim.errors import DoesNotFitError, RequestError
+from brim.memory.device_waits import DeviceWaits
 from brim.memory.devices import DeviceMemory, ModelMemory
 from brim.models.placement import Precision
-from brim.running.executor import BatchWork, ExecutionPolicy, Executor, Finished, Pending
-from brim.running.loader import Loader, LoaderSettings, NotPrepared
+from brim.running.executor import BatchWork, ExecutionPolicy, Executor, Finished, Pending, WorkQueue
+from brim.running.loader import NotPrepared
 from brim.running.retries import wait
 from brim.sizing.live import LiveSizer
 from brim.sizing.older_checkpoints import validation_state
 from brim.sizing.priors import AvailableMemory, LiveRequest, Prior, start_live
+from brim.training.epoch_loader import ValidationLoader
 from brim.training.items import Items
 from brim.training.objective import Objective
 from brim.workloads.base import in_mode
@@ -37,9 +39,8 @@ __all__ = ["Validation", "ValidationRequest"]
 class ValidationRequest:
     """One rank's part of a validation, and what its batches are bound by."""
 
-    share: Sequence[int]  # the samples of this rank
+    share: Sequence[int]  # the samples of this rank, the costliest first
     precision: Precision
-    loading: LoaderSettings
     batch_size: int | None = None  # as the user gave it; None: found while it runs
     known: int | None = None  # of an earlier run
     limit_bytes: int | None = None  # to keep, or None where measuring would slow the batches
@@ -59,6 +60,7 @@ class Validation:
         remedies: Callable[[int], list[str]],
         note: Callable[[str], None],
         between: Callable[[], None],
+        waits: DeviceWaits,
     ) -> None:
         self.items, self.objective = items, objective
         self.share = list(request.share)
@@ -68,8 +70,8 @@ class Validation:
         self.seconds = 0.0
         self.oom_events = 0
         self._memory, self._request = memory, request
-        self._loading = items.loader_settings(request.loading)
         self._note, self._between, self._remedies = note, between, remedies
+        self._waits = waits
         self._costs = [items.cost(item) for item in range(len(items))]
         self.sizer = self._make_sizer(request)
         self._asked = {"batch_size": request.batch_size, "samples": len(self.share)}
@@ -101,14 +103,22 @@ class Validation:
         memory = AvailableMemory(limit_bytes=request.limit_bytes, item_cost=item_cost)
         return start_live(LiveRequest(batch_size=request.batch_size, ceiling=most), Prior(known_size=known), memory)
 
-    def run(self, model: nn.Module, *, in_step_size: int | None = None) -> list[float]:
+    def fetch_first(self, loader: ValidationLoader) -> None:
+        """Have the samples of the first batch here, while the device is still at work on something else."""
+        first = WorkQueue(self._costs, self.share, by_count=self.by_count).take(self.sizer.next_size())
+        loader.take(first)
+
+    def run(
+        self, model: nn.Module, loader: ValidationLoader | None = None, *, in_step_size: int | None = None
+    ) -> list[float]:
         """The sum of every column of figures over this rank's samples, and last the sum of their weights.
 
-        `in_step_size` is the batch of a sharded model, the same on all ranks, which run as many batches as each other.
+        Without a loader samples are prepared as they are needed. `in_step_size` is the batch of a sharded model, the
+        same on all ranks, which run as many batches as each other.
         """
         started = time.perf_counter()
         self._before = copy.deepcopy(self.to_json())
-        found = self._run_alone(model) if in_step_size is None else self._run_in_step(model, in_step_size)
+        found = self._run_alone(model, loader) if in_step_size is None else self._run_in_step(model, in_step_size)
         self._before = None
         self.seconds += time.perf_counter() - started
         columns = range(self.objective.columns)
@@ -126,22 +136,16 @@ class Validation:
                 self.batch_sizes.append(len(items))
         return found
 
-    def _run_alone(self, model: nn.Module) -> dict[int, Sequence[float]]:
+    def _run_alone(self, model: nn.Module, loader: ValidationLoader | None) -> dict[int, Sequence[float]]:
         found: dict[int, Sequence[float]] = {}
-        loader: Loader | None = None
-
         with contextlib.ExitStack() as stack:
             stack.enter_context(in_mode(model, training=False))
-            order = sorted(self.share, key=lambda item: -self._costs[item])
-            if self.items.uses_loader:
-                pin = self._memory.device.type == "cuda"
-                loader = stack.enter_context(Loader(self._prepare, order, self._loading, pin=pin))
             executor = Executor(
                 BatchWork(
                     launch=lambda batch: self._launch(model, loader, batch),
                     costs=self._costs,
                     note=lambda line: self._note(f"validation: {line}"),
-                    set_aside=None if loader is None else loader.done,
+                    set_aside=None if loader is None else loader.set_aside,
                     pause=lambda seconds: wait(seconds, self._between),
                 ),
                 sizer=self.sizer,
@@ -149,7 +153,7 @@ class Validation:
                 metered=self._request.limit_bytes is not None,
                 policy=ExecutionPolicy(by_count=self.by_count, stop_if_hopeless=True),
             )
-            for finished in stack.enter_context(contextlib.closing(executor.run(order))):
+            for finished in stack.enter_context(contextlib.closing(executor.run(self.share))):
                 for one in finished:
                     if one.failure is not None:
                         self._refuse(one)
@@ -161,10 +165,7 @@ class Validation:
         self.oom_events += executor.figures.oom_events
         return found
 
-    def _prepare(self, item: int) -> Any:
-        return self.items.prepare_for_epoch(0, item, seed=0)  # the same whenever it is asked for
-
-    def _launch(self, model: nn.Module, loader: Loader | None, batch: list[int]) -> Pending:
+    def _launch(self, model: nn.Module, loader: ValidationLoader | None, batch: list[int]) -> Pending:
         prepared = None if loader is None else loader.take(batch)
         for item, one in zip(batch, prepared or (), strict=False):
             if isinstance(one, NotPrepared):
@@ -178,7 +179,8 @@ class Validation:
         autocast = precision.autocast
         with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
             joined = self.items.batch(batch, prepared, device=device)
-            return self.objective.sample_metrics(model, joined.to(device, precision.weights))
+            with self._waits.busy():
+                return self.objective.sample_metrics(model, joined.to(device, precision.weights))
 
     def _refuse(self, done: Finished) -> None:
         assert done.failure is not None

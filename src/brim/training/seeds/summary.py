@@ -64,6 +64,8 @@ def summarise_runs(
         "peak_allocated_bytes": _largest(done, "peak_allocated_bytes"),
         "peak_reserved_bytes": _largest(done, "peak_reserved_bytes"),
         "gpu_utilisation_mean": machine["gpu_utilisation_mean"] if machine else _mean(done, "gpu_utilisation_mean"),
+        "gpu_wait_fraction": _mean(done, "gpu_wait_fraction"),
+        "gpu_wait_causes": _mean_causes(done),
         "fast_path": choice["path"],
         "fast_path_choice": dict(choice),
         "seconds": seconds,
@@ -72,6 +74,11 @@ def summarise_runs(
         "monitor": machine or first.get("monitor"),
         "ranks": 1,
     }  # fmt: skip
+
+
+def _mean_causes(records: Sequence[RunRecord]) -> dict[str, float] | None:
+    known = [causes for record in records if (causes := record.summary.get("gpu_wait_causes"))]
+    return {name: statistics.fmean(causes[name] for causes in known) for name in known[0]} if known else None
 
 
 def best_rate(records: Sequence[RunRecord], monitor: str) -> float | None:
