@@ -2,7 +2,7 @@
 
     writer = WriteBehind()
     writer.start(write)      # waits for the job before it, and raises what that one raised
-    ...                      # work goes on while `write` runs
+    ...                      # work continues while `write` runs
     writer.failure()         # the error of a job that has ended, without waiting; None where there is none
     writer.wait()            # until nothing is being written; raises as `start` does
 
