@@ -95,7 +95,7 @@ class TestPooled:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             return admit(pool, prompts)
 
-        monkeypatch.setattr("brim.tasks.text_pools.TextPools.first_slots", 128)
+        monkeypatch.setattr("brim.tasks.text_pools.chunk_tokens_of", lambda *_, **__: 128)
         monkeypatch.setattr(GenerationPool, "admit", short_of_memory)
         options: dict[str, Any] = {"max_new_tokens": TOKENS, "memory_limit": "1MiB"}
         result = run(language_model, questions, tmp_path / "a", **options)

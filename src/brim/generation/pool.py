@@ -27,12 +27,22 @@ from brim.generation.graphs import CaptureFailedError, GraphPool, capture, graph
 from brim.generation.norms import fused_norms
 from brim.generation.settings import GenerationSettings, TokenIds
 
-__all__ = ["CHUNK_TOKENS", "GenerationPool", "PoolAnswer", "PoolPrompt"]
+__all__ = ["CHUNK_TOKENS", "GenerationPool", "PoolAnswer", "PoolPrompt", "chunk_tokens_of"]
 
-CHUNK_TOKENS = 16384  # prompt tokens of one forward: as fast as twice as many (docs/measurements/eval.md)
+CHUNK_TOKENS = 16384  # prompt tokens of one forward, of a model with so many parameters or more: as fast as twice …
+FULL_CHUNK_PARAMETERS = 1_000_000_000  # … as many; a smaller model needs more of them to keep the host ahead …
+MOST_CHUNK_TOKENS = 65536  # … up to here
+LEAST_CHUNK_TOKENS = 1024
 CHECK_STEPS = 8  # steps between two readings of which answers have ended
 SMALLEST_GRAPH = 8  # rows
 MIN_STEPS_TO_CAPTURE = 2  # with fewer steps left, capturing costs more than it saves
+
+
+def chunk_tokens_of(model: Any, *, halvings: int = 0) -> int:
+    """Prompt tokens of one forward that keep a GPU busy while the host launches it; halved where memory is short."""
+    parameters = int(sum(parameter.numel() for parameter in model.parameters()))
+    wanted = CHUNK_TOKENS * FULL_CHUNK_PARAMETERS // max(parameters, 1)
+    return max(min(max(wanted, CHUNK_TOKENS), MOST_CHUNK_TOKENS) >> halvings, LEAST_CHUNK_TOKENS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

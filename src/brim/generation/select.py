@@ -36,6 +36,8 @@ __all__ = [
 
 CHECK_TOKENS = 3
 CHECK_LENGTHS = (5, 9)
+MOST_NOISE = 3.0  # times what rounding alone does to a half-precision model's own logits
+COPIES = 8
 CHECK_PREFIX = 4  # tokens that prompts share in a trial of a shared prefix
 
 # Options of a generation configuration that the loop does not support, with the values that turn them off.
@@ -212,7 +214,7 @@ def _difference(model: Any, differences: Callable[[], Iterator[tuple[torch.Tenso
         for ours, theirs in differences():
             worst = (ours - theirs).abs().max().item()
             scale = theirs.std().item() + 1e-6
-            allowed = (1e-3 if _precise(model) else 0.2) * scale
+            allowed = 1e-3 * scale if _precise(model) else max(0.2 * scale, MOST_NOISE * _rounding(model))
             if not worst <= allowed:
                 return f"its logits differ from {type(model).__name__}'s own by {worst / scale:.2g} standard deviations"
     except Exception as error:
@@ -220,6 +222,16 @@ def _difference(model: Any, differences: Callable[[], Iterator[tuple[torch.Tenso
             raise
         return f"a trial of it raised {type(error).__name__}: {error}".splitlines()[0]
     return ""
+
+
+def _rounding(model: Any) -> float:
+    """How far logits of the model's own move by rounding alone: a prompt by itself against copies of it in a batch."""
+    prompt = _check_prompts(model, next(model.parameters()).device)[-1].unsqueeze(0)
+    more = {"decoder_input_ids": prompt} if model.config.is_encoder_decoder else {}
+    alone = model(input_ids=prompt, use_cache=False, **more).logits
+    many = {name: value.expand(COPIES, -1) for name, value in more.items()}
+    beside = model(input_ids=prompt.expand(COPIES, -1), use_cache=False, **many).logits
+    return float((beside[:1] - alone).float().abs().max())
 
 
 def _precise(model: Any) -> bool:

@@ -24,10 +24,11 @@ __all__ = ["PoolNeeds", "PoolSize", "PoolSizer", "start_pool"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolSize:
-    """At most so many sequences, in so many slots."""
+    """At most so many sequences, in so many slots; after each failure prompts are read in chunks half as large."""
 
     rows: int
     slots: int
+    halvings: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,8 @@ class PoolSizer:
 
     def first_size(self, slots: int) -> PoolSize:
         """A pool with room for the first chunk, which shows what it needs."""
-        return PoolSize(rows=self.rows, slots=max(min(slots, self._wanted_slots()), self.least_slots))
+        slots = max(min(slots, self._wanted_slots()), self.least_slots)
+        return PoolSize(rows=self.rows, slots=slots, halvings=self.failures)
 
     def record(self, *, slots: int, slot_bytes: int, peak_bytes: int) -> None:
         """A chunk was read in a pool of so many slots: what it took at its peak, weights and slots included."""
@@ -102,7 +104,7 @@ class PoolSizer:
         usable = POOL_LIMIT_FRACTION * POOL_AFTER_FAILURE**self.failures * self._limit_bytes
         free = usable - self._fixed_bytes - self.rows * self._row_bytes
         fitting = max(int(free / max(self.slot_bytes, 1)), 0)
-        return PoolSize(rows=self.rows, slots=min(fitting, self._wanted_slots()))
+        return PoolSize(rows=self.rows, slots=min(fitting, self._wanted_slots()), halvings=self.failures)
 
     def _wanted_slots(self) -> int:
         """For as many of the costliest as there are rows, within the user's ceiling."""

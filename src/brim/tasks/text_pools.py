@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from brim.generation.arena import region_slots
-from brim.generation.pool import CHUNK_TOKENS, GenerationPool, PoolPrompt
+from brim.generation.pool import GenerationPool, PoolPrompt, chunk_tokens_of
 from brim.generation.select import pool_obstacle, pool_pays_on
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.running.pooled import PooledResult
@@ -23,8 +23,6 @@ MIN_SHARED_TOKENS = 128  # a shorter prefix is not worth attention in two parts
 class TextPools:
     """Pools for the prompts of one task; `read` makes answers of tokens and whether each ended by itself."""
 
-    first_slots = CHUNK_TOKENS
-
     def __init__(
         self, model: Any, settings: GenerationSettings, tokens: TokenIds, *, prompts: Sequence[list[int]],
         read: Callable[[list[list[int]], list[bool]], Sequence[Any]],
@@ -33,6 +31,7 @@ class TextPools:
         self.model, self.settings, self.tokens = model, settings, tokens
         self.prompts, self.read, self.stopped = prompts, read, stopped
         self.notes: list[str] = []
+        self.first_slots = chunk_tokens_of(model)
 
     def obstacle(self) -> str | None:
         """Why there is no pool: "" where none is expected, such as on a CPU; None if there is one."""
@@ -90,7 +89,7 @@ class TextPool:
         self._source = source
         self._pool = GenerationPool(
             source.model, source.settings, source.tokens, rows=size.rows, slots=size.slots, longest=source.longest,
-            prefix=source.shared_prefix,
+            prefix=source.shared_prefix, chunk_tokens=chunk_tokens_of(source.model, halvings=size.halvings),
         )  # fmt: skip
         self._pool.stopped = source.stopped
 
