@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from brim.generation.loop import DecodeLoop, Padding
-from brim.generation.select import Decoder, GenerateFallback, disagreement, make_decoder, padded_batch
+from brim.generation.select import (
+    Decoder,
+    GenerateFallback,
+    _difference,
+    _in_float32,
+    disagreement,
+    make_decoder,
+    padded_batch,
+)
 from brim.generation.seq2seq import Seq2SeqLoop
 from brim.generation.settings import TokenIds
 from brim.generation.state import DecodeState
+from tests.generation import tiny_models
 from tests.generation.tiny_models import (
     FAMILIES,
     NO_ENDS,
@@ -264,3 +275,28 @@ def test_no_warning_about_generation_flags(capfd: pytest.CaptureFixture[str]) ->
     for options in ({}, {"temperature": 1.3}):
         answers_of(GenerateFallback(model, settings(4, **options), NO_ENDS, why="a test"), make_prompts())
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("make", [tiny_models.qwen2, tiny_models.gpt2])
+def test_the_models_own_logits_in_float32_leave_its_weights_as_they_were(make: Callable[[], Any]) -> None:
+    half = make().to(torch.bfloat16)
+    before = {name: one.clone() for name, one in half.state_dict().items()}
+    ids = torch.tensor([[5, 9, 31, 60]])
+    with torch.inference_mode():
+        with _in_float32(half):
+            wide = half(ids, use_cache=False).logits
+        exact = copy.deepcopy(half).float()(ids, use_cache=False).logits
+    assert wide.dtype == torch.float32
+    assert torch.allclose(wide, exact, atol=1e-4)
+    assert all(torch.equal(one, before[name]) for name, one in half.state_dict().items())
+
+
+def test_a_model_that_rounds_roughly_is_judged_by_float32() -> None:
+    model = tiny_models.qwen2().to(torch.bfloat16)
+    exact = torch.tensor([0.0, 1.0, 2.0])
+    own = iter([exact + 0.5, exact])  # in half precision, then in float32
+    near = lambda: iter([(exact - 0.6, lambda: next(own))])  # noqa: E731
+    assert _difference(model, near) == ""
+    own = iter([exact + 0.5, exact])
+    far = lambda: iter([(exact - 0.8, lambda: next(own))])  # noqa: E731
+    assert "standard deviations" in _difference(model, far)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Loader", "LoaderSettings", "NotPrepared", "Order", "suggest_workers"]
 
-CHEAP_SECONDS = 0.002  # an item prepared in less is not worth a process
+CHEAP_SECONDS = 0.002  # an item prepared in less is not worth a process …
+CHEAP_SECONDS_BESIDE_GPU = 0.0005  # … or in less than this, where a GPU computes: it waits while the host prepares
 MOST_WORKERS = 16
 TRIAL_SECONDS = 0.5  # items that take longer want as many processes as there are, whatever the next one takes
 SHARE_OF_SHM = 0.8  # of what is free
@@ -81,7 +82,9 @@ class _Trial:
     item_bytes: int
 
 
-def _try_items(prepare: Callable[[int], Any], items: Order, cores: int) -> _Trial:
+def _try_items(
+    prepare: Callable[[int], Any], items: Order, cores: int, *, cheap_seconds: float = CHEAP_SECONDS
+) -> _Trial:
     from brim.memory.pinned_shared_pool import tensor_bytes
 
     trial = _first(items, 3)
@@ -94,7 +97,7 @@ def _try_items(prepare: Callable[[int], Any], items: Order, cores: int) -> _Tria
             largest = max(largest, tensor_bytes(_prepared(prepare, trial[tried])))
         tried, spent = tried + 1, time.perf_counter() - started
     seconds = spent / tried
-    if seconds < CHEAP_SECONDS or seconds * len(items) < 2.0:  # the processes take as long to start
+    if seconds < cheap_seconds or seconds * len(items) < 2.0:  # the processes take as long to start
         return _Trial(0, largest)
     spare = 1 if cores <= MANY_CORES else 2  # for the one that feeds the device, and for what it is fed by
     wanted = math.ceil(seconds * ITEMS_PER_SECOND)
@@ -130,7 +133,8 @@ class Loader:
 
     def __enter__(self) -> Self:
         if self.workers is None:
-            trial = _try_items(self._prepare, self._order, own_cores())
+            cheap = CHEAP_SECONDS_BESIDE_GPU if self._pin else CHEAP_SECONDS
+            trial = _try_items(self._prepare, self._order, own_cores(), cheap_seconds=cheap)
             self.workers, self.item_bytes = trial.workers, trial.item_bytes
         self.workers = self._affordable(self.workers)
         if self.workers > 0 and len(self._order) > 0:
