@@ -1,0 +1,106 @@
+"""The second step of one size from that of another: the same operations, so the same requests but for their bytes.
+
+The first step of a size says how many bytes every operation asks for; a second step repeats most of them, and which it
+does not (an optimizer's state, keys and values that are kept) is seen at the size that was traced in full. So a further
+size needs one step, not two. Where the steps do not match request for request, nothing is concluded.
+
+Pure Python: no torch, no device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TypeVar
+
+from brim.forecasting.events import ConvCall, Event, ReductionCall, Trace
+
+__all__ = ["repeats_its_first_step", "with_second_step"]
+
+_Call = TypeVar("_Call", ConvCall, ReductionCall)
+
+
+def repeats_its_first_step(trace: Trace) -> bool:
+    """Whether every request of the second step is one of the first, in order; only then is it worth a try."""
+    return len(trace.step_starts) == 2 and trace.approximate is None and _repeated(trace) is not None
+
+
+def with_second_step(first_step: Trace, whole: Trace) -> Trace | None:
+    """The trace of two steps at the size of `first_step`, which has one; `whole` has two at another size.
+
+    None where their first steps differ in more than bytes.
+    """
+    start = whole.step_starts[1]
+    repeated = _repeated(whole)
+    if repeated is None or not _alike(first_step.events, whole.events[:start]):
+        return None
+    pairs = zip(whole.events[:start], first_step.events[:start], strict=True)
+    bytes_of = {event.block: other.bytes for event, other in pairs}
+    bytes_of.update({block: bytes_of[of] for block, of in repeated.items()})
+    convolutions = _calls(first_step.convolutions, whole.convolutions, start)
+    reductions = _calls(first_step.reductions, whole.reductions, start)
+    if convolutions is None or reductions is None:
+        return None
+    return dataclasses.replace(
+        whole,
+        batch_size=first_step.batch_size,
+        events=tuple(dataclasses.replace(event, bytes=bytes_of[event.block]) for event in whole.events),
+        seconds=first_step.seconds,
+        attention=first_step.attention,
+        convolutions=convolutions,
+        reductions=reductions,
+        approximate=first_step.approximate,
+    )
+
+
+def _repeated(trace: Trace) -> dict[int, int] | None:
+    """For every block that the second step takes, the block of the first that it repeats.
+
+    None unless its requests are those of the first step but for one stretch: all from the start up to somewhere, and
+    all from somewhere to the end.
+    """
+    first, second = trace.step_starts
+    earlier = [event for event in trace.events[first:second] if event.kind == "alloc"]
+    later = [event for event in trace.events[second:] if event.kind == "alloc"]
+    same = 0
+    while same < min(len(earlier), len(later)) and _same_request(earlier[same], later[same]):
+        same += 1
+    rest = len(later) - same
+    if len(earlier) < len(later):
+        return None
+    pairs = [
+        *zip(later[:same], earlier[:same], strict=True),
+        *zip(later[same:], earlier[len(earlier) - rest :], strict=True),
+    ]
+    if not all(_same_request(one, other) for one, other in pairs[same:]):
+        return None
+    return {one.block: other.block for one, other in pairs}
+
+
+def _same_request(one: Event, other: Event) -> bool:
+    return one.bytes == other.bytes and one.op == other.op and one.pool == other.pool
+
+
+def _alike(events: Sequence[Event], pattern: Sequence[Event]) -> bool:
+    """Whether events begin with a pattern: the same operations take and give back the same blocks."""
+    if len(events) < len(pattern):
+        return False
+    names: dict[int, int] = {}
+    for event, expected in zip(events, pattern, strict=False):
+        if (event.kind, event.op, event.pool) != (expected.kind, expected.op, expected.pool):
+            return False
+        if names.setdefault(expected.block, event.block) != event.block:
+            return False
+    return True
+
+
+def _calls(first_step: Sequence[_Call], whole: Sequence[_Call], start: int) -> tuple[_Call, ...] | None:
+    """The calls of two steps at the size of the first; None where the second does not repeat those of the first."""
+    once = [call for call in whole if call.event < start]
+    again = [call for call in whole if call.event >= start]
+    if [call.event for call in first_step] != [call.event for call in once]:
+        return None
+    if [dataclasses.replace(call, event=0) for call in once] != [dataclasses.replace(call, event=0) for call in again]:
+        return None
+    later = (dataclasses.replace(call, event=new.event) for call, new in zip(first_step, again, strict=True))
+    return (*first_step, *later)
