@@ -52,6 +52,7 @@ LATER_LEAP = 16  # and every later one this many times the largest that fits
 LONGEST_LOOK_SECONDS = 1.0  # near the limit, only to know the largest size, a step may take this long
 LONGEST_STEP_SECONDS = 10.0  # a longer step is not worth a probe, unless small sizes take as long
 FORECAST_REACH = 0.9  # of the limit, for the second size with a forecast that its first one has corrected
+FIRST_REPLAY_PART = 16  # of a size that leaves some of the limit: so far above it a replay under the limit begins
 FORECAST_RESOLUTION = 100  # a size near the limit is worked out to one part in so many
 SECOND_REPLAY_HEADROOM = 0.05  # what runs with this much free as well has not just been lucky
 TRUSTED_ALLOCATED_ERROR = 0.03  # a forecast that is this near at the largest size seen, be it the first, in use …

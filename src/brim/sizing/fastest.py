@@ -13,6 +13,7 @@ import math
 from brim.sizing.constants import (
     CLEARLY_SMALLER,
     FIRST_LIMIT_FRACTION,
+    FIRST_REPLAY_PART,
     FORECAST_REACH,
     FORECAST_RESOLUTION,
     KNEE_ABOVE,
@@ -196,11 +197,14 @@ class FastestSizer(ProbingSizer):
         if abs(in_use - 1) > TRUSTED_ALLOCATED_ERROR or abs(reserved - 1) > TRUSTED_RESERVED_ERROR:
             return None
         limits = [round(share * self._limit_bytes) for share in (self.usable, 1 - SECOND_REPLAY_HEADROOM)]
-        low, high = self.largest, min(math.ceil(self._bearable()), self.grid.last) + 1
+        high = min(math.ceil(self._bearable()), self.grid.last) + 1
+        low = min(max(self.largest, math.floor(self._reach(FORECAST_REACH))), high - 1)
+        leap = max(low // FIRST_REPLAY_PART, 1)  # replays take time: upwards by doubling leaps, then by halves
         while high - low > max(low // FORECAST_RESOLUTION, 1):
-            middle = (low + high) // 2
+            middle = min(low + leap, (low + high) // 2)
             runs = all(forecast.runs_within(middle, limit) for limit in limits)
             low, high = (middle, high) if runs else (low, middle)
+            leap *= 2
         return low
 
     def _expected_seconds(self, size: int) -> float:
