@@ -27,10 +27,16 @@ __all__ = [
 ]
 
 
+# What most arguments are that are neither tensors nor hold any: recognised at once, since a step makes many calls.
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+
+
 def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors among arguments or results: single ones, and those in lists and tuples."""
     found: list[torch.Tensor] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
+        if type(value) in _PLAIN:
+            continue
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)):
@@ -137,7 +143,11 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_view: bool
 
 
 def _describe(value: Any, parts: list[Any], is_view: bool) -> None:
-    if isinstance(value, torch.Tensor):
+    kind = type(value)
+    if kind in _PLAIN:
+        parts.append(kind)
+        parts.append(value)
+    elif isinstance(value, torch.Tensor):
         parts.append(value.shape)
         parts.append(value.stride())
         parts.append(value.dtype)
@@ -150,7 +160,7 @@ def _describe(value: Any, parts: list[Any], is_view: bool) -> None:
     elif isinstance(value, torch.Generator):
         parts.append(None)
     else:
-        parts.append(type(value))
+        parts.append(kind)
         parts.append(value)
 
 
