@@ -115,7 +115,8 @@ class FastestSizer(ProbingSizer):
             return self.grid.first
         start = self._bytes.largest_within(round(FIRST_LIMIT_FRACTION * self._limit_bytes)) or 0
         near = self._bytes.largest_within(round(self.usable * self._limit_bytes)) or 0  # within one leap of the first
-        return max(self.grid.floor(start), self.grid.floor(min(near, self.grid.last) / LATER_LEAP), self.grid.first)
+        least = math.ceil(min(near, self.grid.last) / LATER_LEAP)
+        return max(self.grid.floor(start), self.grid.floor(least + self.grid.multiple_of - 1), self.grid.first)
 
     def _leap(self) -> int | None:
         """With a forecast: from the first size, which corrects it, to one that should be near the limit.
