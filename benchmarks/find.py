@@ -286,7 +286,8 @@ def _with_brim(workload: Any, limit: int | None, contender: str) -> dict[str, An
         def tried(self, probe: Any) -> None:  # noqa: ARG002
             walls[-1] += time.perf_counter()
 
-    plan = find_plan(workload, SearchSettings(memory_limit_bytes=limit, use_cache=False), listener=Clock())
+    settings = SearchSettings(memory_limit_bytes=limit, use_cache=False)
+    plan = find_plan(workload, settings, preserve_state=False, listener=Clock())  # as `brim find`: the model is its own
     return {
         "size": plan.size,
         "tries": len(plan.probes),

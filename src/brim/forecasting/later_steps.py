@@ -28,14 +28,15 @@ def repeats_its_first_step(trace: Trace) -> bool:
 def with_second_step(first_step: Trace, whole: Trace) -> Trace | None:
     """The trace of two steps at the size of `first_step`, which has one; `whole` has two at another size.
 
-    None where their first steps differ in more than bytes.
+    None where their first steps ask for something else than other bytes. What is given back, and when, is taken from
+    `whole`: of several tensors that go at once, the order is not always the same.
     """
     start = whole.step_starts[1]
     repeated = _repeated(whole)
-    if repeated is None or not _alike(first_step.events, whole.events[:start]):
+    taken, pattern = _requests(first_step.events), _requests(whole.events[:start])
+    if repeated is None or [(one.op, one.pool) for one in taken] != [(one.op, one.pool) for one in pattern]:
         return None
-    pairs = zip(whole.events[:start], first_step.events[:start], strict=True)
-    bytes_of = {event.block: other.bytes for event, other in pairs}
+    bytes_of = {event.block: other.bytes for event, other in zip(pattern, taken, strict=True)}
     bytes_of.update({block: bytes_of[of] for block, of in repeated.items()})
     convolutions = _calls(first_step.convolutions, whole.convolutions, start)
     reductions = _calls(first_step.reductions, whole.reductions, start)
@@ -44,7 +45,10 @@ def with_second_step(first_step: Trace, whole: Trace) -> Trace | None:
     return dataclasses.replace(
         whole,
         batch_size=first_step.batch_size,
-        events=tuple(dataclasses.replace(event, bytes=bytes_of[event.block]) for event in whole.events),
+        events=tuple(
+            Event(event.kind, event.block, bytes_of[event.block], event.category, event.op, event.pool)
+            for event in whole.events
+        ),
         seconds=first_step.seconds,
         attention=first_step.attention,
         convolutions=convolutions,
@@ -60,8 +64,7 @@ def _repeated(trace: Trace) -> dict[int, int] | None:
     all from somewhere to the end.
     """
     first, second = trace.step_starts
-    earlier = [event for event in trace.events[first:second] if event.kind == "alloc"]
-    later = [event for event in trace.events[second:] if event.kind == "alloc"]
+    earlier, later = _requests(trace.events[first:second]), _requests(trace.events[second:])
     same = 0
     while same < min(len(earlier), len(later)) and _same_request(earlier[same], later[same]):
         same += 1
@@ -77,30 +80,22 @@ def _repeated(trace: Trace) -> dict[int, int] | None:
     return {one.block: other.block for one, other in pairs}
 
 
+def _requests(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if event.kind == "alloc"]
+
+
 def _same_request(one: Event, other: Event) -> bool:
     return one.bytes == other.bytes and one.op == other.op and one.pool == other.pool
-
-
-def _alike(events: Sequence[Event], pattern: Sequence[Event]) -> bool:
-    """Whether events begin with a pattern: the same operations take and give back the same blocks."""
-    if len(events) < len(pattern):
-        return False
-    names: dict[int, int] = {}
-    for event, expected in zip(events, pattern, strict=False):
-        if (event.kind, event.op, event.pool) != (expected.kind, expected.op, expected.pool):
-            return False
-        if names.setdefault(expected.block, event.block) != event.block:
-            return False
-    return True
 
 
 def _calls(first_step: Sequence[_Call], whole: Sequence[_Call], start: int) -> tuple[_Call, ...] | None:
     """The calls of two steps at the size of the first; None where the second does not repeat those of the first."""
     once = [call for call in whole if call.event < start]
     again = [call for call in whole if call.event >= start]
-    if [call.event for call in first_step] != [call.event for call in once]:
+    if len(first_step) != len(once):
         return None
     if [dataclasses.replace(call, event=0) for call in once] != [dataclasses.replace(call, event=0) for call in again]:
         return None
-    later = (dataclasses.replace(call, event=new.event) for call, new in zip(first_step, again, strict=True))
-    return (*first_step, *later)
+    places = [call.event for call in (*once, *again)]
+    calls = (*first_step, *first_step)
+    return tuple(dataclasses.replace(call, event=place) for call, place in zip(calls, places, strict=True))
