@@ -210,7 +210,7 @@ def _start(job: dict[str, Any]) -> subprocess.Popen[str]:
 
 def _result(job: dict[str, Any], process: subprocess.Popen[str], patience: float) -> dict[str, Any]:
     """Let the process go; the last line of its output is its result."""
-    kept = {name: job[name] for name in ("task", "workload", "contender", "limit") if name in job}
+    kept: dict[str, Any] = {name: job[name] for name in ("task", "workload", "contender", "limit") if name in job}
     try:
         output, errors = process.communicate("go\n", timeout=patience)
     except subprocess.TimeoutExpired:
@@ -288,6 +288,7 @@ def _with_brim(workload: Any, limit: int | None, contender: str) -> dict[str, An
 
     settings = SearchSettings(memory_limit_bytes=limit, use_cache=False)
     plan = find_plan(workload, settings, preserve_state=False, listener=Clock())  # as `brim find`: the model is its own
+    seconds: Any = getattr(plan, "seconds", None)  # an older brim does not say
     return {
         "size": plan.size,
         "tries": len(plan.probes),
@@ -295,7 +296,7 @@ def _with_brim(workload: Any, limit: int | None, contender: str) -> dict[str, An
         "largest": plan.batch_size_max,
         "estimate": plan.batch_size_max_estimate,
         "reason": plan.reason,
-        "parts": dataclasses.asdict(plan.seconds) if getattr(plan, "seconds", None) else None,
+        "parts": None if seconds is None else dataclasses.asdict(seconds),
         "probes": [{**probe.to_json(), "wall": wall} for probe, wall in zip(plan.probes, walls, strict=True)],
     }
 

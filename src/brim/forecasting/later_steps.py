@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from brim.forecasting.events import ConvCall, Event, ReductionCall, Trace
 
@@ -90,12 +90,11 @@ def _same_request(one: Event, other: Event) -> bool:
 
 def _calls(first_step: Sequence[_Call], whole: Sequence[_Call], start: int) -> tuple[_Call, ...] | None:
     """The calls of two steps at the size of the first; None where the second does not repeat those of the first."""
-    once = [call for call in whole if call.event < start]
-    again = [call for call in whole if call.event >= start]
+    once: list[Any] = [call for call in whole if call.event < start]
+    again: list[Any] = [call for call in whole if call.event >= start]
     if len(first_step) != len(once):
         return None
     if [dataclasses.replace(call, event=0) for call in once] != [dataclasses.replace(call, event=0) for call in again]:
         return None
-    places = [call.event for call in (*once, *again)]
-    calls = (*first_step, *first_step)
-    return tuple(dataclasses.replace(call, event=place) for call, place in zip(calls, places, strict=True))
+    calls: list[Any] = [*first_step, *first_step]
+    return tuple(dataclasses.replace(call, event=at.event) for call, at in zip(calls, [*once, *again], strict=True))
