@@ -1,8 +1,14 @@
 """brim, accelerate and Lightning look for a batch size on the same workloads, each in a fresh process.
 
     python -m benchmarks.find --limit 24GiB --json results.json       # the table
+    python -m benchmarks.find --limit 24GiB --before runs/before      # with an older checkout of brim in the same run
     python -m benchmarks.find --limit 24GiB --curves                  # fill the exhaustive curves first
     python -m benchmarks.find --contenders brim --workloads vit       # a part of it, also of those without a curve
+    python -m benchmarks.find --tiny --contenders brim,accelerate-64  # to try it out, on a CPU
+
+Seconds are those from a built model to an answer, whoever searches. `--before PATH` is an old commit unpacked, for
+instance below runs/, which git ignores: `mkdir -p runs/before; git archive COMMIT src | tar -x -C runs/before`; it is
+searched with in processes of its own as the contender `brim-before`. The contenders take turns on each workload.
 
 The curves (every size worth knowing, measured over several steps) live in benchmarks/data/curves-<gpu>.json; a size
 that is there is not measured again. brim's rate is judged in the same process: in turns with further steps at its
@@ -14,9 +20,11 @@ best rate that the curve, or any contender, reached.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -28,7 +36,11 @@ from typing import Any
 from benchmarks.workloads import FIRST_FIVE, WORKLOADS
 
 CONTENDERS = ("brim", "accelerate-1024", "accelerate-128", "lightning-power")
-DATA = Path(__file__).parent / "data"
+BEFORE = "brim-before"
+IMPORTED = {"brim": "brim.searching.find", "accelerate": "accelerate.utils"}  # before the clock runs
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "benchmarks" / "data"
+PARTS = ("forecast", "warm_up", "steady", "release", "state", "ranks", "other")  # of `seconds` in a plan
 SECONDS_BESIDE, STEPS_BESIDE = 0.7, (3, 12)  # a turn takes so long, in so many steps
 BESIDE, ROUNDS_BESIDE = 3, 2  # of the fastest sizes on a curve, timed in turns with brim's, so many times
 
@@ -45,22 +57,29 @@ def main() -> None:
             rows.append(result)
         print(json.dumps({k: v for k, v in result.items() if k != "probes"}), flush=True)
         if arguments.json:
-            Path(arguments.json).write_text(json.dumps({"environment": _facts(), "rows": rows}, indent=1))
+            document = {"environment": _facts(), "rows": rows, "totals": _totals(rows)}
+            Path(arguments.json).write_text(json.dumps(document, indent=1))
         if arguments.deadline and time.monotonic() - started > arguments.deadline:
             print(f"stopped after {arguments.deadline:g} s (--deadline); what is missing can be run on its own")
             break
-    print(table(rows, Curves(arguments.limit)))
+    print(table(rows, Curves(arguments.limit)), totals(rows), sep="\n\n")
 
 
 def _jobs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     workloads = [name for name in (WORKLOADS if arguments.workloads else FIRST_FIVE) if arguments.workloads in name]
     contenders = [name for name in arguments.contenders.split(",") if name]
+    if arguments.before is not None:
+        if not (Path(arguments.before) / "src" / "brim").is_dir():
+            raise SystemExit(f"--before {arguments.before}: there is no src/brim in it")
+        contenders.insert(contenders.index("brim") + 1 if "brim" in contenders else 0, BEFORE)
+    curves = Curves(arguments.limit)
     jobs: list[dict[str, Any]] = [
-        {"task": "find", "workload": workload, "limit": arguments.limit, "contender": contender,
+        {"task": "find", "workload": workload, "limit": arguments.limit, "contender": contender, "tiny": arguments.tiny,
+         "before": str(Path(arguments.before).resolve()) if contender == BEFORE else None,
          "further_steps": arguments.further_steps if contender == "brim" else 5,
-         "fastest_known": Curves(arguments.limit).fastest(workload) if contender == "brim" else []}
-        for contender in contenders
+         "fastest_known": curves.fastest(workload) if contender == "brim" and not arguments.tiny else []}
         for workload in workloads
+        for contender in contenders
     ]  # fmt: skip
     if arguments.curves:
         jobs += [{"task": "curve", "workload": workload, "limit": arguments.limit} for workload in workloads]
@@ -83,6 +102,38 @@ def table(rows: list[dict[str, Any]], curves: Curves) -> str:
         if row.get("error"):
             lines[-1] += f" {row['error']}"
     return "\n".join(lines)
+
+
+def totals(rows: list[dict[str, Any]]) -> str:
+    """The seconds of each contender over all workloads, and where brim's went, as Markdown."""
+    lines = [
+        "| contender | workloads | seconds | of accelerate's on these | " + " | ".join(PARTS) + " |",
+        "|---|---|---|---|" + "---|" * len(PARTS),
+    ]
+    for name, total in _totals(rows).items():
+        parts = total["parts"] or {}
+        ratio = total["of_accelerate"]
+        cells = [name, total["workloads"], _number(total["seconds"]), "—" if ratio is None else f"{ratio:.2f}"]
+        cells += [_number(parts.get(part)) for part in PARTS]
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def _totals(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By contender: its seconds, those over accelerate's for the same workloads, and its parts."""
+    found: dict[str, dict[str, Any]] = {}
+    done = [row for row in rows if row.get("seconds") is not None]
+    peer = next((row["contender"] for row in done if row["contender"].startswith("accelerate")), None)
+    theirs = {row["workload"]: row["seconds"] for row in done if row["contender"] == peer}
+    for name in dict.fromkeys(row["contender"] for row in done):
+        own = {row["workload"]: row for row in done if row["contender"] == name}
+        both = [workload for workload in own if workload in theirs]
+        ratio = sum(own[one]["seconds"] for one in both) / sum(theirs[one] for one in both) if both else None
+        timed = [row["parts"] for row in own.values() if row.get("parts")]
+        parts = {part: sum(one[part] for one in timed) for part in PARTS} if len(timed) == len(own) else None
+        seconds = sum(row["seconds"] for row in own.values())
+        found[name] = {"workloads": len(own), "seconds": seconds, "of_accelerate": ratio, "parts": parts}
+    return found
 
 
 class Curves:
@@ -124,6 +175,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--limit", help="memory limit such as 24GiB; none: the whole card")
     parser.add_argument("--workloads", default="", help="workloads whose name contains this; else the five with curves")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument("--before", metavar="PATH", help="an older checkout, whose brim searches as well")
+    parser.add_argument("--tiny", action="store_true", help="small models on the CPU, to try this script out")
     parser.add_argument("--curves", action="store_true", help="measure the exhaustive curves first")
     parser.add_argument("--further-steps", type=int, default=50, help="steps at brim's size after the search")
     parser.add_argument("--patience", type=float, default=300, help="seconds after which a search is ended")
@@ -150,47 +203,52 @@ def _run_jobs(jobs: list[dict[str, Any]], patience: float) -> Iterator[tuple[dic
 def _start(job: dict[str, Any]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "benchmarks.find", "--worker", json.dumps(job)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    source = Path(job.get("before") or ROOT) / "src"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(ROOT)])}
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
 def _result(job: dict[str, Any], process: subprocess.Popen[str], patience: float) -> dict[str, Any]:
     """Let the process go; the last line of its output is its result."""
+    kept: dict[str, Any] = {name: job[name] for name in ("task", "workload", "contender", "limit") if name in job}
     try:
         output, errors = process.communicate("go\n", timeout=patience)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return {**job, "error": f"ended after {patience:g} s, start-up included"}
+        return {**kept, "error": f"ended after {patience:g} s, start-up included"}
     lines = output.strip().splitlines()
     if process.returncode != 0 or not lines:
-        return {**job, "error": (errors.strip().splitlines() or ["no output"])[-1][:300]}
+        return {**kept, "error": (errors.strip().splitlines() or ["no output"])[-1][:300]}
     result: dict[str, Any] = json.loads(lines[-1])
     return result
 
 
 def _worker(job: dict[str, Any]) -> None:
-    import torch
-
-    from benchmarks.workloads import build
+    import brim
+    from benchmarks.workloads import build, tiny
     from brim.settings.sizes import parse_bytes
 
+    source = Path(job.get("before") or ROOT) / "src"
+    assert Path(brim.__file__).is_relative_to(source), f"another brim is imported than that of {source}"
     limit = parse_bytes(job["limit"]) if job.get("limit") else None
-    workload = build(WORKLOADS[job["workload"]])
-    torch.cuda.synchronize()
+    spec = WORKLOADS[job["workload"]]
+    workload = build(tiny(spec), "cpu") if job.get("tiny") else build(spec)
+    _synchronize(workload)
+    contender = job.get("contender", "brim")
+    importlib.import_module(IMPORTED.get(contender.split("-")[0], "brim.searching.find"))
     sys.stdin.readline()  # wait for the job before this one to end
     if job["task"] == "curve":
         print(json.dumps(_measure_curve(job, workload, limit)))
         return
-    contender = job["contender"]
     search = {"brim": _with_brim, "accelerate": _with_accelerate, "lightning": _with_lightning}[contender.split("-")[0]]
-    if limit is not None and contender != "brim":
-        torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
+    if contender.split("-")[0] != "brim":
+        _cap(workload, limit)
     started = time.perf_counter()
     found = search(workload, limit, contender)
-    torch.cuda.synchronize()
+    _synchronize(workload)
     row = {"workload": job["workload"], "contender": contender, "seconds": time.perf_counter() - started, **found}
-    if limit is not None:
-        torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
+    _cap(workload, limit)
     row.update(_afterwards(workload, found["size"], job["further_steps"]))
     if job["fastest_known"] and row["rate"] is not None:
         row.update(_beside(workload, found["size"], row["rate"], job["fastest_known"]))
@@ -228,7 +286,9 @@ def _with_brim(workload: Any, limit: int | None, contender: str) -> dict[str, An
         def tried(self, probe: Any) -> None:  # noqa: ARG002
             walls[-1] += time.perf_counter()
 
-    plan = find_plan(workload, SearchSettings(memory_limit_bytes=limit, use_cache=False), listener=Clock())
+    settings = SearchSettings(memory_limit_bytes=limit, use_cache=False)
+    plan = find_plan(workload, settings, preserve_state=False, listener=Clock())  # as `brim find`: the model is its own
+    seconds: Any = getattr(plan, "seconds", None)  # an older brim does not say
     return {
         "size": plan.size,
         "tries": len(plan.probes),
@@ -236,12 +296,12 @@ def _with_brim(workload: Any, limit: int | None, contender: str) -> dict[str, An
         "largest": plan.batch_size_max,
         "estimate": plan.batch_size_max_estimate,
         "reason": plan.reason,
+        "parts": None if seconds is None else dataclasses.asdict(seconds),
         "probes": [{**probe.to_json(), "wall": wall} for probe, wall in zip(plan.probes, walls, strict=True)],
     }
 
 
 def _with_accelerate(workload: Any, limit: int | None, contender: str) -> dict[str, Any]:
-    import torch
     from accelerate.utils import find_executable_batch_size
 
     del limit
@@ -253,7 +313,7 @@ def _with_accelerate(workload: Any, limit: int | None, contender: str) -> dict[s
     def run(batch_size: int) -> int:
         tried.append(batch_size)
         workload.step(workload.make_batch(batch_size))
-        torch.cuda.synchronize()
+        _synchronize(workload)
         return batch_size
 
     size = run()
@@ -318,17 +378,17 @@ def _afterwards(workload: Any, size: int, steps: int) -> dict[str, Any]:
         batch = workload.make_batch(size)
         for _ in range(2):
             workload.step(batch)
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_stats()["num_alloc_retries"]
+        _synchronize(workload)
+        before = _retries(workload)
         seconds: list[float] = []
         while len(seconds) < steps:
             started = time.perf_counter()
             workload.step(batch)
-            torch.cuda.synchronize()
+            _synchronize(workload)
             seconds.append(time.perf_counter() - started)
     except torch.OutOfMemoryError as error:
         return {"rate": None, "later_ooms": 1, "error": str(error)[:120]}
-    retries = torch.cuda.memory_stats()["num_alloc_retries"] - before
+    retries = _retries(workload) - before
     rate = size / statistics.median(seconds)
     return {"rate": rate, "later_ooms": 0, "later_retries": retries, "further_steps": steps}
 
@@ -375,6 +435,27 @@ def _coarse_then_fine(fits: Callable[[int], bool]) -> int:
     for part in range(3, 16):
         fits(max(low * part // 16, 1))
     return low
+
+
+def _synchronize(workload: Any) -> None:
+    import torch
+
+    if workload.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _cap(workload: Any, limit: int | None) -> None:
+    """Let torch's allocator reserve no more than the limit; the CPU has none."""
+    import torch
+
+    if limit is not None and workload.device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
+
+
+def _retries(workload: Any) -> int:
+    import torch
+
+    return int(torch.cuda.memory_stats()["num_alloc_retries"]) if workload.device.type == "cuda" else 0
 
 
 def _number(value: float | None) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.errors import RequestError
-from brim.records import MemoryFigures, Plan, Probe, Verdict
+from brim.records import MemoryFigures, Plan, Probe, SearchSeconds, Verdict
 
 sizes = st.integers(1, 10**6)
 maybe_bytes = st.none() | st.integers(0, 2**60)
@@ -28,6 +28,9 @@ probes = st.builds(
     steps=st.integers(0, 50),
     needed_bytes=maybe_bytes,
     detail=st.text(),
+    warm_up_seconds=seconds,
+    steady_seconds=seconds,
+    release_seconds=seconds,
 )
 plans = st.builds(
     Plan,
@@ -44,6 +47,7 @@ plans = st.builds(
     fingerprint=st.none() | st.text(),
     notes=st.lists(st.text(), max_size=2).map(tuple),
     batch_sizes_per_rank=st.none() | st.lists(sizes, max_size=3).map(tuple),
+    seconds=st.none() | st.builds(SearchSeconds, total=st.floats(0, 1e6), forecast=st.floats(0, 1e6)),
 )
 
 
@@ -98,3 +102,19 @@ def test_the_chosen_probe_is_the_last_fitting_one_at_the_size() -> None:
     assert plan(probes=(first, last, wrong, Probe(batch_size=4, verdict="fits"))).chosen_probe() is last
     assert plan(probes=(wrong,)).chosen_probe() is None
     assert plan(probes=(wrong, first, wrong)).oom_events == 2
+
+
+def test_the_parts_of_a_searchs_seconds_add_up_to_the_total() -> None:
+    probe = Probe(batch_size=1, verdict="fits", warm_up_seconds=1.0, steady_seconds=0.5, release_seconds=0.25)
+    seconds = SearchSeconds.of(
+        [probe, probe, Probe(batch_size=2, verdict="oom")], total=8.0, forecast=2.0, state=1.0, ranks=0.5
+    )
+    assert (seconds.warm_up, seconds.steady, seconds.release, seconds.other) == (2.0, 1.0, 0.5, 1.0)
+
+
+def test_a_plan_without_seconds_is_read_as_before() -> None:
+    data = plan().to_json()
+    del data["seconds"]
+    assert Plan.from_json(data).seconds is None
+    with pytest.raises(RequestError, match="seconds: total"):
+        Plan.from_json({**data, "seconds": {"total": "long"}})

@@ -17,7 +17,7 @@ from brim.errors import RequestError
 
 __all__ = [
     "FORECAST_SCHEMA", "PLAN_SCHEMA", "BatchSizes", "Forecast", "MemoryFigures", "Mode", "Objective", "Plan", "Probe",
-    "Unit", "Verdict", "settings_in_words",
+    "SearchSeconds", "Unit", "Verdict", "settings_in_words",
 ]  # fmt: skip
 
 FORECAST_SCHEMA = "brim.forecast/1"
@@ -45,6 +45,9 @@ class Probe:
     growth_bytes_per_step: int = 0  # more in use after every step than before it: something is kept
     cost: int | None = None  # of the whole batch with its padding, where sizes are found by cost
     detail: str = ""  # why it is not `fits`, or what the size was tried for, in one line
+    warm_up_seconds: float | None = None  # the batch made, and the first steps, up to where one failed
+    steady_seconds: float | None = None  # the steps that were timed
+    release_seconds: float | None = None  # their memory given back
 
     def __post_init__(self) -> None:
         if self.verdict not in get_args(Verdict):
@@ -98,6 +101,32 @@ class MemoryFigures:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchSeconds:
+    """Where the seconds of a search went, from a built model to its answer; the parts add up to `total`."""
+
+    total: float
+    forecast: float = 0.0  # steps traced, the allocator replayed, sizes chosen
+    warm_up: float = 0.0  # of all probes, like the two that follow
+    steady: float = 0.0
+    release: float = 0.0
+    state: float = 0.0  # a copy of what steps change, made and put back, and the device cleared before and after
+    ranks: float = 0.0  # waiting for the other ranks
+    other: float = 0.0  # the limit and the environment read; a child process started
+
+    @classmethod
+    def of(cls, probes: Sequence[Probe], *, total: float, forecast: float, state: float, ranks: float) -> SearchSeconds:
+        """With those of the probes added up, and `other` for what is left."""
+        warm_up = sum(probe.warm_up_seconds or 0.0 for probe in probes)
+        steady = sum(probe.steady_seconds or 0.0 for probe in probes)
+        release = sum(probe.release_seconds or 0.0 for probe in probes)
+        other = max(total - forecast - warm_up - steady - release - state - ranks, 0.0)
+        return cls(
+            total=total, forecast=forecast, warm_up=warm_up, steady=steady, release=release, state=state, ranks=ranks,
+            other=other,
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """The size chosen, in its unit, and the evidence for it."""
 
@@ -114,6 +143,7 @@ class Plan:
     fingerprint: str | None = None
     notes: tuple[str, ...] = ()  # what the user should know: neighbours on the card, sizes per rank, …
     batch_sizes_per_rank: tuple[int, ...] | None = None
+    seconds: SearchSeconds | None = None  # of the search that gave this answer; None where a run found it on the way
 
     @property
     def batch_size(self) -> int:
@@ -141,13 +171,15 @@ class Plan:
         schema = data.get("schema") if isinstance(data, Mapping) else None
         if schema != PLAN_SCHEMA:
             raise RequestError(f"not a plan: schema is {schema!r}, expected {PLAN_SCHEMA!r}")
-        probes, memory = data.get("probes"), data.get("memory")
+        probes, memory, seconds = data.get("probes"), data.get("memory"), data.get("seconds")
         if not isinstance(probes, Sequence) or isinstance(probes, str):
             raise RequestError(f"not a plan: probes is {probes!r}, expected a list")
         read = {
             "probes": tuple(Probe.from_json(probe) for probe in probes),
             "memory": MemoryFigures(**_checked_fields(MemoryFigures, memory, "plan: memory")),
         }
+        if seconds is not None:
+            read["seconds"] = SearchSeconds(**_checked_fields(SearchSeconds, seconds, "plan: seconds"))
         return cls(**_checked_fields(cls, {**data, **read}, "plan"))
 
 

@@ -400,3 +400,94 @@ def test_out_of_memory_in_torchscript_is_recognised() -> None:
     )
     assert plan.size < 512
     assert plan.oom_events == 1
+
+
+def test_steps_end_once_their_mean_is_known_and_are_continued_while_they_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def steps_made(durations: list[float]) -> tuple[int, float]:
+        taken = iter(durations)
+
+        def timed(function: Callable[[], Any], *, repeats: int) -> float:
+            return sum((function(), next(taken))[1] for _ in range(repeats))
+
+        settings = ProbeSettings(memory_limit_bytes=2**30)
+        with DeviceProber(CallableWorkload(step=lambda x: x * 2, make_batch=rows, device="cpu"), settings) as probing:
+            monkeypatch.setattr(probing.memory, "timed", timed)
+            probe = probing.probe(4)
+        assert probe.step_seconds is not None
+        return probe.steps, probe.step_seconds
+
+    steps, seconds = steps_made([0.05, *[0.01] * 30])
+    assert steps < 8  # a quarter of a second would be twenty
+    assert seconds == pytest.approx(0.01)  # without the first
+    steps, _ = steps_made([0.01, *[0.008, 0.012] * 30])
+    assert steps == 20
+
+
+def test_a_probe_says_where_its_seconds_went_also_when_it_fails() -> None:
+    with prober(limit=64 * KIB) as probing:
+        fitting, failing = probing.probe(8), probing.probe(1000)
+    assert fitting.steady_seconds > 0
+    assert fitting.warm_up_seconds > 0
+    assert (failing.verdict, failing.steady_seconds) == ("oom", 0.0)
+    assert failing.warm_up_seconds > 0
+    assert probing.state_seconds > 0
+
+
+@pytest.fixture
+def nothing_set_aside():
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("nothing_set_aside")
+def test_what_is_loaded_is_set_aside_while_sizes_are_probed_and_not_longer() -> None:
+    seen: list[int] = []
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        seen.append(gc.get_freeze_count())
+        if len(seen) > 3:
+            raise ValueError("a mistake in the step")
+        return batch * 2
+
+    def search() -> None:
+        with prober(step) as probing:
+            probing.probe(1)
+            probing.probe(2)
+
+    with pytest.raises(ValueError, match="a mistake"):
+        search()
+    assert min(seen) > 0
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("nothing_set_aside")
+def test_what_the_caller_has_set_aside_stays_so() -> None:
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with prober() as probing:
+        probing.probe(1)
+    assert gc.get_freeze_count() > 0.9 * before
+
+
+@pytest.mark.usefixtures("nothing_set_aside")
+@pytest.mark.parametrize(("unknown_bytes", "collected"), [(0, False), (2**30, True)])
+def test_old_garbage_is_looked_for_only_where_something_unknown_is_on_the_device(
+    unknown_bytes: int, collected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Node:
+        pass
+
+    node = Node()
+    node.itself = node
+    gone = weakref.ref(node)
+    gc.collect()  # the node is old now
+    del node
+    model = nn.Linear(256, 1)
+    own = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters())
+    probing = prober(lambda batch: model(batch), model=model)
+    monkeypatch.setattr(probing.memory, "in_use_bytes", lambda: own + unknown_bytes)
+    with probing:
+        assert (gone() is None) == collected

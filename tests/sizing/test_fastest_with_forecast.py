@@ -230,6 +230,32 @@ def test_a_forecast_extends_the_climb_to_what_runs_within_the_limit() -> None:
     assert chosen.size == search.largest
 
 
+def test_a_forecast_that_the_first_size_confirms_needs_two_probes() -> None:
+    asked, search = pressed(RISING, RISING.whole_forecast(1.0, runs_to=1.2), really_to=1.2)
+    assert len(asked) == 2
+    assert search.largest == asked[-1]
+
+
+def test_after_a_failure_at_the_largest_size_foreseen_a_smaller_one_near_the_limit_is_tried() -> None:
+    asked, search = pressed(RISING, RISING.whole_forecast(1.0, runs_to=1.2), really_to=1.0)
+    assert asked[1] > 20
+    assert asked[2] == 18  # nine tenths of the limit, not half-way back to the first
+    assert search.largest >= 18
+
+
+def test_the_first_size_is_within_one_leap_of_the_last() -> None:
+    heavy = Card(10 * 10**9, 10**7, 1000, 0.05, 0.001)  # what is resident takes more than a sixteenth of the limit
+    asked, _ = pressed(heavy, heavy.whole_forecast(1.0), really_to=1.0)
+    assert asked[0] >= 900 / 16
+    assert asked[1] >= 880
+
+
+def test_the_knee_is_not_probed_where_that_would_spare_little_memory() -> None:
+    flat = Card(10**10, 10**5, 1000, 0.0012, 0.0004)  # a hundredth of the limit grows with the size
+    steep = Card(10**6, 10**7, 1000, 0.0012, 0.0004)
+    assert len(run(flat, None)[0].asked) < len(run(steep, None)[0].asked)
+
+
 def test_a_forecast_that_promises_too_much_costs_one_failure() -> None:
     asked, search = pressed(RISING, RISING.whole_forecast(1.0, runs_to=1.2), really_to=1.0)
     assert sum(size > 20 for size in asked) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -11,13 +13,15 @@ from brim.cli.console import error_console, output_console, print_document
 from brim.cli.report import leave_report
 from brim.planning.find import find as search
 from brim.ranks.world import current_world
-from brim.records import Plan, Probe
+from brim.records import Plan, Probe, SearchSeconds
 from brim.searching.find import SearchListener
 from brim.settings.find_settings import FindSettings
 from brim.settings.sizes import format_bytes
 from brim.sizing.probing import ProbeContext
 
-__all__ = ["ProbeTable", "find", "plan_line"]
+__all__ = ["ProbeTable", "find", "plan_line", "seconds_line"]
+
+SHOWN_SECONDS = 0.05  # parts that took less are not named
 
 
 def find(settings: FindSettings) -> None:
@@ -43,6 +47,8 @@ def _show(plan: Plan, *, json_output: bool) -> None:
         return
     console = output_console()
     console.print(plan_line(plan), markup=False, highlight=False)
+    if plan.seconds is not None:
+        console.print(seconds_line(plan.seconds), markup=False, highlight=False)
     for note in plan.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
 
@@ -119,6 +125,13 @@ def plan_line(plan: Plan) -> str:
     if plan.memory.headroom_bytes is not None:
         headroom = f"{format_bytes(plan.memory.headroom_bytes)} of {format_bytes(plan.memory.limit_bytes)}"
     return f"batch size {plan.size}: {plan.reason}; {largest}; headroom {headroom}"
+
+
+def seconds_line(seconds: SearchSeconds) -> str:
+    """How long the search took, and which parts took most of it."""
+    parts = dataclasses.asdict(seconds)
+    shown = [f"{name.replace('_', ' ')} {taken:.1f} s" for name, taken in parts.items() if taken >= SHOWN_SECONDS]
+    return f"searched for {seconds.total:.1f} s" + (f" ({', '.join(shown[1:])})" if len(shown) > 1 else "")
 
 
 def _cells(probe: Probe) -> tuple[str, ...]:

@@ -158,17 +158,18 @@ class CachingAllocator:
 
     def allocate(self, name: int, request: int, private_pool: int = 0) -> int:
         """Take a block for this many bytes, from the default pool or a graph's; returns the bytes it really takes."""
-        size = round_request(request)
+        size = -(-request // GRAIN) * GRAIN or GRAIN  # `round_request`, where a search spends much of its replays
         pools = self._pools.get(private_pool) or self._open(private_pool)
         pool = pools[0] if size <= SMALL_REQUEST else pools[1]
         block = self._best_fit(pool, size) or self._grown(pool, size)
         rest = block.size - size
-        if (rest >= GRAIN) if self._splits_finely(pool) else (rest > SMALL_REQUEST):
+        if rest >= GRAIN and (rest > SMALL_REQUEST or self._splits_finely(pool)):
             self._split(pool, block, size)
         block.used = True
         self._used[name] = (block, pool)
         self.allocated_bytes += block.size
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
         return block.size
 
     def free(self, name: int) -> None:
@@ -227,7 +228,8 @@ class CachingAllocator:
         rest = _CachedBlock(block.address + size, block.size - size)
         _insert_after(block, rest)
         block.size = size
-        pool.add(rest)
+        bisect.insort(pool.free, (rest.size, rest.address))
+        pool.blocks[rest.address] = rest
 
     def _merge_neighbours(self, pool: _Pool, block: _CachedBlock) -> None:
         for neighbour in (block.previous, block.next):

@@ -1,6 +1,7 @@
 """The forecast: the peak memory of a workload at any size, on a named card, without running on it.
 
-Traces two sizes (a third where bytes grow faster than in a line), replays torch's allocator on them and on every size
+Traces two sizes (a third where bytes grow faster than in a line), two steps of the first and one of each further size
+where the second can be concluded (`later_steps.py`), replays torch's allocator on them and on every size
 asked for, and adds what lies outside: the CUDA context and buckets for communication. It knows not how traces are made.
 """
 
@@ -21,8 +22,10 @@ from brim.forecasting.allocator import AllocatorSettings
 from brim.forecasting.events import Target, Trace, UntraceableError
 from brim.forecasting.extrapolate import SizeModel
 from brim.forecasting.gpus import Gpu, find_gpu, gpu_of_memory
+from brim.forecasting.later_steps import repeats_its_first_step, with_second_step
 from brim.forecasting.overheads import Environment, installed_torch, make_timeline
 from brim.forecasting.trace import trace_workload
+from brim.memory.collector import without_collector
 from brim.memory.devices import DEFAULT_MARGIN
 from brim.memory.failures import memory_remedies
 from brim.ranks.unwrap import communication_bytes
@@ -153,9 +156,20 @@ class TracedWorkload:
         key = (size, None if target is None else (target.compute_capability, target.torch_version))
         if key not in self._traces:
             started = time.perf_counter()
-            self._traces[key] = self._trace(self._stepped, size, target)
+            self._traces[key] = self._like_another(size, target, key[1]) or self._trace(self._stepped, size, target)
             self.seconds += time.perf_counter() - started
         return self._traces[key]
+
+    def _like_another(self, size: int, target: Target | None, kind: _Kind | None) -> Trace | None:
+        """From one step of this size and two of another that was traced before; None where that is not possible."""
+        known = next((trace for (_, other), trace in self._traces.items() if other == kind), None)
+        if self._trace is not _trace or known is None or not repeats_its_first_step(known):
+            return None
+        try:
+            step = trace_workload(self._stepped, size, target=target, steps=1, or_approximately=False)
+        except UntraceableError:
+            return None
+        return with_second_step(step, known)
 
 
 class Forecaster:
@@ -300,11 +314,13 @@ class Forecaster:
 
     def _model_of(self, sizes: Sequence[int]) -> SizeModel:
         target = dataclasses.replace(self.gpu.target, torch_version=self._environment.torch_version)
-        traces = {size: self._traced.at(size, target) for size in sizes}
-        timelines = {
-            size: make_timeline(trace, self._environment, workspaces=self._workspaces) for size, trace in traces.items()
-        }
-        model = SizeModel(timelines, self._settings, after=self._after)
+        with without_collector():  # tens of thousands of events, and not a cycle among them
+            traces = {size: self._traced.at(size, target) for size in sizes}
+            timelines = {
+                size: make_timeline(trace, self._environment, workspaces=self._workspaces)
+                for size, trace in traces.items()
+            }
+            model = SizeModel(timelines, self._settings, after=self._after)
         reasons = [trace.approximate for trace in traces.values() if trace.approximate]
         if not model.simulated:
             reasons.append("steps of different sizes allocate differently, so sizes in between are fitted")
@@ -343,8 +359,6 @@ def gpu_of_device(device: torch.device | int) -> Gpu:
 
 
 def _trace(workload: Workload, size: int, target: Target | None) -> Trace:
-    from brim.forecasting.trace import trace_workload
-
     return trace_workload(workload, size, target=target)
 
 

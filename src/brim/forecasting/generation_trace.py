@@ -8,6 +8,7 @@ plain forwards instead: the first step after the prompt, and the last one, when 
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -28,6 +29,8 @@ from brim.workloads.inference import GenerateWorkload
 __all__ = ["prepare_generation"]
 
 _TRIAL_LENGTHS = (4, 6)
+# By model: results of the trials of its loops, which every further size would repeat.
+_TRIALS: weakref.WeakKeyDictionary[torch.nn.Module, dict[tuple[int, bool, str], str]] = weakref.WeakKeyDictionary()
 
 
 class _TracedDecoder(Protocol):
@@ -54,8 +57,12 @@ def prepare_generation(workload: GenerateWorkload, tracer: Tracer, batch: Mappin
         short = GenerationSettings(max_new_tokens=2)
         images = len(batch) > 2
         trials = _candidates(model, short, tokens, images=images)
-        for make, try_out in zip(_candidates(model, settings, tokens, images=images), trials, strict=True):
-            why = _trial(try_out, tracer)
+        known = _TRIALS.setdefault(model, {})
+        for number, make in enumerate(_candidates(model, settings, tokens, images=images)):
+            key = (number, images, model.config.to_json_string(use_diff=False))
+            if key not in known:
+                known[key] = _trial(trials[number], tracer)
+            why = known[key]
             if not why:
                 workload.decoder = make(tracer)
                 return None

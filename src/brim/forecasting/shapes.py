@@ -27,10 +27,16 @@ __all__ = [
 ]
 
 
+# What most arguments are that are neither tensors nor hold any: recognised at once, since a step makes many calls.
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+
+
 def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors among arguments or results: single ones, and those in lists and tuples."""
     found: list[torch.Tensor] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
+        if type(value) in _PLAIN:
+            continue
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)):
@@ -88,7 +94,8 @@ aten = torch.ops.aten
 _META = torch.device("meta")
 _REMEMBERED = 100_000  # calls, after which all are forgotten
 _FROM_HOST = ("generator", "pin_memory")  # arguments that mean nothing to a tensor without data
-_specs: dict[Any, Any] = {}
+_specs: dict[tuple[Any, ...], Any] = {}
+_UNKNOWN = object()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,10 +115,12 @@ def infer(
 ) -> Any:
     """The results of a call, with a `TensorSpec` in place of each tensor."""
     key = _key(func, args, kwargs, is_view)
-    if key is not None and key in _specs:
-        return _specs[key]
-    spec = _ask(func, args, kwargs, tensors)
-    if key is not None:
+    try:
+        spec = _specs.get(key, _UNKNOWN)
+    except TypeError:  # a symbolic number or something else that cannot be compared
+        return _ask(func, args, kwargs, tensors)
+    if spec is _UNKNOWN:
+        spec = _ask(func, args, kwargs, tensors)
         if len(_specs) > _REMEMBERED:
             _specs.clear()
         _specs[key] = spec
@@ -123,23 +132,22 @@ def specify(result: Any) -> Any:
     return _specified(result, [], [])
 
 
-def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_view: bool) -> Any:
+def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_view: bool) -> tuple[Any, ...]:
     parts: list[Any] = [id(func), torch.get_default_dtype()]  # operations are created once, and slow to hash
-    try:
-        for value in args:
-            _describe(value, parts, is_view)
-        for name, value in kwargs.items():
-            parts.append(name)
-            _describe(value, parts, is_view)
-        key = tuple(parts)
-        hash(key)
-    except TypeError:  # a symbolic number or something else that cannot be compared
-        return None
-    return key
+    for value in args:
+        _describe(value, parts, is_view)
+    for name, value in kwargs.items():
+        parts.append(name)
+        _describe(value, parts, is_view)
+    return tuple(parts)
 
 
 def _describe(value: Any, parts: list[Any], is_view: bool) -> None:
-    if isinstance(value, torch.Tensor):
+    kind = type(value)
+    if kind in _PLAIN:
+        parts.append(kind)
+        parts.append(value)
+    elif isinstance(value, torch.Tensor):
         parts.append(value.shape)
         parts.append(value.stride())
         parts.append(value.dtype)
@@ -152,7 +160,7 @@ def _describe(value: Any, parts: list[Any], is_view: bool) -> None:
     elif isinstance(value, torch.Generator):
         parts.append(None)
     else:
-        parts.append(type(value))
+        parts.append(kind)
         parts.append(value)
 
 

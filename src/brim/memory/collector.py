@@ -6,7 +6,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-__all__ = ["without_collector"]
+__all__ = ["heap_set_aside", "without_collector"]
 
 
 @contextlib.contextmanager
@@ -19,3 +19,21 @@ def without_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@contextlib.contextmanager
+def heap_set_aside() -> Iterator[None]:
+    """For a block that collects garbage often: what exists before it is not looked through each time.
+
+    With torch and transformers loaded that is half a million objects, and 0.2 to 0.5 seconds for every collection.
+    Objects set aside are still freed when their last reference goes; only cycles among them wait for the end of the
+    block. Where someone has set objects aside already, nothing is done: taking ours back would take theirs back too.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import itertools
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -105,6 +106,10 @@ class DeviceMemory(ABC):
     def timed(self, function: Callable[[], Any], *, repeats: int) -> float:
         """Seconds for all repeats, the device's queue drained at both ends."""
 
+    def timed_each(self, function: Callable[[], Any], *, repeats: int) -> list[float]:
+        """Seconds of every repeat; a device with a queue gets them all before the first is waited for."""
+        return [self.timed(function, repeats=1) for _ in range(repeats)]
+
 
 class CudaMemory(DeviceMemory):
     """CUDA through its caching allocator."""
@@ -172,6 +177,16 @@ class CudaMemory(DeviceMemory):
             end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) / 1000.0
+
+    def timed_each(self, function: Callable[[], Any], *, repeats: int) -> list[float]:
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        with torch.cuda.device(self.device):
+            events[0].record()
+            for event in events[1:]:
+                function()
+                event.record()
+        events[-1].synchronize()
+        return [float(before.elapsed_time(after)) / 1000.0 for before, after in itertools.pairwise(events)]
 
     def _retries(self) -> int:
         return int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0))

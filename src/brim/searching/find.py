@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import time
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from brim.errors import BrimError
 from brim.forecasting.forecast import forecast_curve
 from brim.ranks.agreement import Agreement
-from brim.records import MemoryFigures, Plan, Probe
+from brim.records import MemoryFigures, Plan, Probe, SearchSeconds
 from brim.searching.probe import DeviceProber, Prober, ProbeSettings, WorkloadError
 from brim.settings.find_settings import SearchSettings
 from brim.settings.sizes import format_bytes
@@ -87,11 +90,19 @@ def find_with(
 ) -> Plan:
     """The plan that a prober's probes lead to; under torchrun every rank searches, then all agree."""
     listener = listener or SearchListener()
-    with Agreement(purpose="a search for a batch size") as agreement, agreement.step(Plan) as step, prober:
-        own = step.value = _find_here(prober, settings, listener, cache or PlanCache())
-    if len(step.values) == 1:
-        return own
-    return _agreed(own, step.values, keep_own=settings.per_rank or prober.context.mode != "train")
+    started = time.perf_counter()
+    with Agreement(purpose="a search for a batch size") as agreement, agreement.step(Plan) as step:
+        with prober:
+            search = _Search(prober, settings, listener)
+            own = step.value = search.plan(cache or PlanCache())
+        alone = time.perf_counter() - started
+    if len(step.values) > 1:
+        own = _agreed(own, step.values, keep_own=settings.per_rank or prober.context.mode != "train")
+    total = time.perf_counter() - started
+    seconds = SearchSeconds.of(
+        own.probes, total=total, forecast=search.forecast_seconds, state=prober.state_seconds, ranks=total - alone
+    )
+    return dataclasses.replace(own, seconds=seconds)
 
 
 def probe_settings(settings: SearchSettings) -> ProbeSettings:
@@ -103,44 +114,63 @@ def probe_settings(settings: SearchSettings) -> ProbeSettings:
     )
 
 
-def _find_here(prober: Prober, settings: SearchSettings, listener: SearchListener, cache: PlanCache) -> Plan:
-    context = prober.context
-    listener.started(context)
-    identity = _cache_identity(context, settings)
-    entry: CachedPlan | None = None
-    ignored: tuple[str, ...] = ()
-    if identity is not None and settings.use_cache:
-        entry, ignored = cache.load(identity, lambda plan: _problem_of(plan, context, settings))
-    if entry is not None:
-        plan = _from_cache(entry, prober, settings, listener)
-        if plan is not None:
-            if plan.probes:  # a stale plan, verified: file it under the environment of today
-                verified = dataclasses.replace(plan, cached=False, reason=entry.plan.reason)
-                cache.save(verified, identity or {}, context.environment)
-            return plan
-    forecast, notes = _forecast(prober, settings)
-    found = _search(prober, SizeSearch(context, settings, forecast), listener)
-    plan = _make_plan(found, context, settings, identity)
-    plan = dataclasses.replace(plan, notes=(*plan.notes, *notes))
-    if identity is not None and settings.use_cache and found.complete:
-        cache.save(plan, identity, context.environment)
-    return dataclasses.replace(plan, notes=(*plan.notes, *ignored))  # of this search alone, so it is not cached
+class _Search:
+    """One search with a prober, and the seconds of it that are not spent on probes."""
 
+    def __init__(self, prober: Prober, settings: SearchSettings, listener: SearchListener) -> None:
+        self.prober = prober
+        self.settings = settings
+        self.listener = listener
+        self.forecast_seconds = 0.0
 
-def _search(prober: Prober, search: SizeSearch, listener: SearchListener) -> SearchResult:
-    """Probe the sizes that a search asks for, until it has found one."""
-    while search.found is None:
-        size = search.next_size()
-        outcome: Probe | Exception
+    def plan(self, cache: PlanCache) -> Plan:
+        """The plan from the cache where it holds, or else from probes."""
+        prober, settings, context = self.prober, self.settings, self.prober.context
+        self.listener.started(context)
+        identity = _cache_identity(context, settings)
+        entry: CachedPlan | None = None
+        ignored: tuple[str, ...] = ()
+        if identity is not None and settings.use_cache:
+            entry, ignored = cache.load(identity, lambda plan: _problem_of(plan, context, settings))
+        if entry is not None:
+            plan = _from_cache(entry, prober, settings, self.listener)
+            if plan is not None:
+                if plan.probes:  # a stale plan, verified: file it under the environment of today
+                    verified = dataclasses.replace(plan, cached=False, reason=entry.plan.reason)
+                    cache.save(verified, identity or {}, context.environment)
+                return plan
+        found, notes = self._probed()
+        plan = _make_plan(found, context, settings, identity)
+        plan = dataclasses.replace(plan, notes=(*plan.notes, *notes))
+        if identity is not None and settings.use_cache and found.complete:
+            cache.save(plan, identity, context.environment)
+        return dataclasses.replace(plan, notes=(*plan.notes, *ignored))  # of this search alone, so it is not cached
+
+    def _probed(self) -> tuple[SearchResult, tuple[str, ...]]:
+        """Probe the sizes that a search asks for, until it has found one; and notes for the user."""
+        with self._deciding():
+            forecast, notes = _forecast(self.prober, self.settings)
+            search = SizeSearch(self.prober.context, self.settings, forecast)
+        while search.found is None:
+            outcome: Probe | Exception
+            try:
+                outcome = _probe(self.prober, search.next_size(), self.listener)
+            except Exception as error:
+                if isinstance(error, BrimError) and not isinstance(error, WorkloadError):
+                    raise
+                traceback.clear_frames(error.__traceback__)  # their variables hold the failed step's tensors
+                outcome = error
+            with self._deciding():
+                search.record(outcome)  # the except block has ended: nothing pins the failed step's tensors any more
+        return search.found, notes
+
+    @contextlib.contextmanager
+    def _deciding(self) -> Iterator[None]:
+        started = time.perf_counter()
         try:
-            outcome = _probe(prober, size, listener)
-        except Exception as error:
-            if isinstance(error, BrimError) and not isinstance(error, WorkloadError):
-                raise
-            traceback.clear_frames(error.__traceback__)  # their variables hold the failed step's tensors
-            outcome = error
-        search.record(outcome)  # the except block has ended: nothing pins the failed step's tensors any more
-    return search.found
+            yield
+        finally:
+            self.forecast_seconds += time.perf_counter() - started
 
 
 def _probe(prober: Prober, size: int, listener: SearchListener) -> Probe:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
 from brim.errors import LostError, RequestError, plural
+from brim.memory.collector import heap_set_aside
 from brim.memory.devices import DeviceMemory, MemoryReading, device_name, memory_of, resolve_limit
 from brim.memory.environment import environment_facts
 from brim.memory.failures import Failure, FailureKind, classify
@@ -40,6 +42,13 @@ SLOW_FRACTION = 0.88
 NEAR_LIMIT = 0.8
 # Below this fraction of the limit nothing can run short: one steady step of a quarter of a second is enough.
 SAFE_FRACTION = 0.5
+# Steps end early, and sooner than a quarter of a second, once their mean is known to this part of itself: an eighth of
+# the tolerance by which sizes are usually told apart.
+KNOWN_WELL_ENOUGH = 0.0025
+FEWEST_SPREAD = 4  # timed steps before a spread says anything
+LOOK_SECONDS = 0.04  # of steps between two decisions whether to make more
+# Bytes on the device that are not the workload's own, as a part of the limit, from which on old garbage is looked for.
+UNEXPLAINED_FRACTION = 0.01
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,6 +73,7 @@ class Prober(ABC):
 
     context: ProbeContext
     stage: str = "the step"  # which part of the workload ran last, for error messages
+    state_seconds: float = 0.0  # spent on a copy of what steps change, made and put back, and on clearing the device
 
     @abstractmethod
     def probe(self, size: int) -> Probe:
@@ -92,12 +102,17 @@ class DeviceProber(Prober):
         self._begun = False
         self._stateless: list[torch.optim.Optimizer] = []  # those without state before the first probe
         self._left_over = False  # whether a step that raised may have left tensors behind
+        self._warm_at: float | None = None  # when the steady steps of the probe that runs began
 
     def __enter__(self) -> Self:
         workload, memory, settings = self.workload, self.memory, self.settings
         if memory.meter_slows:
             refuse_compiled(workload.modules(), *workload.functions())
         limit = resolve_limit(memory, asked_bytes=settings.memory_limit_bytes, margin=settings.margin)
+        with self._on_state():
+            if self._unexplained_bytes() > UNEXPLAINED_FRACTION * limit.usable_bytes:
+                memory.release()
+            self._probing.enter_context(heap_set_aside())
         reserved = workload.reserved_bytes()
         if workload.mode == "train" and current_world().size > 1:
             reserved += communication_bytes(workload.modules())
@@ -123,17 +138,21 @@ class DeviceProber(Prober):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._probing.close()
+        with self._on_state():
+            self._probing.close()
 
     def probe(self, size: int) -> Probe:
         """Try one size; an error that is not about memory or size is the user's own and is raised."""
         reading = MemoryReading()
         failure: Failure | None = None
         result: Probe | None = None
-        self._begin()
-        if self._left_over:
-            self._clean_up(thorough=True)
+        with self._on_state():
+            self._begin()
+            if self._left_over:
+                self._clean_up(thorough=True)
         self._left_over = True
+        self._warm_at = None
+        started = time.perf_counter()
         try:
             result = self._attempt(size, reading)
         except RequestError:
@@ -148,11 +167,35 @@ class DeviceProber(Prober):
                     f"Search with {named('isolate')}, which probes in a child process and continues"
                 ) from error
         # The except block has ended, so the traceback no longer pins the failed step's tensors.
+        ended = time.perf_counter()
         self._clean_up(thorough=result is None)
         if result is None:
             assert failure is not None
-            return self._failed(size, failure, reading)
-        return result
+            result = self._failed(size, failure, reading)
+        warm_at = ended if self._warm_at is None else self._warm_at
+        return dataclasses.replace(
+            result,
+            warm_up_seconds=warm_at - started,
+            steady_seconds=ended - warm_at,
+            release_seconds=time.perf_counter() - ended,
+        )
+
+    @contextlib.contextmanager
+    def _on_state(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.state_seconds += time.perf_counter() - started
+
+    def _unexplained_bytes(self) -> int:
+        """What is in use on the device beside the workload's own tensors: perhaps garbage that was not found yet."""
+        own: dict[int, int] = {}
+        for tensor in self._resident():
+            with contextlib.suppress(NotImplementedError, RuntimeError):  # a wrapper without a storage of its own
+                storage = tensor.untyped_storage()
+                own[storage.data_ptr()] = storage.nbytes()
+        return self.memory.in_use_bytes() - sum(own.values())
 
     def _clean_up(self, *, thorough: bool) -> None:
         self._drop_leftovers()
@@ -206,6 +249,7 @@ class DeviceProber(Prober):
                 self.memory.timed(_nothing, repeats=1)  # drain the queue
             if self._timed_out(started):
                 return self._timeout(size, reading)
+        self._warm_at = time.perf_counter()
         steady = MemoryReading()
         with contextlib.nullcontext() if self.memory.meter_slows else self._metered(steady):
             near_limit = reading.peak_reserved_bytes > SAFE_FRACTION * self.context.limit_bytes
@@ -252,28 +296,44 @@ class DeviceProber(Prober):
     def _time_steps(
         self, batch: Any, started: float, in_use: list[tuple[int, int]], *, near_limit: bool
     ) -> tuple[float, int]:
-        """Seconds of a steady step, and how many were made: as many as fill the time; near the limit always several.
+        """Seconds of a steady step, and how many were made: until they are known well enough; near the limit several.
 
         Where the meter costs no time, `in_use` gets the bytes after the first and after the last; if the first one left
         more than was there before, a second one is made in any case.
 
-        The first one near the limit is not counted where others follow: the allocator may still be putting its cache
-        in order, and that is what a size would be blamed for.
+        The first one is not counted where others follow: the allocator may still be putting its cache in order near
+        the limit, and that is what a size would be blamed for; elsewhere libraries may still be choosing kernels.
         """
         settings = self.settings
-        seconds = self.memory.timed(lambda: self.workload.step(batch), repeats=1)
-        wanted = settings.steady_seconds / max(seconds, 1e-6) - 1
-        fewest = settings.min_steps - (2 if seconds >= settings.steady_seconds else 1) if near_limit else 0
-        if in_use and not self.memory.meter_slows:
+        reads_bytes = bool(in_use) and not self.memory.meter_slows
+        times = self._timed_each(batch, 1)
+        fewest = settings.min_steps - (1 if times[0] >= settings.steady_seconds else 0) if near_limit else 1
+        if reads_bytes:
             in_use.append((in_use[-1][0] + 1, self.memory.in_use_bytes()))
-            fewest = max(fewest, 1 if in_use[-1][1] > in_use[-2][1] else 0)
-        repeats = math.ceil(min(max(wanted, fewest), settings.max_steps - 1))
-        if repeats and not self._timed_out(started):
-            more = self.memory.timed(lambda: self.workload.step(batch), repeats=repeats)
-            if in_use and not self.memory.meter_slows:
-                in_use.append((in_use[-1][0] + repeats, self.memory.in_use_bytes()))
-            return more / repeats if near_limit else (seconds + more) / (1 + repeats), 1 + repeats
-        return seconds, 1
+            fewest = max(fewest, 2 if in_use[-1][1] > in_use[-2][1] else 1)
+        while not self._timed_out(started):
+            more = self._further_steps(times, fewest)
+            if not more:
+                break
+            times += self._timed_each(batch, more)
+        if reads_bytes and len(times) > 1:
+            in_use.append((in_use[-1][0] + len(times) - 1, self.memory.in_use_bytes()))
+        counted = times[1:] or times
+        return sum(counted) / len(counted), len(times)
+
+    def _further_steps(self, times: Sequence[float], fewest: int) -> int:
+        """How many steps to make before deciding again; 0: enough is known."""
+        settings = self.settings
+        spent, each = sum(times), sum(times) / len(times)
+        if len(times) < fewest:
+            return fewest - len(times)
+        if spent >= settings.steady_seconds or len(times) >= settings.max_steps or _known_well(times[1:]):
+            return 0
+        until = min(settings.steady_seconds - spent, LOOK_SECONDS)
+        return min(max(math.ceil(until / max(each, 1e-6)), 1), settings.max_steps - len(times))
+
+    def _timed_each(self, batch: Any, steps: int) -> list[float]:
+        return self.memory.timed_each(lambda: self.workload.step(batch), repeats=steps)
 
     def _make_batch(self, size: int) -> Any:
         batch = self.workload.make_batch(size)
@@ -365,6 +425,13 @@ def _growth_per_step(in_use: list[tuple[int, int]]) -> int:
     (done1, bytes1), (done2, bytes2), (done3, bytes3) = in_use[-3:]
     first, later = (bytes2 - bytes1) / (done2 - done1), (bytes3 - bytes2) / (done3 - done2)
     return round(later) if 0 < first <= 2 * later else 0
+
+
+def _known_well(times: Sequence[float]) -> bool:
+    """Whether the mean is known to a small part of itself, by the spread of the steps."""
+    if len(times) < FEWEST_SPREAD:
+        return False
+    return statistics.stdev(times) / math.sqrt(len(times)) <= KNOWN_WELL_ENOUGH * statistics.fmean(times)
 
 
 def _nothing() -> None:

@@ -51,10 +51,11 @@ SECOND_LEAP = 64  # the second size is at most this many times the first
 LATER_LEAP = 16  # and every later one this many times the largest that fits
 LONGEST_LOOK_SECONDS = 1.0  # near the limit, only to know the largest size, a step may take this long
 LONGEST_STEP_SECONDS = 10.0  # a longer step is not worth a probe, unless small sizes take as long
-FORECAST_REACH = 0.9  # of the limit, for the second size with a forecast: it may be off
+FORECAST_REACH = 0.9  # of the limit, for the second size with a forecast that its first one has corrected
+FIRST_REPLAY_PART = 16  # of a size that leaves some of the limit: so far above it a replay under the limit begins
 FORECAST_RESOLUTION = 100  # a size near the limit is worked out to one part in so many
 SECOND_REPLAY_HEADROOM = 0.05  # what runs with this much free as well has not just been lucky
-TRUSTED_ALLOCATED_ERROR = 0.03  # a forecast that is this near at the largest size seen, in use …
+TRUSTED_ALLOCATED_ERROR = 0.03  # a forecast that is this near at the largest size seen, be it the first, in use …
 TRUSTED_RESERVED_ERROR = 0.2  # … and reserved, decides how near the limit a probe goes
 STEP_BACK = 0.08  # of the gap below a size that failed near the limit
 STEP_BACK_SURPRISED = 0.5  # of the gap, where the failure was not expected
@@ -62,6 +63,7 @@ WORTH_A_CLIMB = 1.1  # times the largest size that fits: what is nearer is not p
 WORTH_A_CLIMB_AFTER_FORECAST = 1.05  # which has led near the limit, but not quite
 KNEE_ABOVE = 1.1  # times the size below the knee, and …
 KNEE_BELOW = 0.85  # … of the good size above it: between these a probe adds information
+KNEE_SPARES = 0.05  # of the limit: a smaller size that spares less is not worth a probe
 
 # --- Probing for the largest size -------------------------------------------------------------------------------------
 # Bisection alone settles any curve up to 4,096 in 13 probes; once a failing size is known, proposals are kept where

@@ -13,10 +13,12 @@ import math
 from brim.sizing.constants import (
     CLEARLY_SMALLER,
     FIRST_LIMIT_FRACTION,
+    FIRST_REPLAY_PART,
     FORECAST_REACH,
     FORECAST_RESOLUTION,
     KNEE_ABOVE,
     KNEE_BELOW,
+    KNEE_SPARES,
     LATER_LEAP,
     LONGEST_LOOK_SECONDS,
     LONGEST_STEP_SECONDS,
@@ -112,19 +114,32 @@ class FastestSizer(ProbingSizer):
         if self._bytes.prior is None or self._failed_climbs:
             return self.grid.first
         start = self._bytes.largest_within(round(FIRST_LIMIT_FRACTION * self._limit_bytes)) or 0
-        return max(self.grid.floor(start), self.grid.first)
+        near = self._bytes.largest_within(round(self.usable * self._limit_bytes)) or 0  # within one leap of the first
+        least = math.ceil(min(near, self.grid.last) / LATER_LEAP)
+        return max(self.grid.floor(start), self.grid.floor(least + self.grid.multiple_of - 1), self.grid.first)
 
     def _leap(self) -> int | None:
-        """With a forecast, once: from the first size, which corrects it, to one that should be near the limit."""
+        """With a forecast: from the first size, which corrects it, to one that should be near the limit.
+
+        Where the first size has shown the forecast to be right, that is the largest that should run. If it fails, and
+        where the forecast had to be corrected, it is one that leaves some of the limit.
+        """
         if not self._forecast_counts:
             return None
-        self._forecast_counts = False
-        if self._failed_climbs or not 1 / MAX_FORECAST_ERROR <= self._bytes.prior_error() <= MAX_FORECAST_ERROR:
+        failed = self._looked and self._failed_climbs == 1
+        if self._looked != failed or (self._failed_climbs and not failed):
+            self._forecast_counts = False
             return None
-        size = self.grid.floor(self._reach(FORECAST_REACH))
+        if not 1 / MAX_FORECAST_ERROR <= self._bytes.prior_error() <= MAX_FORECAST_ERROR:
+            self._forecast_counts = False
+            return None
+        foreseen = self._forecast_reach()
+        size = self.grid.floor(self._reach(FORECAST_REACH) if foreseen is None else foreseen)
+        self._forecast_counts = foreseen is not None
         if not self.grid.up(self.largest) <= size < self._fails_from:
             return None
         self._looked = True
+        self._at_the_brim = foreseen is not None and foreseen < self._bearable() - 1
         return size
 
     def _learn(self) -> int | None:
@@ -183,11 +198,14 @@ class FastestSizer(ProbingSizer):
         if abs(in_use - 1) > TRUSTED_ALLOCATED_ERROR or abs(reserved - 1) > TRUSTED_RESERVED_ERROR:
             return None
         limits = [round(share * self._limit_bytes) for share in (self.usable, 1 - SECOND_REPLAY_HEADROOM)]
-        low, high = self.largest, min(math.ceil(self._bearable()), self.grid.last) + 1
+        high = min(math.ceil(self._bearable()), self.grid.last) + 1
+        low = min(max(self.largest, math.floor(self._reach(FORECAST_REACH))), high - 1)
+        leap = max(low // FIRST_REPLAY_PART, 1)  # replays take time: upwards by doubling leaps, then by halves
         while high - low > max(low // FORECAST_RESOLUTION, 1):
-            middle = (low + high) // 2
+            middle = min(low + leap, (low + high) // 2)
             runs = all(forecast.runs_within(middle, limit) for limit in limits)
             low, high = (middle, high) if runs else (low, middle)
+            leap *= 2
         return low
 
     def _expected_seconds(self, size: int) -> float:
@@ -226,6 +244,9 @@ class FastestSizer(ProbingSizer):
         size = _where_rate_reaches((1 - self.tolerance / 2) * best.rate, below[-1], good)
         size = self.grid.floor(size + self.grid.multiple_of - 1)
         if not below[-1].size * KNEE_ABOVE < size <= min(CLEARLY_SMALLER * best.size, KNEE_BELOW * good.size):
+            return None
+        spared = (good.peak_bytes or 0) - (self._bytes.bytes_at(size) or 0)
+        if spared < KNEE_SPARES * self._limit_bytes:
             return None
         self._knee_probes += 1
         return size

@@ -30,7 +30,7 @@ from brim.reporting.kinds.compared import (
 from brim.reporting.machine import machine_section
 from brim.reporting.repeat import flat_rows, repeat_sections
 from brim.reporting.search import plan_section
-from brim.units import bytes_text, count_text, number, short_name, significant, text
+from brim.units import bytes_text, count_text, duration_text, number, short_name, significant, text
 
 __all__ = ["SEARCH", "compare_others", "other_page", "search_page"]
 
@@ -57,11 +57,13 @@ def _facts(run: Run) -> tuple[Fact, ...]:
     estimate, largest = number(plan.get("batch_size_max_estimate")), number(plan.get("batch_size_max"))
     expected = f"about {count_text(estimate)} expected" if estimate and largest and estimate > largest else ""
     headroom = number(value_at(plan, "memory.headroom_bytes"))
+    total, traced = (number(value_at(plan, f"seconds.{part}")) for part in ("total", "forecast"))
     return facts(
         Fact("throughput", f"{significant(best.get('samples_per_second'))} samples/s"),
         Fact("reserved memory", bytes_text(best.get("peak_reserved_bytes")), "peak"),
         Fact("largest seen to fit", count_text(largest), expected),
         Fact("memory limit", bytes_text(run.limit_bytes), f"{bytes_text(headroom)} left" if headroom else ""),
+        Fact("search", duration_text(total), f"{duration_text(traced)} of it for the forecast" if traced else ""),
     )
 
 
