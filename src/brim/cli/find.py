@@ -47,7 +47,7 @@ def _show(plan: Plan, *, json_output: bool) -> None:
         return
     console = output_console()
     console.print(plan_line(plan), markup=False, highlight=False)
-    if plan.seconds is not None:
+    if plan.seconds is not None and not plan.cached:
         console.print(seconds_line(plan.seconds), markup=False, highlight=False)
     for note in plan.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
