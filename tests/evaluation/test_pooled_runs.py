@@ -18,6 +18,7 @@ from brim.evaluation.worker import EvalListener, Lines
 from brim.generation.pool import GenerationPool
 from brim.running.pooled import PooledExecutor
 from brim.settings.eval_settings import EvalRequest
+from brim.tasks.prompts import PromptWriter
 from tests.evaluation.evaluation_runs import lines_of, record_of, run, without_sizes, write_lines
 
 TOKENS = 12
@@ -69,6 +70,24 @@ class TestPooled:
         assert "positions" in errors["s2"]["message"]
         with pytest.raises(RequestError, match="s2"):
             run(language_model, data, tmp_path / "fast", max_new_tokens=TOKENS, fail_fast=True)
+
+    @pytest.mark.parametrize("pays", [True, False])
+    def test_a_prompt_without_tokens_is_that_samples_failure(
+        self, language_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pays: bool
+    ) -> None:
+        monkeypatch.setattr("brim.tasks.text_pools.pool_pays_on", lambda device, dtype: pays)
+        texts, token_ids = ["what is 1", "nothing", "plus 2 ?"], PromptWriter.token_ids
+
+        def without_nothing(writer: PromptWriter, texts: list[str]) -> list[list[int]]:
+            found = token_ids(writer, texts)
+            return [[] if text == "nothing" else ids for text, ids in zip(texts, found, strict=True)]
+
+        monkeypatch.setattr(PromptWriter, "token_ids", without_nothing)  # a tokenizer without a token for the unknown
+        records = [{"id": f"s{n}", "question": text, "answer": "1"} for n, text in enumerate(texts)]
+        data = write_lines(tmp_path / "data.jsonl", records)
+        lines = lines_of(run(language_model, data, tmp_path / "run", max_new_tokens=TOKENS).folder)
+        assert [line["error"] is None for line in lines] == [True, False, True]
+        assert "no tokens" in lines[1]["error"]["message"]
 
     def test_stop_strings_end_answers_as_in_batches(
         self, language_model: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -158,3 +158,12 @@ def test_offload_on_the_cpu_says_that_there_is_nothing_to_move(
     result = run(language_model, data, tmp_path / "run", **options)
     assert any("--offload cpu: the model is on the CPU already" in note for note in result.notes)
     assert result.summary["num_failed"] == 1
+
+
+def test_a_limit_below_the_weights_fits_nothing_even_where_samples_are_prepared_here(
+    vision_language_model: Path, picture_questions: Path, tmp_path: Path
+) -> None:
+    limit = weights_bytes(vision_language_model) // 2
+    with pytest.raises(DoesNotFitError, match="no sample fits"):
+        run(vision_language_model, picture_questions, tmp_path / "run", memory_limit=f"{limit}B", num_workers=0)
+    assert {line["error"]["reason"] for line in lines_of(tmp_path / "run")} == {"out_of_memory"}

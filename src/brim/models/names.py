@@ -80,7 +80,8 @@ def split_prefix(text: str) -> ModelName | None:
         return ModelName("hf", text)
     if path.is_file():
         raise RequestError(
-            f"MODEL {text!r}: it is a file; a model is a name, a folder or a .gguf file, data goes to -d"
+            f"MODEL {text!r}: it is a file; a model is a name, a folder, a .gguf file or a function of a Python file "
+            "(py:FILE:FACTORY), data goes to -d"
         )
     if colon and Path(prefix).suffix == ".py":
         raise RequestError(f"MODEL {text!r}: for a factory in a Python file write py:{text}")

@@ -88,7 +88,10 @@ def _call(name: str, knobs: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
         if parameter.default is inspect.Parameter.empty and parameter.name not in taken
     ]
     if missing:
-        raise RequestError(f"py:{name}: the factory wants {', '.join(missing)}; give them defaults to make them knobs")
+        raise RequestError(
+            f"py:{name}: the factory wants {', '.join(missing)}; give them defaults to make them knobs. A factory "
+            "makes the model: where this function is the model itself, return it from another one and name that"
+        )
     try:
         with importable(_folder_of(module)):
             return factory(**knobs, **taken)

@@ -322,7 +322,16 @@ def _prepared(prepare: Callable[[int], Any], item: int) -> Any:
     except BrimError as error:
         return error
     except Exception as error:
+        if _ran_out(error):
+            raise
         return NotPrepared(f"{type(error).__name__}: {error}")
+
+
+def _ran_out(error: Exception) -> bool:
+    """Whether it is torch's: samples that are prepared in this process count against its memory limit."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError)
 
 
 def _start_worker(worker: int) -> None:

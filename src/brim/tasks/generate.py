@@ -111,6 +111,8 @@ class GenerateTask(Task):
             )
         if self._multimodal is not None:
             return self._multimodal.prepare(item)
+        if length == 0:
+            raise ValueError("the prompt has no tokens")
         return self._ids[item]
 
     def launch(self, items: Sequence[int], prepared: Sequence[Any]) -> Pending:
