@@ -18,12 +18,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
-from brim.errors import DoesNotFitError, LostError, RequestError
-from brim.memory.failures import Failure, FailureKind, classify
+from brim.errors import DoesNotFitError
+from brim.memory.failures import Failure, FailureKind
 from brim.records import Probe, Verdict
 from brim.running.interrupts import InterruptWatch
 from brim.running.results import ExecutionFigures, one_for_each
-from brim.running.retries import Retries, wait
+from brim.running.retries import Retries, survivable, wait
 from brim.settings.sizes import format_bytes
 from brim.sizing.live import LiveSizer
 from brim.sizing.sizer import Trial
@@ -335,14 +335,7 @@ class Executor:
 
     def _classified(self, error: Exception, batch: list[int]) -> tuple[Failure, str]:
         """The kind of failure that an error is, and its message; raises what must not be survived."""
-        if isinstance(error, (RequestError, LostError)):
-            raise error
-        failure = classify(error)
-        if failure.kind is FailureKind.FATAL:
-            raise LostError(
-                f"{failure.reason}; the device cannot be used again by this process. What is finished is kept: "
-                "start again with resume"
-            ) from error
+        failure = survivable(error)
         if self._policy.fail_fast and failure.kind in (FailureKind.OTHER, FailureKind.AMBIGUOUS) and len(batch) == 1:
             raise error
         return failure, f"{type(error).__name__}: {error}"

@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Protocol
 
-from brim.errors import DoesNotFitError, LostError, RequestError
-from brim.memory.failures import Failure, FailureKind, classify
+from brim.errors import DoesNotFitError
+from brim.memory.failures import Failure, FailureKind
 from brim.records import Probe
 from brim.running.executor import ExecutionPolicy, Finished, ItemFailure
 from brim.running.interrupts import InterruptWatch
 from brim.running.loader import NotPrepared
 from brim.running.results import ExecutionFigures
+from brim.running.retries import survivable
 from brim.sizing.pool import PoolNeeds, PoolSize, PoolSizer
 
 __all__ = ["ItemPool", "PoolMemory", "PoolSource", "PoolWork", "PooledExecutor", "PooledResult"]
@@ -154,15 +155,7 @@ class PooledExecutor:
             self._turn(waiting, finished)
         except Exception as error:
             self._figures.lost_seconds += time.perf_counter() - started
-            if isinstance(error, (RequestError, LostError)):
-                raise
-            failure = classify(error)
-            if failure.kind is FailureKind.FATAL:
-                raise LostError(
-                    f"{failure.reason}; the device cannot be used again by this process. What is finished is kept: "
-                    "start again with resume"
-                ) from error
-            return failure, finished
+            return survivable(error), finished
         seconds = time.perf_counter() - started
         self._figures.seconds += seconds
         self._figures.busy_seconds += seconds

@@ -11,15 +11,29 @@ from collections import Counter
 from collections.abc import Callable
 from time import sleep
 
-from brim.memory.failures import Failure, FailureKind
+from brim.errors import LostError, RequestError
+from brim.memory.failures import Failure, FailureKind, classify
 
-__all__ = ["ATTEMPTS", "Retries", "wait"]
+__all__ = ["ATTEMPTS", "Retries", "survivable", "wait"]
 
 ATTEMPTS = 3  # of one item, alone: in its turn, after the others, after a pause
 FIRST_PAUSE_SECONDS = 1.0  # doubled with each further failure in a row
 LONGEST_PAUSE_SECONDS = 10.0
 ALL_PAUSES_SECONDS = 30.0  # of one executor
 SLICE_SECONDS = 0.1  # of a pause, between two checks whether the run is to stop
+
+
+def survivable(error: Exception) -> Failure:
+    """The kind of failure that an error is; raises what must not be survived."""
+    if isinstance(error, (RequestError, LostError)):
+        raise error
+    failure = classify(error)
+    if failure.kind is FailureKind.FATAL:
+        raise LostError(
+            f"{failure.reason}; the device cannot be used again by this process. What is finished is kept: start again "
+            "with resume"
+        ) from error
+    return failure
 
 
 def wait(seconds: float, between: Callable[[], None] = lambda: None) -> None:
