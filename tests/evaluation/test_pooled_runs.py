@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from brim.advice.run_reader import open_run
+from brim.advice.trials import _Evaluation
 from brim.errors import DoesNotFitError, RequestError
 from brim.evaluation.run import EvalResult, evaluate
-from brim.evaluation.worker import EvalListener, Lines
+from brim.evaluation.setup import open_setup
+from brim.evaluation.worker import EvalListener, Lines, Worker
 from brim.generation.pool import GenerationPool
 from brim.running.pooled import PooledExecutor
 from brim.settings.eval_settings import EvalRequest
@@ -176,6 +179,35 @@ class TestPooled:
         result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS, resume=True)
         assert result.summary["num_resumed"] == len(done)
         assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
+
+    def test_advice_that_is_tried_takes_no_cap_from_a_pool(
+        self, language_model: Path, questions: Path, tmp_path: Path
+    ) -> None:
+        done = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS)
+        tried = _Evaluation(open_run(done.folder), samples=6)
+        rate, answers = tried.measure({})
+        assert rate > 0
+        assert len(answers) == 6
+        assert [request.cost_cap for request in tried._requests.values()] == [None]
+
+    def test_a_pool_that_has_given_up_is_not_tried_again(
+        self, language_model: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened: list[int] = []
+
+        def broken(executor: PooledExecutor, items: Any) -> Any:
+            opened.append(len(items))
+            executor.left = list(items)
+            yield from ()
+
+        monkeypatch.setattr(PooledExecutor, "run", broken)
+        request = EvalRequest(
+            model=str(language_model), data=str(questions), max_new_tokens=TOKENS, device="cpu", use_cache=False
+        )
+        with Worker(request, open_setup(request), EvalListener()) as worker:
+            lines = [line for some in (range(7), range(7, 14)) for part in worker.run(some) for line in part]
+        assert len(lines) == 14
+        assert opened == [7]
 
     def test_a_model_that_no_pool_fits_is_noted(
         self, language_model: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -182,6 +182,8 @@ class Worker:
             left = self._pooled.left
             for note in self._pools.notes:
                 self._note(note)
+            if left:
+                self._pools = None  # it has given up: so would the next
         if left or self._pooled is None:
             if self._executor is None:
                 self._executor = self._begin(self.starting.start(left))

@@ -127,9 +127,11 @@ def _settle(
     may_grow = request.limit is None
     request = dataclasses.replace(request, limit=request.limit or EXPLAINED_SAMPLES, resume=False, use_cache=False)
     setup = open_setup(request, load=load)
-    size = measured_setup(request, setup, listener).summary["batch_size_used"] or 1
+    done = measured_setup(request, setup, listener)
+    size = done.summary["batch_size_used"] or 1
     settled = request
-    if request.batch_size is None and request.cost_cap is None:
+    searched = done.plan is None or done.plan.unit != "kv_bytes"  # a pool is as large as fits, without a search
+    if searched and request.batch_size is None and request.cost_cap is None:
         settled = dataclasses.replace(request, cost_cap=max(round(size * max(setup.costs)), 1))
     wanted = min(FEWEST_BATCHES * math.ceil(size), MOST_EXPLAINED_SAMPLES)
     if may_grow and wanted > len(setup.costs) >= EXPLAINED_SAMPLES:

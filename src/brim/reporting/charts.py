@@ -36,7 +36,7 @@ Row = Mapping[str, Any]
 Scale = Literal["zero", "near", "score", "sizes", "words", "whole", "span", "knob", "log knob", "percent"]
 
 CHOSEN_KEY = LegendKey("recommended", ACCENT, "ring")
-MOST_POINTS = 60  # of a line: more are not told apart
+MOST_POINTS = 60  # of a line: more are not distinguished
 MOST_NAMED = 3  # series or rows that a caption names; of more, the highest and the lowest
 _MOST_KEYS = 14  # series that a legend names; of more, the first and the last
 _MOST_NAMES, _LONGEST_NAME = 16, 3  # points of a front that are named, characters of a name
@@ -130,8 +130,8 @@ def line_chart(
     """Lines with their points; None where no figure is known.
 
     `marked` is what is drawn beside them: a limit, rings, crosses, faint lines. Without a `caption` it is where each
-    line begins and ends; `note` follows it. A series that is `bare`, or has more rows than can be told apart, is a line
-    whose points only answer the mouse.
+    line begins and ends; `note` follows it. A series that is `bare`, or has more rows than can be distinguished, is a
+    line whose points only answer the mouse.
     """
     known = [row for row in rows if row["y"] is not None]
     if not known:

@@ -43,7 +43,7 @@ NEAR_LIMIT = 0.8
 # Below this fraction of the limit nothing can run short: one steady step of a quarter of a second is enough.
 SAFE_FRACTION = 0.5
 # Steps end early, and sooner than a quarter of a second, once their mean is known to this part of itself: an eighth of
-# the tolerance by which sizes are usually told apart.
+# the tolerance by which sizes are usually distinguished.
 KNOWN_WELL_ENOUGH = 0.0025
 FEWEST_SPREAD = 4  # timed steps before a spread says anything
 LOOK_SECONDS = 0.04  # of steps between two decisions whether to make more
