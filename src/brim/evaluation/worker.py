@@ -198,7 +198,7 @@ class Worker:
 
     def remember_plan(self) -> None:
         """File the size found, for the next run to start from."""
-        if self._start is not None and self._executor is not None and (plan := self.figures().plan) is not None:
+        if self._start is not None and (plan := self.figures().plan) is not None:
             self.starting.remember(plan, self._start.sizer)
 
     @property
@@ -239,7 +239,7 @@ class Worker:
         return PooledExecutor(
             PoolWork(
                 source=source,
-                take=self._take_for_pool,
+                take=self._take,
                 costs=self.setup.costs,
                 note=self._note,
                 begin=self._clock.begin,
@@ -251,19 +251,16 @@ class Worker:
             policy=self._policy(),
         )
 
-    def _take_for_pool(self, items: list[int]) -> list[Any]:
+    def _take(self, items: list[int]) -> list[Any]:
+        """The prepared samples; the first that could not be prepared ends the run, if that was asked for."""
         assert self._loader is not None
         prepared = self._loader.take(items)
-        self._refuse_unprepared(items, prepared)
-        return prepared
-
-    def _refuse_unprepared(self, items: Sequence[int], prepared: Sequence[Any]) -> None:
-        """The first sample that could not be prepared ends the run, if that was asked for."""
         bad = next((place for place, one in enumerate(prepared) if isinstance(one, NotPrepared)), None)
         if self.request.fail_fast and bad is not None:
             raise RequestError(
                 f"{named('fail_fast')}: sample {self.setup.task.samples[items[bad]].id}: {prepared[bad].message}"
             )
+        return prepared
 
     def _begin(self, start: Start) -> Executor:
         """The executor of all calls; what a forecast took counts as part of the run, and as planning."""
@@ -313,9 +310,7 @@ class Worker:
 
     def _launch(self, items: list[int]) -> Pending:
         """Start a batch; what could not be prepared is set aside, and the rest runs without it."""
-        assert self._loader is not None
-        prepared = self._loader.take(items)
-        self._refuse_unprepared(items, prepared)
+        prepared = self._take(items)
         good = [place for place, one in enumerate(prepared) if not isinstance(one, NotPrepared)]
         self._clock.begin()
         pending: Pending | None = None

@@ -37,6 +37,7 @@ __all__ = [
     "PeakMemory",
     "Pending",
     "WorkQueue",
+    "finished_item",
     "padded_cost",
 ]
 
@@ -331,7 +332,7 @@ class Executor:
         self.figures.seconds += seconds
         self._count(running, seconds if busy is None else busy, failed=failed)
         self._mark_ran(batch)
-        self._finished += [_finished(item, result, len(batch)) for item, result in zip(batch, results, strict=True)]
+        self._finished += [finished_item(item, result, len(batch)) for item, result in zip(batch, results, strict=True)]
 
     def _classified(self, error: Exception, batch: list[int]) -> tuple[Failure, str]:
         """The kind of failure that an error is, and its message; raises what must not be survived."""
@@ -507,7 +508,8 @@ class Executor:
         return None if self._memory is None else self._memory.left_by_others_bytes()
 
 
-def _finished(item: int, result: Any, batch_size: int) -> Finished:
+def finished_item(item: int, result: Any, batch_size: int) -> Finished:
+    """An item as it ended: its result, or the failure that stands in the result's place."""
     if isinstance(result, ItemFailure):
         return Finished(item=item, result=None, failure=result, batch_size=batch_size)
     return Finished(item=item, result=result, failure=None, batch_size=batch_size)

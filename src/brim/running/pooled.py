@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from brim.errors import DoesNotFitError
 from brim.memory.failures import Failure, FailureKind
 from brim.records import Probe
-from brim.running.executor import ExecutionPolicy, Finished, ItemFailure
+from brim.running.executor import ExecutionPolicy, Finished, ItemFailure, finished_item
 from brim.running.interrupts import InterruptWatch
 from brim.running.loader import NotPrepared
 from brim.running.results import ExecutionFigures
@@ -143,6 +143,8 @@ class PooledExecutor:
                             break
                     if finished:
                         yield finished
+                    elif failure is None and not self._inside:
+                        break  # not one could be admitted: batches take over
         finally:
             self._close()
         self.left = [*waiting]
@@ -176,25 +178,20 @@ class PooledExecutor:
         self._read_peak(pool, reading)
         for one in results:
             self._inside.discard(one.item)
-            failed = isinstance(one.result, ItemFailure)
-            finished.append(
-                Finished(
-                    item=one.item, result=None if failed else one.result, failure=one.result if failed else None,
-                    batch_size=one.shared_with,
-                )
-            )  # fmt: skip
+            finished.append(finished_item(one.item, one.result, one.shared_with))
         self._count(pool, results)
 
     def _refill(self, pool: ItemPool, waiting: deque[int], finished: list[Finished]) -> None:
         wanted = [waiting.popleft() for _ in range(min(self.sizer.rows - pool.active, len(waiting)))]
+        self._inside.update(wanted)  # before anything can fail: what is inside then waits again
         prepared = self._work.take(wanted)
         good = []
         for item, one in zip(wanted, prepared, strict=True):
             if isinstance(one, NotPrepared):
+                self._inside.discard(item)
                 finished.append(_not_prepared(item, one, self._figures))
             else:
                 good.append((item, one))
-        self._inside.update(item for item, _ in good)
         admitted = pool.admit([item for item, _ in good], [one for _, one in good])
         if admitted:
             self._figures.batch_counts.append(pool.active)
@@ -258,4 +255,4 @@ def _not_prepared(item: int, one: NotPrepared, figures: ExecutionFigures) -> Fin
     figures.items += 1
     figures.failed += 1
     figures.batch_counts.append(1)
-    return Finished(item=item, result=None, failure=ItemFailure(reason="error", message=one.message), batch_size=1)
+    return finished_item(item, ItemFailure(reason="error", message=one.message), 1)

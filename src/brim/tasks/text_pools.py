@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from brim.generation.arena import region_slots
+from brim.generation.arena import ALIGNMENT, region_slots
 from brim.generation.pool import GenerationPool, PoolPrompt, chunk_tokens_of
 from brim.generation.select import pool_obstacle, pool_pays_on
 from brim.generation.settings import GenerationSettings, TokenIds
@@ -73,7 +73,7 @@ class TextPools:
         row_bytes = head.shape[0] * (head.element_size() + 4 * copies) + 64 * head.shape[1] * head.element_size()
         return PoolNeeds(
             slots=tuple(sorted((region_slots(len(self.prompts[item]) + own) for item in items), reverse=True)),
-            extra_slots=region_slots(len(self.shared_prefix) + 1),
+            extra_slots=ALIGNMENT + region_slots(len(self.shared_prefix)),
             row_bytes=int(row_bytes),
         )
 
