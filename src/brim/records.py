@@ -151,6 +151,11 @@ class Plan:
         return self.size
 
     @property
+    def of_pool(self) -> bool:
+        """Whether answers came from a pool, which is as large as fits: the size is no cap on batches."""
+        return self.unit == "kv_bytes"
+
+    @property
     def oom_events(self) -> int:
         """How many probes ran out of memory."""
         return sum(probe.verdict == "oom" for probe in self.probes)

@@ -84,9 +84,8 @@ class _Evaluation(_Subject):
         )
         load = self._loaders.setdefault(str(request.knobs.get("dtype", request.dtype)), KeptModel())
         done = measured_setup(request, open_setup(request, data=self._data, load=load), EvalListener())
-        searched = done.plan is not None and done.plan.unit != "kv_bytes"  # a pool is as large as fits
-        if searched and request.batch_size is None and request.cost_cap is None:
-            assert done.plan is not None
+        left_to_brim = request.batch_size is None and request.cost_cap is None
+        if left_to_brim and done.plan is not None and not done.plan.of_pool:
             request = dataclasses.replace(request, cost_cap=done.plan.size)
         self._requests[key] = request
         return done.summary["samples_per_second"] or 0.0, {line["id"]: line["prediction"] for line in done.lines}

@@ -130,8 +130,8 @@ def _settle(
     done = measured_setup(request, setup, listener)
     size = done.summary["batch_size_used"] or 1
     settled = request
-    searched = done.plan is None or done.plan.unit != "kv_bytes"  # a pool is as large as fits, without a search
-    if searched and request.batch_size is None and request.cost_cap is None:
+    pooled = done.plan is not None and done.plan.of_pool
+    if not pooled and request.batch_size is None and request.cost_cap is None:
         settled = dataclasses.replace(request, cost_cap=max(round(size * max(setup.costs)), 1))
     wanted = min(FEWEST_BATCHES * math.ceil(size), MOST_EXPLAINED_SAMPLES)
     if may_grow and wanted > len(setup.costs) >= EXPLAINED_SAMPLES:

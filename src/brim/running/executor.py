@@ -450,10 +450,7 @@ class Executor:
         peak = None
         if reading is not None:
             peak = reading.peak_reserved_bytes
-            figures.peak_allocated_bytes = max(figures.peak_allocated_bytes, reading.peak_allocated_bytes)
-            figures.peak_reserved_bytes = max(figures.peak_reserved_bytes, reading.peak_reserved_bytes)
-            if figures.alloc_retries is not None:
-                figures.alloc_retries += reading.alloc_retries
+            figures.add_peak(reading)
         self.sizer.record(Trial(size=running.cost, seconds=seconds, peak_bytes=peak, costliest_item=max(costs)))
 
     def _remember(

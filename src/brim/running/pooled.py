@@ -201,11 +201,7 @@ class PooledExecutor:
 
     def _read_peak(self, pool: ItemPool, reading: Any) -> None:
         """Peaks of the turn; after the first, the size."""
-        figures = self._figures
-        figures.peak_allocated_bytes = max(figures.peak_allocated_bytes, reading.peak_allocated_bytes)
-        figures.peak_reserved_bytes = max(figures.peak_reserved_bytes, reading.peak_reserved_bytes)
-        if figures.alloc_retries is not None:
-            figures.alloc_retries += reading.alloc_retries
+        self._figures.add_peak(reading)
         if not self.sizer.measured and pool.slot_bytes:
             self.sizer.record(slots=pool.slots, slot_bytes=pool.slot_bytes, peak_bytes=reading.peak_allocated_bytes)
         if self.sizer.measured and pool.slots < (wanted := self.sizer.size.slots):

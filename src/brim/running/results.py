@@ -81,6 +81,13 @@ class ExecutionFigures:
     peak_reserved_bytes: int = 0
     alloc_retries: int | None = None  # in batches that ran; None: the device does not count them
 
+    def add_peak(self, reading: Any) -> None:
+        """The memory that a batch was seen to take."""
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, reading.peak_allocated_bytes)
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, reading.peak_reserved_bytes)
+        if self.alloc_retries is not None:
+            self.alloc_retries += reading.alloc_retries
+
     def add_batch_time(self, samples: int, padded: int, seconds: float) -> None:
         """Keep the time of a batch, of at most 100: when full, every second one is dropped. Not of the first batch."""
         if self.batches < 2 or (self.batches - 1) % self.batch_times_every:
