@@ -62,6 +62,7 @@ class Pool:
 
 class Source:
     first_slots = 100
+    portion = 1000
 
     def __init__(self, admits: bool = True) -> None:
         self.notes: list[str] = []

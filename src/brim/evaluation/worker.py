@@ -242,6 +242,8 @@ class Worker:
                 take=self._take,
                 costs=self.setup.costs,
                 note=self._note,
+                set_aside=self._set_aside,
+                ahead=self._prepares_ahead,
                 begin=self._clock.begin,
                 end=self._clock.end,
             ),
@@ -302,6 +304,14 @@ class Worker:
             fail_on_oom=request.fail_on_oom,
             stop_if_hopeless=True,
         )
+
+    def _set_aside(self, items: list[int]) -> None:
+        """Samples that a pool has read are needed again only if it fails, and are prepared again then."""
+        assert self._loader is not None
+        self._loader.set_aside(items)
+
+    def _prepares_ahead(self) -> bool:
+        return self._loader is not None and self._loader.running
 
     def _forget_prepared(self, items: list[int]) -> None:
         """Samples that are tried again at the very end are prepared again then: many would fill the host's memory."""

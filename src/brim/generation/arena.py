@@ -5,6 +5,7 @@ a long one, and a region that is given back serves the next. A forward takes the
 into one row, without padding: whole prompts, parts of prompts and single tokens alike. Flash attention reads each
 sequence's keys in place, by where its region starts and how many slots are used. A prefix that all sequences share is
 stored once; attention over it is computed for all new tokens together and merged by its log-sum-exp.
+Prompts may also be read as padded rows, by the model's own attention: then keys and values are only stored here.
 
 The only file of this layer that calls torch's flash attention, and beside `cache.py` the only one that imports
 transformers' caches.
@@ -91,6 +92,7 @@ class PackedTokens:
     max_new: int  # the most new tokens of one sequence
     max_used: int  # the most slots that one may use
     prefix: int = 0  # slots of the shared prefix, which precede every sequence's own
+    kept: torch.Tensor | None = None  # [tokens]: which tokens of padded rows are stored, by their places row after row
 
 
 @functools.cache
@@ -121,10 +123,10 @@ def _layer_class() -> type[Any]:
             if not self.is_initialized:
                 self.lazy_initialization(key_states, value_states)
             tokens = self.arena.tokens
-            assert tokens is not None, "the arena is used outside of `packed_attention`"
-            self.keys.index_copy_(0, tokens.slots, key_states[0].transpose(0, 1))
-            self.values.index_copy_(0, tokens.slots, value_states[0].transpose(0, 1))
-            return self.keys, self.values
+            assert tokens is not None, "the arena is used outside of `packed` and `storing`"
+            self.keys.index_copy_(0, tokens.slots, _by_token(key_states, tokens.kept))
+            self.values.index_copy_(0, tokens.slots, _by_token(value_states, tokens.kept))
+            return (self.keys, self.values) if tokens.kept is None else (key_states, value_states)
 
         def get_mask_sizes(self, query: Any) -> tuple[int, int]:
             return (query if isinstance(query, int) else query.shape[0]), 0
@@ -178,14 +180,27 @@ class Arena:
     @contextlib.contextmanager
     def packed(self, config: Any, tokens: PackedTokens) -> Iterator[None]:
         """While inside, a forward of the model with this configuration takes packed tokens."""
-        with packed_attention(config):
-            self.tokens = tokens
+        with packed_attention(config), self.storing(tokens):
             _ARENAS.append(self)
             try:
                 yield
             finally:
                 _ARENAS.pop()
-                self.tokens = None
+
+    @contextlib.contextmanager
+    def storing(self, tokens: PackedTokens) -> Iterator[None]:
+        """While inside, a forward stores keys and values; with `kept` it takes padded rows, and attends by itself."""
+        self.tokens = tokens
+        try:
+            yield
+        finally:
+            self.tokens = None
+
+
+def _by_token(states: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+    """[rows, heads, length, head_dim] as [tokens, heads, head_dim], of one row or those that are kept."""
+    by_token = states.transpose(1, 2)
+    return by_token[0] if kept is None else by_token.flatten(0, 1).index_select(0, kept)
 
 
 def _longer(tensor: torch.Tensor, slots: int, held: int) -> torch.Tensor:

@@ -8,7 +8,8 @@
 
 Prompts are read packed, in chunks of bounded tokens; keys and values stay where they were written (`arena.py`) while
 rows come and go. Every few steps the host reads which answers have ended. Steps are captured as CUDA graphs for a few
-numbers of rows. Knows nothing of text, tasks or files.
+numbers of rows. Prompts with more than token ids, such as images, are read whole, as padded rows, by the model's own
+forward, whose attention may differ there (image tokens that see each other). Knows nothing of text, tasks or files.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from brim.generation.graphs import CaptureFailedError, GraphPool, capture, graph
 from brim.generation.norms import fused_norms
 from brim.generation.settings import GenerationSettings, TokenIds
 
-__all__ = ["CHUNK_TOKENS", "GenerationPool", "PoolAnswer", "PoolPrompt", "chunk_tokens_of"]
+__all__ = ["CHUNK_TOKENS", "GenerationPool", "PaddedPrompts", "PoolAnswer", "PoolPrompt", "chunk_tokens_of"]
 
 CHUNK_TOKENS = 16384  # prompt tokens of one forward, of a model with so many parameters or more: as fast as twice …
 FULL_CHUNK_PARAMETERS = 1_000_000_000  # … as many; a smaller model needs more of them to keep the host ahead …
@@ -47,10 +48,24 @@ def chunk_tokens_of(model: Any, *, halvings: int = 0) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolPrompt:
-    """Token ids that wait to be read; `key` numbers the sample for the noise of sampling."""
+    """Token ids that wait to be read; `key` numbers the sample for the noise of sampling.
+
+    `inputs` is what else there is of it, as `GenerationPool.pad` takes it; in a chunk it counts for at least `weight`
+    tokens.
+    """
 
     ids: Sequence[int]
     key: int
+    inputs: Any = None
+    weight: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PaddedPrompts:
+    """Prompts as the model's own forward takes them, on the device."""
+
+    inputs: Mapping[str, Any]  # `input_ids` and `attention_mask`, [prompts, longest], and the rest
+    kept: torch.Tensor  # [tokens], the places of those that are not padding, row after row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,7 +123,7 @@ class _Rows:
 class _Occupant:
     """The sequence in a row."""
 
-    prompt: PoolPrompt
+    key: int
     start: int
     shared_with: int = 0
     steps: int = 1  # tokens since it was admitted, if it has not ended
@@ -145,6 +160,7 @@ class GenerationPool:
         self.rows, self.longest, self.chunk_tokens = rows, longest, chunk_tokens
         self.notes: list[str] = []
         self.stopped: Callable[[list[list[int]]], list[bool]] | None = None  # which answers need no further token
+        self.pad: Callable[[Sequence[PoolPrompt]], PaddedPrompts] | None = None  # prompts are read padded, and whole
         self.computed_tokens = self.useful_tokens = 0  # of prompts and steps; the former with rows that had ended
         self._config = generation_config_for(model, settings, tokens)
         self._text_config = model.config.get_text_config(decoder=True)
@@ -196,13 +212,14 @@ class GenerationPool:
             if row is None or start is None:
                 break
             taken.append((row, prompt, start))
+        self._reach(max((len(prompt.ids) for _, prompt, _ in taken), default=0))
         for row, prompt, start in taken:
-            self._occupants[row] = _Occupant(prompt=prompt, start=start)
+            self._occupants[row] = _Occupant(key=prompt.key, start=start)
         self._top = max([self._top, *(row + 1 for row, _, _ in taken)])
         active = self.active
         for row, _, _ in taken:
             self._occupants[row].shared_with = active  # type: ignore[union-attr]  # it was put there just now
-        for parts in self._chunks(taken):
+        for parts in self._chunks(taken) if self.pad is None else self._padded_chunks(taken):
             self._read(parts)
         return len(taken)
 
@@ -226,6 +243,25 @@ class GenerationPool:
         """Free keys, values and graphs."""
         self._graphs.clear()
         self.arena.release()
+
+    def _reach(self, length: int) -> None:
+        """Captured steps read as far as the longest prompt that was known: with a longer one they are made anew."""
+        if length > self.longest:
+            self.longest = length
+            self._graphs.clear()
+
+    def _padded_chunks(self, taken: Sequence[tuple[int, PoolPrompt, int]]) -> Iterator[list[_Part]]:
+        """What is read in one forward: whole prompts, at most `chunk_tokens` with padding unless there is one only."""
+        parts: list[_Part] = []
+        longest = 0
+        for row, prompt, start in taken:
+            longest = max(longest, len(prompt.ids), prompt.weight)
+            if parts and (len(parts) + 1) * longest > self.chunk_tokens:
+                yield parts
+                parts, longest = [], max(len(prompt.ids), prompt.weight)
+            parts.append(_Part(row=row, prompt=prompt, start=start, begin=0, end=len(prompt.ids)))
+        if parts:
+            yield parts
 
     def _chunks(self, taken: Sequence[tuple[int, PoolPrompt, int]]) -> Iterator[list[_Part]]:
         """What is read in one forward: at most `chunk_tokens`, the last prompt cut where it must be."""
@@ -273,10 +309,13 @@ class GenerationPool:
             slots=sent["slots"], query_starts=sent["borders"].int(), region_starts=sent["regions"].int(),
             used=sent["used"].int(), max_new=int(counts.max()), max_used=int(ends.max()) - prefix, prefix=prefix,
         )  # fmt: skip
-        self.computed_tokens += int(borders[-1])
         self.useful_tokens += int(borders[-1])
-        with self._head_on(sent["last"]):
-            logits = self._forward(sent["ids"], sent["positions"], packed)
+        if self.pad is None:
+            self.computed_tokens += int(borders[-1])
+            with self._head_on(sent["last"]):
+                logits = self._forward(sent["ids"], sent["positions"], packed)
+        else:
+            logits = self._forward_padded(self.pad([part.prompt for part in parts]), packed, sent["last"])
         if whole:
             self._begin(sent, logits, [parts[number].prompt.key for number in whole])
 
@@ -329,6 +368,18 @@ class GenerationPool:
         if "cache_position" in self._parameters:  # before transformers 5
             inputs["cache_position"] = positions
         with self.arena.packed(self._text_config, packed), self._norms:
+            output = self.model(**inputs, past_key_values=self.arena.cache, use_cache=True)
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _forward_padded(self, prompts: PaddedPrompts, packed: PackedTokens, last: torch.Tensor) -> torch.Tensor:
+        """Logits after these tokens, which are counted without padding, of prompts that the model reads by itself."""
+        inputs, kept = dict(prompts.inputs), prompts.kept
+        mask = inputs["attention_mask"]
+        self.computed_tokens += mask.numel()
+        if "position_ids" in self._parameters and "position_ids" not in inputs:
+            inputs["position_ids"] = (mask.cumsum(dim=1) - 1).clamp_min(0)
+        with self.arena.storing(dataclasses.replace(packed, kept=kept)), self._norms, self._head_on(kept[last]):
             output = self.model(**inputs, past_key_values=self.arena.cache, use_cache=True)
         logits: torch.Tensor = output.logits[0]
         return logits
@@ -414,7 +465,7 @@ class GenerationPool:
         self.useful_tokens += steps - 1
         ended = produced[steps - 1] in self.tokens.ends
         tokens = produced[: steps - ended]
-        return PoolAnswer(key=one.prompt.key, tokens=tokens, ended=ended, shared_with=one.shared_with)
+        return PoolAnswer(key=one.key, tokens=tokens, ended=ended, shared_with=one.shared_with)
 
     def _stop(self) -> None:
         """End the answers that need no further token."""
@@ -441,10 +492,10 @@ class GenerationPool:
 
     @contextlib.contextmanager
     def _head_on(self, tokens: torch.Tensor) -> Iterator[None]:
-        """Run the head on these tokens only: logits of whole prompts need more memory than the rest."""
+        """Run the head on these tokens of all rows: logits of whole prompts need more memory than the rest."""
 
         def pick(_: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-            return (arguments[0][:, tokens], *arguments[1:])
+            return (arguments[0].flatten(0, 1)[tokens].unsqueeze(0), *arguments[1:])
 
         handle = self.model.get_output_embeddings().register_forward_pre_hook(pick)
         try:

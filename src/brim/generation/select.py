@@ -10,16 +10,16 @@ import copy
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from brim.generation.arena import flash_works_on
+from brim.generation.arena import ALIGNMENT, flash_works_on, region_slots
 from brim.generation.choose import PADDING, WARPERS, TokenChooser, generation_config_for, uniforms
 from brim.generation.loop import CHECK_STEPS, DecodeLoop, Padding, PromptBatch, Stopped
-from brim.generation.pool import GenerationPool, PoolPrompt
+from brim.generation.pool import GenerationPool, PaddedPrompts, PoolPrompt
 from brim.generation.seq2seq import Seq2SeqLoop
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.generation.state import Answers
@@ -28,6 +28,7 @@ from brim.memory.failures import FailureKind, classify
 __all__ = [
     "Decoder",
     "GenerateFallback",
+    "PaddedTrial",
     "disagreement",
     "loop_obstacle",
     "make_decoder",
@@ -124,12 +125,24 @@ def pool_pays_on(device: torch.device, dtype: torch.dtype) -> bool:
     return flash_works_on(device, dtype)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PaddedTrial:
+    """How to get a few real prompts with images, to try a pool on."""
+
+    prompts: Callable[[], Sequence[PoolPrompt]]
+    pad: Callable[[Sequence[PoolPrompt]], PaddedPrompts]
+
+
 def pool_obstacle(
-    model: Any, settings: GenerationSettings, tokens: TokenIds, *, longest: int, prefix: bool = False
-) -> str | None:
-    """Why a model cannot generate in a pool: its configuration, or how a trial's logits differ; None if it can."""
+    model: Any, settings: GenerationSettings, tokens: TokenIds, *, longest: int, prefix: bool = False,
+    padded: PaddedTrial | None = None,
+) -> str | None:  # fmt: skip
+    """Why a model cannot generate in a pool: its configuration, or how a trial's logits differ; None if it can.
+
+    The trial is of random tokens, or of `padded` prompts.
+    """
     if model.config.is_encoder_decoder:
-        return f"{type(model).__name__} has an encoder"
+        return f"{type(model).__name__} has an encoder, and no pool serves those"
     obstacle = loop_obstacle(model, longest + settings.max_new_tokens)
     if obstacle is not None:
         return obstacle
@@ -137,6 +150,8 @@ def pool_obstacle(
     chooser = TokenChooser(model, config, prompt_length=longest, device=next(model.parameters()).device)
     if chooser.needs_tokens:
         return "its generation configuration reads the tokens so far (a repetition penalty, say)"
+    if padded is not None:  # not kept: what the next ones are made of may differ
+        return _padded_disagreement(model, settings, tokens, padded) or None
     known = _TRIALS.setdefault(model, {})
     key = (GenerationPool, "prefix" if prefix else "", model.config.to_json_string(use_diff=False))
     if key not in known:
@@ -155,30 +170,87 @@ class _RecordingPool(GenerationPool):
         self.logits.append(logits.float())
         return super()._chosen(logits, uniform)
 
+    def logits_of(self, prompts: Sequence[PoolPrompt]) -> list[tuple[torch.Tensor, list[int]]]:
+        """The logits of each prompt's tokens, [steps, vocabulary], and the tokens."""
+        self.admit(prompts)
+        answers = {answer.key: answer.tokens for answer in self.advance()}
+        first = torch.cat(self.logits[: -CHECK_TOKENS + 1])  # of each prompt, in chunks
+        steps = [one[: len(prompts)] for one in self.logits[-CHECK_TOKENS + 1 :]]
+        logits = torch.stack([first, *steps], dim=1)
+        return [(own, answers[prompt.key]) for own, prompt in zip(logits, prompts, strict=True)]
+
 
 @torch.inference_mode()
 def _pool_disagreement(model: Any, settings: GenerationSettings, tokens: TokenIds, *, shared: int) -> str:
     """As `disagreement`, of a pool; prompts share so many tokens."""
-    asked = dataclasses.replace(settings, max_new_tokens=CHECK_TOKENS, graphs=False, temperature=0.0)
     prompts = _check_prompts(model, next(model.parameters()).device)
     if shared:
         prompts = [torch.cat([prompts[1][:shared], prompt]) for prompt in prompts]
-    rows = len(prompts)
 
     def trials() -> Iterator[tuple[torch.Tensor, OwnLogits]]:
-        pool = _RecordingPool(
-            model, asked, TokenIds(ends=(), pad=tokens.pad), rows=rows, slots=256, longest=len(prompts[-1]),
-            prefix=prompts[0][:shared].tolist(), chunk_tokens=len(prompts[0]) + 2,
-        )  # fmt: skip
-        pool.admit([PoolPrompt(ids=prompt.tolist(), key=key) for key, prompt in enumerate(prompts)])
-        answers = {answer.key: answer.tokens for answer in pool.advance()}
-        first = torch.cat(pool.logits[: -CHECK_TOKENS + 1])  # of each prompt, in chunks
-        ours = torch.stack([first, *(one[:rows] for one in pool.logits[-CHECK_TOKENS + 1 :])], dim=1)
-        for key, prompt in enumerate(prompts):
-            made = torch.tensor(answers[key][:-1], device=prompt.device)
-            yield ours[key], functools.partial(_model_logits, model, prompt, made)
+        asked = [PoolPrompt(ids=prompt.tolist(), key=key) for key, prompt in enumerate(prompts)]
+        pool = _trial_pool(
+            model, settings, tokens, asked, prefix=prompts[0][:shared].tolist(), chunk_tokens=len(prompts[0]) + 2
+        )
+        for prompt, (ours, made) in zip(prompts, pool.logits_of(asked), strict=True):
+            yield ours, functools.partial(_model_logits, model, prompt, torch.tensor(made[:-1], device=prompt.device))
 
     return _difference(model, trials)
+
+
+@torch.inference_mode()
+def _padded_disagreement(model: Any, settings: GenerationSettings, tokens: TokenIds, trial: PaddedTrial) -> str:
+    """As `disagreement`, of a pool whose prompts have images; the model's own logits are those in `generate`."""
+    prompts = trial.prompts()
+    if not prompts:
+        return "no sample could be prepared for a trial"
+
+    def trials() -> Iterator[tuple[torch.Tensor, OwnLogits]]:
+        pool = _trial_pool(model, settings, tokens, prompts)
+        pool.pad = trial.pad
+        for prompt, (ours, made) in zip(prompts, pool.logits_of(prompts), strict=True):
+            yield ours, functools.partial(_generated_logits, model, trial.pad([prompt]).inputs, made, tokens.pad)
+
+    try:
+        return _difference(model, trials)
+    except Exception as error:
+        if classify(error).kind is not FailureKind.OUT_OF_MEMORY:
+            raise
+        return "a trial of it ran out of memory"
+
+
+def _trial_pool(
+    model: Any, settings: GenerationSettings, tokens: TokenIds, prompts: Sequence[PoolPrompt], **options: Any
+) -> _RecordingPool:
+    """A pool for these prompts, whose answers do not end."""
+    asked = dataclasses.replace(settings, max_new_tokens=CHECK_TOKENS, graphs=False, temperature=0.0)
+    longest = max(len(prompt.ids) for prompt in prompts)
+    slots = ALIGNMENT + len(prompts) * region_slots(longest + CHECK_TOKENS) + region_slots(CHECK_PREFIX)
+    return _RecordingPool(
+        model, asked, TokenIds(ends=(), pad=tokens.pad), rows=len(prompts), slots=slots, longest=longest, **options
+    )
+
+
+def _generated_logits(model: Any, inputs: Mapping[str, Any], tokens: Sequence[int], pad: int) -> torch.Tensor:
+    """The logits that `generate` chooses from if it must choose these tokens, [steps, vocabulary]."""
+    length = inputs["input_ids"].shape[1]
+
+    def only(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, tokens[ids.shape[1] - length]] = 0.0
+        return forced
+
+    usual = model.generation_config
+    config = type(usual)(max_new_tokens=len(tokens), do_sample=False, pad_token_id=pad)
+    model.generation_config = config  # generate() takes unset values from here
+    try:
+        output = model.generate(
+            **inputs, generation_config=config, logits_processor=[only], output_logits=True,
+            return_dict_in_generate=True,
+        )  # fmt: skip
+    finally:
+        model.generation_config = usual
+    return torch.stack([logits[0].float() for logits in output.logits])
 
 
 # By model: results of the trials of its loops. A profile needs them again for every value of its knob.

@@ -25,6 +25,9 @@ from brim.sizing.pool import PoolNeeds, PoolSize, PoolSizer
 
 __all__ = ["ItemPool", "PoolMemory", "PoolSource", "PoolWork", "PooledExecutor", "PooledResult"]
 
+NOT_READY_SECONDS = 0.05  # items that had to be waited for this long are not being prepared fast enough
+REFILL_SECONDS = 2.0  # of admitting without a step: answers wait, and so does an interrupt
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PooledResult:
@@ -78,6 +81,7 @@ class PoolSource(Protocol):
     """Pools for the items of a run."""
 
     first_slots: int  # for the items by which the size is found
+    portion: int  # cost of the items that are prepared and admitted together, at most, unless it is one
     notes: list[str]
 
     def needs(self, items: Sequence[int]) -> PoolNeeds:
@@ -105,6 +109,8 @@ class PoolWork:
     take: Callable[[list[int]], list[Any]]  # prepared items, or a `NotPrepared` each
     costs: Sequence[int]
     note: Callable[[str], None]
+    set_aside: Callable[[list[int]], None] = lambda items: None  # what was prepared of these may be forgotten
+    ahead: Callable[[], bool] = lambda: False  # whether items are prepared while the device works
     begin: Callable[[], None] = lambda: None  # the device is given work …
     end: Callable[[], Any] = lambda: None  # … until here
 
@@ -169,12 +175,14 @@ class PooledExecutor:
             self._pool = self._work.source.open(self.sizer.first_size(self._work.source.first_slots))
             self._counted = (0, 0)
         pool = self._pool
-        self._work.begin()
+        results: list[PooledResult] = []
         with self._memory.metered(pool.tensors()) as reading:
             if waiting and self.sizer.refills(pool.active):
                 self._refill(pool, waiting, finished)
-            results = pool.advance() if self.sizer.measured else []
-        self._work.end()
+            if self.sizer.measured:
+                self._work.begin()
+                results = pool.advance()
+                self._work.end()
         self._read_peak(pool, reading)
         for one in results:
             self._inside.discard(one.item)
@@ -182,9 +190,35 @@ class PooledExecutor:
         self._count(pool, results)
 
     def _refill(self, pool: ItemPool, waiting: deque[int], finished: list[Finished]) -> None:
-        wanted = [waiting.popleft() for _ in range(min(self.sizer.rows - pool.active, len(waiting)))]
-        self._inside.update(wanted)  # before anything can fail: what is inside then waits again
-        prepared = self._work.take(wanted)
+        """Fill the pool, a portion at a time; where the next one is not ready, steps are made meanwhile."""
+        began = time.perf_counter()
+        while waiting and pool.active < self.sizer.rows:
+            started = time.perf_counter()
+            wanted = self._next_portion(pool, waiting)
+            prepared = self._work.take(wanted)
+            waited = time.perf_counter() - started
+            all_admitted = self._admit(pool, wanted, prepared, waiting, finished)
+            if not all_admitted or not self.sizer.measured:
+                break
+            if (waited > NOT_READY_SECONDS and self._work.ahead()) or time.perf_counter() - began > REFILL_SECONDS:
+                break
+
+    def _next_portion(self, pool: ItemPool, waiting: deque[int]) -> list[int]:
+        """The next items to be admitted. They count as inside before anything can fail: then they wait again."""
+        wanted: list[int] = []
+        cost, most = 0, self.sizer.rows - pool.active
+        while waiting and len(wanted) < most:
+            cost += self._work.costs[waiting[0]]
+            if wanted and cost > self._work.source.portion:
+                break
+            wanted.append(waiting.popleft())
+            self._inside.add(wanted[-1])
+        return wanted
+
+    def _admit(
+        self, pool: ItemPool, wanted: list[int], prepared: list[Any], waiting: deque[int], finished: list[Finished]
+    ) -> bool:
+        """Put prepared items into the pool; whether all found a place, those that failed aside."""
         good = []
         for item, one in zip(wanted, prepared, strict=True):
             if isinstance(one, NotPrepared):
@@ -192,12 +226,16 @@ class PooledExecutor:
                 finished.append(_not_prepared(item, one, self._figures))
             else:
                 good.append((item, one))
+        self._work.begin()
         admitted = pool.admit([item for item, _ in good], [one for _, one in good])
+        self._work.end()
         if admitted:
             self._figures.batch_counts.append(pool.active)
         for item, _ in reversed(good[admitted:]):
             self._inside.discard(item)
             waiting.appendleft(item)
+        self._work.set_aside([item for item, _ in good[:admitted]])
+        return admitted == len(good)
 
     def _read_peak(self, pool: ItemPool, reading: Any) -> None:
         """Peaks of the turn; after the first, the size."""

@@ -20,6 +20,7 @@ from brim.running.executor import Pending
 from brim.running.pooled import PoolSource
 from brim.settings.caller import given, named, switched_off, written
 from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings
+from brim.tasks.image_pools import ImagePools, ImagePrompts
 from brim.tasks.multimodal import MultimodalInputs
 from brim.tasks.prompts import PromptWriter
 from brim.tasks.text_pools import TextPools
@@ -161,16 +162,30 @@ class GenerateTask(Task):
 
     def pool_source(self) -> PoolSource | None:
         """Answers end one by one, where that is faster and a trial agrees with the model's own logits."""
-        if self.model.kind != "language":
-            return None
-        source = TextPools(
-            self.model.module, self.generation, self._tokens, prompts=self._ids, read=self._texts,
-            stopped=self._stopped if self.generation.stop_strings else None,
-        )  # fmt: skip
+        model, settings, tokens = self.model.module, self.generation, self._tokens
+        stopped = self._stopped if settings.stop_strings else None
+        source: TextPools
+        if self._multimodal is not None:
+            prompts = self._image_prompts(self._multimodal)
+            source = ImagePools(model, settings, tokens, prompts=prompts, read=self._texts, stopped=stopped)
+        else:
+            source = TextPools(
+                model, settings, tokens, prompts=self._ids, lengths=self._lengths, read=self._texts, stopped=stopped
+            )
         obstacle = source.obstacle()
         if obstacle:
             self.notes.append(f"answers are made in whole batches, not in a pool, which is slower: {obstacle}")
         return source if obstacle is None else None
+
+    def _image_prompts(self, inputs: MultimodalInputs) -> ImagePrompts:
+        return ImagePrompts(
+            lengths=self._lengths,
+            with_images=[bool(sample.images) for sample in self.samples],
+            prepare=self.prepare,
+            join=lambda items, prepared: inputs.batch(items, prepared, device=self.joined_on),
+            send=self.to_device,
+            seen=inputs.seen,
+        )
 
     def _text_batch(self, keys: Sequence[int], ids: Sequence[Sequence[int]], decoder: Decoder) -> PromptBatch:
         """Token ids as one batch on the device, padded on the side that the decoder expects."""
@@ -192,10 +207,9 @@ class GenerateTask(Task):
         return self._texts(answers.token_lists(), answers.ended(), seen)
 
     def _texts(
-        self, tokens: Sequence[list[int]], ended: Sequence[bool], seen: Sequence[Mapping[str, Any]] | None = None
+        self, tokens: Sequence[list[int]], ended: Sequence[bool], seen: Sequence[Mapping[str, Any]]
     ) -> list[Answer]:
         """Answers from their tokens."""
-        seen = [{}] * len(tokens) if seen is None else seen
         texts = self.model.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return [self._answer(*one) for one in zip(texts, tokens, ended, seen, strict=True)]
 

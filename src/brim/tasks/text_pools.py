@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,28 +16,32 @@ from brim.generation.settings import GenerationSettings, TokenIds
 from brim.running.pooled import PooledResult
 from brim.sizing.pool import PoolNeeds, PoolSize
 
-__all__ = ["TextPools"]
+__all__ = ["ReadAnswers", "TextPool", "TextPools"]
 
+# Answers from their tokens, whether each ended by itself, and what else is reported of each.
+ReadAnswers = Callable[[list[list[int]], list[bool], list[Mapping[str, Any]]], Sequence[Any]]
 MIN_SHARED_TOKENS = 128  # a shorter prefix is not worth attention in two parts
 
 
 class TextPools:
-    """Pools for the prompts of one task; `read` makes answers of tokens and whether each ended by itself."""
+    """Pools for the prompts of one task, of which at least the lengths are known."""
 
     def __init__(
-        self, model: Any, settings: GenerationSettings, tokens: TokenIds, *, prompts: Sequence[list[int]],
-        read: Callable[[list[list[int]], list[bool]], Sequence[Any]],
+        self, model: Any, settings: GenerationSettings, tokens: TokenIds, *, read: ReadAnswers,
+        lengths: Sequence[int], prompts: Sequence[list[int]] = (),
         stopped: Callable[[list[list[int]]], list[bool]] | None = None,
     ) -> None:  # fmt: skip
         self.model, self.settings, self.tokens = model, settings, tokens
-        self.prompts, self.read, self.stopped = prompts, read, stopped
+        self.lengths, self.prompts, self.read, self.stopped = lengths, prompts, read, stopped
+        self.longest = max(lengths, default=0)  # tokens of a prompt
         self.notes: list[str] = []
         self.first_slots = chunk_tokens_of(model)
+        self.portion = sys.maxsize
 
     def obstacle(self) -> str | None:
         """Why there is no pool: "" where none is expected, such as on a CPU; None if there is one."""
         parameter = next(self.model.parameters())
-        if not (self.settings.pool and self.settings.own_loop and self.prompts):
+        if not (self.settings.pool and self.settings.own_loop and self.lengths):
             return ""
         if not pool_pays_on(parameter.device, parameter.dtype):
             return ""
@@ -52,18 +57,15 @@ class TextPools:
     def _obstacle(self, *, prefix: bool) -> str | None:
         return pool_obstacle(self.model, self.settings, self.tokens, longest=self.longest, prefix=prefix)
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest prompt."""
-        return max(map(len, self.prompts))
-
     @functools.cached_property
     def shared_prefix(self) -> list[int]:
         """The tokens with which all prompts begin, if they are many; at least one token is each prompt's own."""
+        if len(self.prompts) < 2:
+            return []
         first, last = min(self.prompts), max(self.prompts)  # all others begin as both do
         most = min(map(len, self.prompts)) - 1
         shared = next((place for place in range(most) if first[place] != last[place]), most)
-        return first[:shared] if len(self.prompts) > 1 and shared >= MIN_SHARED_TOKENS else []
+        return first[:shared] if shared >= MIN_SHARED_TOKENS else []
 
     def needs(self, items: Sequence[int]) -> PoolNeeds:
         """Slots of keys and values, and what a row takes in a step: logits above all, in two precisions."""
@@ -72,7 +74,7 @@ class TextPools:
         copies = 4 if self.settings.samples else 1  # of 4 bytes
         row_bytes = head.shape[0] * (head.element_size() + 4 * copies) + 64 * head.shape[1] * head.element_size()
         return PoolNeeds(
-            slots=tuple(sorted((region_slots(len(self.prompts[item]) + own) for item in items), reverse=True)),
+            slots=tuple(sorted((region_slots(self.lengths[item] + own) for item in items), reverse=True)),
             extra_slots=ALIGNMENT + region_slots(len(self.shared_prefix)),
             row_bytes=int(row_bytes),
         )
@@ -125,11 +127,18 @@ class TextPool:
     def advance(self) -> list[PooledResult]:
         """Some steps; the answers that have ended."""
         ended = self._pool.advance()
-        answers = self._source.read([one.tokens for one in ended], [one.ended for one in ended])
+        answers = self._source.read(
+            [one.tokens for one in ended], [one.ended for one in ended], [self.details(one.key) for one in ended]
+        )
         return [
             PooledResult(item=one.key, result=answer, shared_with=one.shared_with)
             for one, answer in zip(ended, answers, strict=True)
         ]
+
+    def details(self, item: int) -> Mapping[str, Any]:
+        """What is reported of an item beside its answer."""
+        del item
+        return {}
 
     def grow(self, slots: int) -> None:
         """More room."""

@@ -1,0 +1,130 @@
+"""Prompts with images in a generation pool: read by the model's own forward, a few at a time, answered one by one.
+
+How many tokens a prompt has is an estimate until it is prepared. A pool is therefore sized by estimates, and takes each
+prompt by what it really has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from brim.generation.arena import ALIGNMENT
+from brim.generation.pool import PaddedPrompts, PoolPrompt
+from brim.generation.select import PaddedTrial, loop_obstacle, pool_obstacle
+from brim.generation.settings import GenerationSettings, TokenIds
+from brim.sizing.pool import PoolSize
+from brim.tasks.text_pools import ReadAnswers, TextPool, TextPools
+
+__all__ = ["ImagePools", "ImagePrompts"]
+
+NUMBERS_PER_TOKEN = 4 * 3 * 14 * 14  # of pixels that count as a token in a chunk: four patches of a usual vision tower
+TRIED = 2  # samples with images in a trial …
+MOST_PREPARED = 8  # … of so many that may have to be prepared
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImagePrompts:
+    """A task's prompts with images: what is known of them, and how they become inputs of the model."""
+
+    lengths: Sequence[int]  # tokens, by estimate
+    with_images: Sequence[bool]
+    prepare: Callable[[int], Mapping[str, Any]]
+    join: Callable[[Sequence[int], Sequence[Mapping[str, Any]]], dict[str, Any]]  # one batch; ids are on the host
+    send: Callable[[Mapping[str, Any]], dict[str, Any]]  # to the device
+    seen: Callable[[int, Mapping[str, Any]], Mapping[str, Any]]  # what is reported of its images
+
+    def pool_prompt(self, item: int, prepared: Mapping[str, Any]) -> PoolPrompt:
+        """A prepared sample as the pool takes it."""
+        mask = prepared["attention_mask"][0].bool()
+        floats = (one for one in prepared.values() if isinstance(one, torch.Tensor) and one.is_floating_point())
+        return PoolPrompt(
+            ids=prepared["input_ids"][0][mask].tolist(), key=item, inputs=prepared,
+            weight=sum(one.numel() for one in floats) // NUMBERS_PER_TOKEN,
+        )  # fmt: skip
+
+    def pad(self, prompts: Sequence[PoolPrompt]) -> PaddedPrompts:
+        """Prompts as one batch of the model's own inputs."""
+        batch = self.join([prompt.key for prompt in prompts], [prompt.inputs for prompt in prompts])
+        mask = batch["attention_mask"]
+        if mask.sum(dim=1).tolist() != [len(prompt.ids) for prompt in prompts]:
+            raise ValueError("the processor makes prompts of other lengths together than one by one")
+        inputs = self.send({**batch, "": mask.flatten().nonzero().squeeze(1)})
+        return PaddedPrompts(kept=inputs.pop(""), inputs=inputs)
+
+
+class ImagePools(TextPools):
+    """Pools for a task's prompts with images."""
+
+    def __init__(
+        self, model: Any, settings: GenerationSettings, tokens: TokenIds, *, prompts: ImagePrompts, read: ReadAnswers,
+        stopped: Callable[[list[list[int]]], list[bool]] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(model, settings, tokens, lengths=prompts.lengths, read=read, stopped=stopped)
+        self.images = prompts
+        self.portion = self.first_slots
+
+    def open(self, size: PoolSize) -> ImagePool:
+        """An empty pool."""
+        return ImagePool(self, size)
+
+    def lengthen(self, longest: int) -> None:
+        """A prompt is longer than any was thought to be: what the configuration rules out is looked up again."""
+        if longest <= self.longest:
+            return
+        self.longest = longest
+        obstacle = loop_obstacle(self.model, longest + self.settings.max_new_tokens)
+        if obstacle is not None:
+            raise ValueError(obstacle)
+
+    def _obstacle(self, *, prefix: bool) -> str | None:
+        del prefix  # none is shared
+        trial = PaddedTrial(prompts=lambda: list(self._trial_prompts()), pad=self.images.pad)
+        return pool_obstacle(self.model, self.settings, self.tokens, longest=self.longest, padded=trial)
+
+    def _trial_prompts(self) -> Iterator[PoolPrompt]:
+        """The shortest prompts with images, and the shortest without where there are such."""
+        for wanted, many in ((True, TRIED), (False, 1)):
+            items = [item for item, images in enumerate(self.images.with_images) if images == wanted]
+            found = 0
+            for item in sorted(items, key=lambda item: self.lengths[item])[:MOST_PREPARED]:
+                try:
+                    prompt = self.images.pool_prompt(item, self.images.prepare(item))
+                except Exception:  # it is that sample's failure when its turn comes
+                    continue
+                yield prompt
+                found += 1
+                if found == many:
+                    break
+
+
+class ImagePool(TextPool):
+    """A generation pool over prompts with images."""
+
+    def __init__(self, source: ImagePools, size: PoolSize) -> None:
+        super().__init__(source, size)
+        self._images = source
+        self._pool.pad = source.images.pad
+        self._seen: dict[int, Mapping[str, Any]] = {}
+
+    def admit(self, items: Sequence[int], prepared: Sequence[Any]) -> int:
+        """Read prompts as far as there is room; an empty pool makes room for at least one."""
+        images = self._images.images
+        prompts = [images.pool_prompt(item, one) for item, one in zip(items, prepared, strict=True)]
+        if not prompts:
+            return 0
+        self._images.lengthen(max(len(prompt.ids) for prompt in prompts))
+        least = ALIGNMENT + self._pool.slots_of(len(prompts[0].ids))
+        if not self.active and least > self.slots:
+            self._pool.grow(least)
+        admitted = self._pool.admit(prompts)
+        for item, one in zip(items[:admitted], prepared, strict=False):
+            self._seen[item] = images.seen(item, one)
+        return admitted
+
+    def details(self, item: int) -> Mapping[str, Any]:
+        """What was seen of its images."""
+        return self._seen.pop(item)
