@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from brim.generation.loop import DecodeLoop, Padding
+from brim.generation.precision import in_float32
 from brim.generation.select import (
     Decoder,
     GenerateFallback,
     _difference,
-    _in_float32,
     disagreement,
     make_decoder,
     padded_batch,
@@ -283,7 +283,7 @@ def test_the_models_own_logits_in_float32_leave_its_weights_as_they_were(make: C
     before = {name: one.clone() for name, one in half.state_dict().items()}
     ids = torch.tensor([[5, 9, 31, 60]])
     with torch.inference_mode():
-        with _in_float32(half):
+        with in_float32(half):
             wide = half(ids, use_cache=False).logits
         exact = copy.deepcopy(half).float()(ids, use_cache=False).logits
     assert wide.dtype == torch.float32

@@ -27,6 +27,7 @@ from brim.generation.choose import TokenChooser, generation_config_for, uniforms
 from brim.generation.graphs import CaptureFailedError, GraphPool, capture, graphs_work_on, shared_pool
 from brim.generation.norms import fused_norms
 from brim.generation.settings import GenerationSettings, TokenIds
+from brim.generation.state import PoolRows
 
 __all__ = ["CHUNK_TOKENS", "GenerationPool", "PaddedPrompts", "PoolAnswer", "PoolPrompt", "chunk_tokens_of"]
 
@@ -79,47 +80,6 @@ class PoolAnswer:
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Rows:
-    """What a step reads and writes of every row, at fixed addresses."""
-
-    token: torch.Tensor  # [rows], the last token of each
-    position: torch.Tensor  # [rows], its position in the text
-    start: torch.Tensor  # [rows + 1], int32, the first slot of the row's region
-    used: torch.Tensor  # [rows], int32, slots with a key
-    step: torch.Tensor  # [rows], new tokens so far
-    done: torch.Tensor  # [rows]
-    produced: torch.Tensor  # [rows, max_new_tokens + 1]; the last column takes what finished rows write
-    uniform: torch.Tensor | None  # [rows, max_new_tokens], the noise
-
-    @classmethod
-    def make(cls, rows: int, new_tokens: int, *, samples: bool, device: torch.device) -> _Rows:
-        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        return cls(
-            token=zeros(rows), position=zeros(rows), start=zeros(rows + 1, dtype=torch.int32),
-            used=zeros(rows, dtype=torch.int32), step=zeros(rows), done=zeros(rows, dtype=torch.bool).fill_(True),
-            produced=zeros(rows, new_tokens + 1),
-            uniform=zeros(rows, new_tokens, dtype=torch.float32) if samples else None,
-        )  # fmt: skip
-
-    def tensors(self) -> list[torch.Tensor]:
-        return [one for one in vars(self).values() if one is not None]
-
-    def vacate(self, rows: torch.Tensor) -> None:
-        """Rows without a sequence write to the slot that is nobody's."""
-        self.done[rows] = True
-        self.start[rows] = 0
-        self.used[rows] = 0
-
-    def move(self, old: torch.Tensor, new: torch.Tensor) -> None:
-        """Put the sequences of some rows into others."""
-        for tensor in self.tensors():
-            tensor[new] = tensor[old]
-        self.vacate(old)
-
-
-@dataclasses.dataclass(kw_only=True)
 class _Occupant:
     """The sequence in a row."""
 
@@ -167,7 +127,7 @@ class GenerationPool:
         self._parameters = set(inspect.signature(model.forward).parameters)
         self._chooser = TokenChooser(model, self._config, prompt_length=longest, device=self.device)
         self._ends = torch.tensor(tokens.ends or (-1,), dtype=torch.long, device=self.device)
-        self._state = _Rows.make(rows, settings.max_new_tokens, samples=settings.samples, device=self.device)
+        self._state = PoolRows.make(rows, settings.max_new_tokens, samples=settings.samples, device=self.device)
         self._numbers = torch.arange(rows, device=self.device)
         self._regions = Regions(slots)
         self.arena = Arena(self._text_config.num_hidden_layers, slots)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -20,6 +19,7 @@ from brim.generation.arena import ALIGNMENT, flash_works_on, region_slots
 from brim.generation.choose import PADDING, WARPERS, TokenChooser, generation_config_for, uniforms
 from brim.generation.loop import CHECK_STEPS, DecodeLoop, Padding, PromptBatch, Stopped
 from brim.generation.pool import GenerationPool, PaddedPrompts, PoolPrompt
+from brim.generation.precision import in_float32
 from brim.generation.seq2seq import Seq2SeqLoop
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.generation.state import Answers
@@ -241,13 +241,12 @@ def _generated_logits(model: Any, inputs: Mapping[str, Any], tokens: Sequence[in
         return forced
 
     usual = model.generation_config
-    config = type(usual)(max_new_tokens=len(tokens), do_sample=False, pad_token_id=pad)
+    config = type(usual)(
+        max_new_tokens=len(tokens), do_sample=False, pad_token_id=pad, output_logits=True, return_dict_in_generate=True
+    )
     model.generation_config = config  # generate() takes unset values from here
     try:
-        output = model.generate(
-            **inputs, generation_config=config, logits_processor=[only], output_logits=True,
-            return_dict_in_generate=True,
-        )  # fmt: skip
+        output = model.generate(**inputs, generation_config=config, logits_processor=[only])
     finally:
         model.generation_config = usual
     return torch.stack([logits[0].float() for logits in output.logits])
@@ -296,7 +295,7 @@ def _difference(model: Any, trials: Callable[[], Iterator[tuple[torch.Tensor, Ow
             scale = theirs.std().item() + 1e-6
             allowed = (1e-3 if _precise(model) else 0.2) * scale
             if not worst <= allowed and not _precise(model):
-                with _in_float32(model):
+                with in_float32(model):
                     exact = compute()
                 worst, allowed = ((one - exact).abs().max().item() for one in (ours, theirs))
                 allowed *= MOST_NOISE
@@ -307,37 +306,6 @@ def _difference(model: Any, trials: Callable[[], Iterator[tuple[torch.Tensor, Ow
             raise
         return f"a trial of it raised {type(error).__name__}: {error}".splitlines()[0]
     return ""
-
-
-@contextlib.contextmanager
-def _in_float32(model: nn.Module) -> Iterator[None]:
-    """While inside, every module computes in float32, its weights converted for the moment of its call."""
-    held: dict[nn.Module, dict[str, torch.Tensor]] = {}
-
-    def widen(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        held[module] = {name: one.data for name, one in module._parameters.items() if one is not None}
-        for name, data in held[module].items():
-            module._parameters[name].data = data.float()  # type: ignore[union-attr]  # None was left out
-        return tuple(map(_widened, arguments)), {name: _widened(value) for name, value in named.items()}
-
-    def restore(module: nn.Module, *_: Any) -> None:
-        for name, data in held.pop(module, {}).items():
-            module._parameters[name].data = data  # type: ignore[union-attr]
-
-    handles: list[Any] = []
-    for module in model.modules():
-        if module._parameters:
-            handles.append(module.register_forward_pre_hook(widen, with_kwargs=True))
-            handles.append(module.register_forward_hook(restore, always_call=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def _precise(model: Any) -> bool:

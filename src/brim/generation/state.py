@@ -1,4 +1,4 @@
-"""The tensors of a batch while it decodes, and its answers on their way back to the host.
+"""The tensors of a batch or pool while it decodes, and a batch's answers on their way back to the host.
 
 Fixed in size and place, so that a captured step can be replayed on them.
 """
@@ -13,7 +13,7 @@ import torch
 from brim.generation.cache import Slots, make_cache
 from brim.generation.settings import TokenIds
 
-__all__ = ["Answers", "DecodeState", "round_up"]
+__all__ = ["Answers", "DecodeState", "PoolRows", "round_up"]
 
 CAPACITY_STEP = 64  # slots are allocated in multiples of this
 
@@ -171,3 +171,44 @@ class Answers:
             if token in self.tokens.ends:
                 return row[:position], True
         return row, False
+
+
+@dataclasses.dataclass(kw_only=True)
+class PoolRows:
+    """What a step of a pool reads and writes of every row, at fixed addresses."""
+
+    token: torch.Tensor  # [rows], the last token of each
+    position: torch.Tensor  # [rows], its position in the text
+    start: torch.Tensor  # [rows + 1], int32, the first slot of the row's region
+    used: torch.Tensor  # [rows], int32, slots with a key
+    step: torch.Tensor  # [rows], new tokens so far
+    done: torch.Tensor  # [rows]
+    produced: torch.Tensor  # [rows, max_new_tokens + 1]; the last column takes what finished rows write
+    uniform: torch.Tensor | None  # [rows, max_new_tokens], the noise
+
+    @classmethod
+    def make(cls, rows: int, new_tokens: int, *, samples: bool, device: torch.device) -> PoolRows:
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return cls(
+            token=zeros(rows), position=zeros(rows), start=zeros(rows + 1, dtype=torch.int32),
+            used=zeros(rows, dtype=torch.int32), step=zeros(rows), done=zeros(rows, dtype=torch.bool).fill_(True),
+            produced=zeros(rows, new_tokens + 1),
+            uniform=zeros(rows, new_tokens, dtype=torch.float32) if samples else None,
+        )  # fmt: skip
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [one for one in vars(self).values() if one is not None]
+
+    def vacate(self, rows: torch.Tensor) -> None:
+        """Rows without a sequence write to the slot that is nobody's."""
+        self.done[rows] = True
+        self.start[rows] = 0
+        self.used[rows] = 0
+
+    def move(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        """Put the sequences of some rows into others."""
+        for tensor in self.tensors():
+            tensor[new] = tensor[old]
+        self.vacate(old)

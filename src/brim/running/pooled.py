@@ -109,7 +109,7 @@ class PoolWork:
     take: Callable[[list[int]], list[Any]]  # prepared items, or a `NotPrepared` each
     costs: Sequence[int]
     note: Callable[[str], None]
-    set_aside: Callable[[list[int]], None] = lambda items: None  # what was prepared of these may be forgotten
+    set_aside: Callable[[list[int]], None] = lambda _: None  # what was prepared of these may be forgotten
     ahead: Callable[[], bool] = lambda: False  # whether items are prepared while the device works
     begin: Callable[[], None] = lambda: None  # the device is given work …
     end: Callable[[], Any] = lambda: None  # … until here
