@@ -51,14 +51,15 @@ def chunk_tokens_of(model: Any, *, halvings: int = 0) -> int:
 class PoolPrompt:
     """Token ids that wait to be read; `key` numbers the sample for the noise of sampling.
 
-    `inputs` is what else there is of it, as `GenerationPool.pad` takes it; in a chunk it counts for at least `weight`
-    tokens.
+    `inputs` is what else there is of it, as `GenerationPool.pad` takes it. In a chunk it counts for at least `weight`
+    tokens, and stands beside others of its `kind` only.
     """
 
     ids: Sequence[int]
     key: int
     inputs: Any = None
     weight: int = 0
+    kind: Any = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,6 +126,7 @@ class GenerationPool:
         self._config = generation_config_for(model, settings, tokens)
         self._text_config = model.config.get_text_config(decoder=True)
         self._parameters = set(inspect.signature(model.forward).parameters)
+        self._mrope = next((one for one in model.modules() if hasattr(one, "rope_deltas")), None)
         self._chooser = TokenChooser(model, self._config, prompt_length=longest, device=self.device)
         self._ends = torch.tensor(tokens.ends or (-1,), dtype=torch.long, device=self.device)
         self._state = PoolRows.make(rows, settings.max_new_tokens, samples=settings.samples, device=self.device)
@@ -212,15 +214,17 @@ class GenerationPool:
 
     def _padded_chunks(self, taken: Sequence[tuple[int, PoolPrompt, int]]) -> Iterator[list[_Part]]:
         """What is read in one forward: whole prompts, at most `chunk_tokens` with padding unless there is one only."""
-        parts: list[_Part] = []
-        longest = 0
-        for row, prompt, start in taken:
-            longest = max(longest, len(prompt.ids), prompt.weight)
-            if parts and (len(parts) + 1) * longest > self.chunk_tokens:
-                yield parts
-                parts, longest = [], max(len(prompt.ids), prompt.weight)
-            parts.append(_Part(row=row, prompt=prompt, start=start, begin=0, end=len(prompt.ids)))
-        if parts:
+        for kind in dict.fromkeys(prompt.kind for _, prompt, _ in taken):
+            parts: list[_Part] = []
+            longest = 0
+            for row, prompt, start in taken:
+                if prompt.kind != kind:
+                    continue
+                longest = max(longest, len(prompt.ids), prompt.weight)
+                if parts and (len(parts) + 1) * longest > self.chunk_tokens:
+                    yield parts
+                    parts, longest = [], max(len(prompt.ids), prompt.weight)
+                parts.append(_Part(row=row, prompt=prompt, start=start, begin=0, end=len(prompt.ids)))
             yield parts
 
     def _chunks(self, taken: Sequence[tuple[int, PoolPrompt, int]]) -> Iterator[list[_Part]]:
@@ -274,12 +278,16 @@ class GenerationPool:
             self.computed_tokens += int(borders[-1])
             with self._head_on(sent["last"]):
                 logits = self._forward(sent["ids"], sent["positions"], packed)
+            answers_at = sent["lengths"]
         else:
-            logits = self._forward_padded(self.pad([part.prompt for part in parts]), packed, sent["last"])
+            padded = self.pad([part.prompt for part in parts])
+            logits, answers_at = self._forward_padded(padded, packed, sent["last"], sent["lengths"])
         if whole:
-            self._begin(sent, logits, [parts[number].prompt.key for number in whole])
+            self._begin(sent, logits, [parts[number].prompt.key for number in whole], answers_at)
 
-    def _begin(self, sent: dict[str, torch.Tensor], logits: torch.Tensor, keys: Sequence[int]) -> None:
+    def _begin(
+        self, sent: dict[str, torch.Tensor], logits: torch.Tensor, keys: Sequence[int], answers_at: torch.Tensor
+    ) -> None:
         """The rows whose prompts are read, and their first tokens."""
         state, rows = self._state, sent["rows"]
         uniform = None
@@ -289,7 +297,7 @@ class GenerationPool:
             uniform = state.uniform[rows, 0]
         state.start[rows] = sent["starts"].int()
         state.used[rows] = (sent["lengths"] - self._prefix).int()
-        state.position[rows] = sent["lengths"]
+        state.position[rows] = answers_at
         state.step[rows] = 0
         state.done[rows] = False
         self._accept(rows, self._chosen(logits, uniform))
@@ -332,17 +340,26 @@ class GenerationPool:
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _forward_padded(self, prompts: PaddedPrompts, packed: PackedTokens, last: torch.Tensor) -> torch.Tensor:
-        """Logits after these tokens, which are counted without padding, of prompts that the model reads by itself."""
+    def _forward_padded(
+        self, prompts: PaddedPrompts, packed: PackedTokens, last: torch.Tensor, lengths: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits after each prompt's last token, the `last` without padding, and the positions of their answers.
+
+        A model whose images take fewer positions than tokens says by how many, in `rope_deltas`.
+        """
         inputs, kept = dict(prompts.inputs), prompts.kept
         mask = inputs["attention_mask"]
         self.computed_tokens += mask.numel()
-        if "position_ids" in self._parameters and "position_ids" not in inputs:
-            inputs["position_ids"] = (mask.cumsum(dim=1) - 1).clamp_min(0)
+        images = any(isinstance(one, torch.Tensor) and one.shape != mask.shape for one in inputs.values())
+        if self._mrope is not None:
+            self._mrope.rope_deltas = None
+        if "position_ids" in self._parameters and not (images and self._mrope is not None):
+            inputs.setdefault("position_ids", (mask.cumsum(dim=1) - 1).clamp_min(0))
         with self.arena.storing(dataclasses.replace(packed, kept=kept)), self._norms, self._head_on(kept[last]):
             output = self.model(**inputs, past_key_values=self.arena.cache, use_cache=True)
+        deltas = None if self._mrope is None else self._mrope.rope_deltas
         logits: torch.Tensor = output.logits[0]
-        return logits
+        return logits, lengths if deltas is None else lengths + deltas.flatten()
 
     def _step(self, size: int, *, left: int) -> None:
         """One token for the first `size` rows."""

@@ -92,10 +92,11 @@ def make_decoder(
     return GenerateFallback(model, settings, tokens, why=why)
 
 
-def loop_obstacle(model: Any, longest: int | None) -> str | None:
+def loop_obstacle(model: Any, longest: int | None, *, positions_read: bool = False) -> str | None:
     """Why a model's configuration rules out the loop, where a short trial would not show it; None if it does not.
 
-    `longest` is the largest number of tokens of prompt and answer together; None: not known.
+    `longest` is the largest number of tokens of prompt and answer together; None: not known. `positions_read`: the model
+    positions the prompts, and says where their answers begin.
     """
     name = type(model).__name__
     for asked, nothing in _UNSUPPORTED.items():
@@ -115,7 +116,7 @@ def loop_obstacle(model: Any, longest: int | None) -> str | None:
     if not set(kinds or ()) <= whole:
         return f"{name} has layers of the kinds {', '.join(sorted(set(kinds or ())))}"
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if isinstance(rope, dict) and "mrope_section" in rope:
+    if isinstance(rope, dict) and "mrope_section" in rope and not positions_read:
         return f"{name} has positions in several dimensions"
     return None
 
@@ -129,7 +130,7 @@ def pool_pays_on(device: torch.device, dtype: torch.dtype) -> bool:
 class PaddedTrial:
     """How to get a few real prompts with images, to try a pool on."""
 
-    prompts: Callable[[], Sequence[PoolPrompt]]
+    prompts: Callable[[], Sequence[Sequence[PoolPrompt]]]  # each kind of them apart
     pad: Callable[[Sequence[PoolPrompt]], PaddedPrompts]
 
 
@@ -143,7 +144,7 @@ def pool_obstacle(
     """
     if model.config.is_encoder_decoder:
         return f"{type(model).__name__} has an encoder, and no pool serves those"
-    obstacle = loop_obstacle(model, longest + settings.max_new_tokens)
+    obstacle = loop_obstacle(model, longest + settings.max_new_tokens, positions_read=padded is not None)
     if obstacle is not None:
         return obstacle
     config = generation_config_for(model, settings, tokens)
@@ -170,9 +171,10 @@ class _RecordingPool(GenerationPool):
         self.logits.append(logits.float())
         return super()._chosen(logits, uniform)
 
-    def logits_of(self, prompts: Sequence[PoolPrompt]) -> list[tuple[torch.Tensor, list[int]]]:
-        """The logits of each prompt's tokens, [steps, vocabulary], and the tokens."""
-        self.admit(prompts)
+    def logits_of(self, prompts: Sequence[PoolPrompt], *, apart: int = 0) -> list[tuple[torch.Tensor, list[int]]]:
+        """The logits of each prompt's tokens, [steps, vocabulary], and the tokens; the first so many are read apart."""
+        self.admit(prompts[:apart])
+        self.admit(prompts[apart:])
         answers = {answer.key: answer.tokens for answer in self.advance()}
         first = torch.cat(self.logits[: -CHECK_TOKENS + 1])  # of each prompt, in chunks
         steps = [one[: len(prompts)] for one in self.logits[-CHECK_TOKENS + 1 :]]
@@ -201,15 +203,16 @@ def _pool_disagreement(model: Any, settings: GenerationSettings, tokens: TokenId
 @torch.inference_mode()
 def _padded_disagreement(model: Any, settings: GenerationSettings, tokens: TokenIds, trial: PaddedTrial) -> str:
     """As `disagreement`, of a pool whose prompts have images; the model's own logits are those in `generate`."""
-    prompts = trial.prompts()
-    if not prompts:
+    kinds = trial.prompts()
+    if not kinds:
         return "no sample could be prepared for a trial"
 
     def trials() -> Iterator[tuple[torch.Tensor, OwnLogits]]:
-        pool = _trial_pool(model, settings, tokens, prompts)
-        pool.pad = trial.pad
-        for prompt, (ours, made) in zip(prompts, pool.logits_of(prompts), strict=True):
-            yield ours, functools.partial(_generated_logits, model, trial.pad([prompt]).inputs, made, tokens.pad)
+        for prompts in kinds:
+            pool = _trial_pool(model, settings, tokens, prompts)
+            pool.pad = trial.pad
+            for prompt, (ours, made) in zip(prompts, pool.logits_of(prompts, apart=1), strict=True):
+                yield ours, functools.partial(_generated_logits, model, trial.pad([prompt]).inputs, made, tokens.pad)
 
     try:
         return _difference(model, trials)

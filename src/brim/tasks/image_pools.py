@@ -6,7 +6,9 @@ prompt by what it really has.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +24,7 @@ from brim.tasks.text_pools import ReadAnswers, TextPool, TextPools
 __all__ = ["ImagePools", "ImagePrompts"]
 
 NUMBERS_PER_TOKEN = 4 * 3 * 14 * 14  # of pixels that count as a token in a chunk: four patches of a usual vision tower
-TRIED = 2  # samples with images in a trial …
+TRIED = 3  # samples of a kind in a trial, one read alone and two together …
 MOST_PREPARED = 8  # … of so many that may have to be prepared
 
 
@@ -43,7 +45,7 @@ class ImagePrompts:
         floats = (one for one in prepared.values() if isinstance(one, torch.Tensor) and one.is_floating_point())
         return PoolPrompt(
             ids=prepared["input_ids"][0][mask].tolist(), key=item, inputs=prepared,
-            weight=sum(one.numel() for one in floats) // NUMBERS_PER_TOKEN,
+            weight=sum(one.numel() for one in floats) // NUMBERS_PER_TOKEN, kind=frozenset(prepared),
         )  # fmt: skip
 
     def pad(self, prompts: Sequence[PoolPrompt]) -> PaddedPrompts:
@@ -76,29 +78,28 @@ class ImagePools(TextPools):
         if longest <= self.longest:
             return
         self.longest = longest
-        obstacle = loop_obstacle(self.model, longest + self.settings.max_new_tokens)
+        obstacle = loop_obstacle(self.model, longest + self.settings.max_new_tokens, positions_read=True)
         if obstacle is not None:
             raise ValueError(obstacle)
 
     def _obstacle(self, *, prefix: bool) -> str | None:
         del prefix  # none is shared
-        trial = PaddedTrial(prompts=lambda: list(self._trial_prompts()), pad=self.images.pad)
+        trial = PaddedTrial(prompts=self._trial_prompts, pad=self.images.pad)
         return pool_obstacle(self.model, self.settings, self.tokens, longest=self.longest, padded=trial)
 
-    def _trial_prompts(self) -> Iterator[PoolPrompt]:
-        """The shortest prompts with images, and the shortest without where there are such."""
-        for wanted, many in ((True, TRIED), (False, 1)):
+    def _trial_prompts(self) -> list[list[PoolPrompt]]:
+        """The shortest prompts with images, and without, where there are such."""
+        kinds = []
+        for wanted in (True, False):
             items = [item for item, images in enumerate(self.images.with_images) if images == wanted]
-            found = 0
-            for item in sorted(items, key=lambda item: self.lengths[item])[:MOST_PREPARED]:
-                try:
-                    prompt = self.images.pool_prompt(item, self.images.prepare(item))
-                except Exception:  # it is that sample's failure when its turn comes
-                    continue
-                yield prompt
-                found += 1
-                if found == many:
-                    break
+            shortest = sorted(items, key=lambda item: self.lengths[item])[:MOST_PREPARED]
+            kinds.append(list(itertools.islice(self._prepared(shortest), TRIED)))
+        return [kind for kind in kinds if kind]
+
+    def _prepared(self, items: Sequence[int]) -> Iterator[PoolPrompt]:
+        for item in items:
+            with contextlib.suppress(Exception):  # it is that sample's failure when its turn comes
+                yield self.images.pool_prompt(item, self.images.prepare(item))
 
 
 class ImagePool(TextPool):

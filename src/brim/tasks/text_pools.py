@@ -127,6 +127,8 @@ class TextPool:
     def advance(self) -> list[PooledResult]:
         """Some steps; the answers that have ended."""
         ended = self._pool.advance()
+        if not ended:
+            return []
         answers = self._source.read(
             [one.tokens for one in ended], [one.ended for one in ended], [self.details(one.key) for one in ended]
         )
