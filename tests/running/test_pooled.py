@@ -62,9 +62,9 @@ class Pool:
 
 class Source:
     first_slots = 100
-    portion = 1000
 
     def __init__(self, admits: bool = True) -> None:
+        self.portion = 1000
         self.notes: list[str] = []
         self._admits = admits
 
@@ -75,10 +75,15 @@ class Source:
         return Pool(size.slots, self._admits)
 
 
-def executor(take: Any, *, admits: bool = True) -> PooledExecutor:
+def executor(
+    take: Any, *, admits: bool = True, limit_bytes: int = 10_000, portion: int = 1000, **options: Any
+) -> PooledExecutor:
     source = Source(admits)
-    sizer = start_pool(source.needs(range(ITEMS)), limit_bytes=10_000, resident_bytes=0, most_rows=4, most_slots=None)
-    work = PoolWork(source=source, take=take, costs=[1] * ITEMS, note=lambda line: None)
+    source.portion = portion
+    sizer = start_pool(
+        source.needs(range(ITEMS)), limit_bytes=limit_bytes, resident_bytes=0, most_rows=4, most_slots=None
+    )
+    work = PoolWork(source=source, take=take, costs=[1] * ITEMS, note=lambda line: None, **options)
     return PooledExecutor(work, sizer=sizer, memory=Memory(), figures=ExecutionFigures(), policy=ExecutionPolicy())
 
 
@@ -105,6 +110,52 @@ def test_items_whose_preparation_fails_otherwise_are_left_to_batches() -> None:
     pooled = executor(take)
     assert list(pooled.run(range(ITEMS))) == []
     assert sorted(pooled.left) == list(range(ITEMS))
+
+
+def test_what_is_in_a_pool_that_turns_out_too_large_is_left_to_batches() -> None:
+    """The first items show that the costliest would not fit: then they are inside already."""
+    pooled = executor(lambda items: items, limit_bytes=20)
+    done = [one.item for some in pooled.run(range(ITEMS)) for one in some]
+    assert pooled.sizer.hopeless
+    assert sorted([*done, *pooled.left]) == list(range(ITEMS))
+
+
+def test_items_are_taken_a_portion_at_a_time_and_set_aside_once_admitted() -> None:
+    taken: list[list[int]] = []
+    aside: list[int] = []
+
+    def take(items: list[int]) -> list[int]:
+        taken.append(items)
+        return items
+
+    pooled = executor(take, portion=2, set_aside=aside.extend)
+    done = [one.item for some in pooled.run(range(ITEMS)) for one in some]
+    assert sorted(done) == sorted(aside) == list(range(ITEMS))
+    assert max(map(len, taken)) == 2
+    assert max(pooled._figures.batch_counts) > 2, "the pool is filled all the same"
+
+
+def test_an_item_that_costs_more_than_a_portion_is_taken_alone() -> None:
+    taken: list[int] = []
+
+    def take(items: list[int]) -> list[int]:
+        taken.append(len(items))
+        return items
+
+    done = [one.item for some in executor(take, portion=0).run(range(ITEMS)) for one in some]
+    assert sorted(done) == list(range(ITEMS))
+    assert set(taken) == {1}
+
+
+@pytest.mark.parametrize(("ahead", "largest"), [(True, 2), (False, 4)])
+def test_steps_are_made_while_items_are_being_prepared(
+    monkeypatch: pytest.MonkeyPatch, ahead: bool, largest: int
+) -> None:
+    """Only where others prepare them: what this process prepares takes its time before a step or after."""
+    monkeypatch.setattr("brim.running.pooled.NOT_READY_SECONDS", -1.0)
+    pooled = executor(lambda items: items, portion=2, ahead=lambda: ahead)
+    assert len([one for some in pooled.run(range(ITEMS)) for one in some]) == ITEMS
+    assert max(pooled._figures.batch_counts[2:]) == largest, "beside the first, which show the size"
 
 
 @pytest.mark.timeout(20)

@@ -171,10 +171,11 @@ class _RecordingPool(GenerationPool):
         self.logits.append(logits.float())
         return super()._chosen(logits, uniform)
 
-    def logits_of(self, prompts: Sequence[PoolPrompt], *, apart: int = 0) -> list[tuple[torch.Tensor, list[int]]]:
-        """The logits of each prompt's tokens, [steps, vocabulary], and the tokens; the first so many are read apart."""
-        self.admit(prompts[:apart])
-        self.admit(prompts[apart:])
+    def logits_of(self, *groups: Sequence[PoolPrompt]) -> list[tuple[torch.Tensor, list[int]]]:
+        """The logits of each prompt's tokens, [steps, vocabulary], and the tokens; groups are read one by one."""
+        for group in groups:
+            self.admit(group)
+        prompts = [prompt for group in groups for prompt in group]
         answers = {answer.key: answer.tokens for answer in self.advance()}
         first = torch.cat(self.logits[: -CHECK_TOKENS + 1])  # of each prompt, in chunks
         steps = [one[: len(prompts)] for one in self.logits[-CHECK_TOKENS + 1 :]]
@@ -208,11 +209,12 @@ def _padded_disagreement(model: Any, settings: GenerationSettings, tokens: Token
         return "no sample could be prepared for a trial"
 
     def trials() -> Iterator[tuple[torch.Tensor, OwnLogits]]:
-        for prompts in kinds:
-            pool = _trial_pool(model, settings, tokens, prompts)
-            pool.pad = trial.pad
-            for prompt, (ours, made) in zip(prompts, pool.logits_of(prompts, apart=1), strict=True):
-                yield ours, functools.partial(_generated_logits, model, trial.pad([prompt]).inputs, made, tokens.pad)
+        prompts = [prompt for kind in kinds for prompt in kind]
+        pool = _trial_pool(model, settings, tokens, prompts)
+        pool.pad = trial.pad
+        found = pool.logits_of(*(group for kind in kinds for group in (kind[:1], kind[1:])))  # alone, and together
+        for prompt, (ours, made) in zip(prompts, found, strict=True):
+            yield ours, functools.partial(_generated_logits, model, trial.pad([prompt]).inputs, made, tokens.pad)
 
     try:
         return _difference(model, trials)

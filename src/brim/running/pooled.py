@@ -153,7 +153,8 @@ class PooledExecutor:
                         break  # not one could be admitted: batches take over
         finally:
             self._close()
-        self.left = [*waiting]
+        self.left = sorted((*waiting, *self._inside), key=lambda item: -costs[item])  # a pool without hope is left full
+        self._inside.clear()
 
     def _survived_turn(self, waiting: deque[int]) -> tuple[Failure | None, list[Finished]]:
         """One turn; its failure, once the except block has ended and nothing pins the turn's tensors."""
