@@ -224,17 +224,16 @@ class TestMemoryOfImages:
         batched: EvalResult,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Weights that images have in a chunk are out of proportion here: a first chunk of all of them fails."""
-        monkeypatch.setattr("brim.generation.pool.LEAST_CHUNK_TOKENS", 16)
         monkeypatch.setattr("brim.tasks.text_pools.chunk_tokens_of", chunks_of(400))
         least = run(vision_language_model, pictures, tmp_path / "a", **asked(batch_size=1, memory_limit="1GiB"))
         most = run(vision_language_model, pictures, tmp_path / "b", **asked(memory_limit="1GiB"))
         peaks = [one.summary["peak_reserved_bytes"] for one in (least, most)]
-        limit = (3 * peaks[0] + peaks[1]) // 4
+        limit = (peaks[0] + peaks[1]) // 2
         result = run(vision_language_model, pictures, tmp_path / "c", **asked(memory_limit=f"{limit}B"))
         assert result.summary["oom_events"] > 0
         assert 0 < result.summary["peak_reserved_bytes"] <= limit
         assert any("ran out of memory" in note for note in result.notes)
+        assert record_of(result.folder)["plan"]["unit"] == "kv_bytes", "batches had not to take over"
         assert same_lines(result, batched)
 
     def test_what_was_read_before_a_failure_is_prepared_again(

@@ -50,6 +50,14 @@ class TestPooled:
         assert max(line["batch_size"] for line in lines_of(result.folder)) <= size.get("batch_size", 14)
         assert result.summary["oom_events"] == 0
 
+    def test_a_turn_in_which_no_answer_ends_is_no_error(
+        self, endless_model: Path, questions: Path, tmp_path: Path
+    ) -> None:
+        """A tokenizer may make one text of no tokens at all."""
+        result = run(endless_model, questions, tmp_path / "run", max_new_tokens=20)
+        assert result.notes == ()
+        assert record_of(result.folder)["plan"]["unit"] == "kv_bytes"
+
     def test_the_plan_counts_bytes_of_keys_and_values(
         self, language_model: Path, questions: Path, tmp_path: Path
     ) -> None:
@@ -236,6 +244,14 @@ class TestPooled:
         monkeypatch.setattr("brim.tasks.text_pools.MIN_SHARED_TOKENS", 1000)
         apart = run(language_model, data, tmp_path / "apart", max_new_tokens=TOKENS)
         assert without_sizes(lines_of(shared.folder)) == without_sizes(lines_of(apart.folder))
+
+
+def test_a_model_with_an_encoder_says_that_no_pool_serves_it(
+    seq2seq_model: Path, questions: Path, tmp_path: Path, pooled: None
+) -> None:
+    result = run(seq2seq_model, questions, tmp_path / "run", max_new_tokens=TOKENS)
+    assert any("has an encoder" in note for note in result.notes)
+    assert record_of(result.folder)["plan"]["unit"] == "tokens"
 
 
 def test_without_flash_attention_batches_run(

@@ -171,7 +171,7 @@ def test_a_trial_that_runs_out_of_memory_or_has_no_sample_says_so() -> None:
     seeing = llava()
     found = [
         pool_obstacle(seeing.model, SETTINGS, TOKENS, longest=40, padded=PaddedTrial(prompts=asked, pad=short))
-        for asked in (lambda: [prompts(seeing)[-3:]], lambda: [])
+        for asked in (lambda: [prompts(seeing)[-3:]], list)
     ]
     assert found == ["a trial of it ran out of memory", "no sample could be prepared for a trial"]
 

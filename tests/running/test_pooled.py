@@ -18,9 +18,12 @@ ITEMS = 9
 
 
 class Memory:
+    def __init__(self, peaks: Sequence[int] = ()) -> None:
+        self._peaks = iter(peaks)
+
     @contextlib.contextmanager
     def metered(self, held: Iterable[Any] = ()) -> Iterator[MemoryReading]:
-        yield MemoryReading()
+        yield MemoryReading(peak_allocated_bytes=next(self._peaks, 0))
 
     def release(self, *, thorough: bool = True) -> None:
         pass
@@ -63,28 +66,30 @@ class Pool:
 class Source:
     first_slots = 100
 
-    def __init__(self, admits: bool = True) -> None:
-        self.portion = 1000
+    def __init__(self, admits: bool = True, *, portion: int = 1000, slots: int = 16) -> None:
+        self.portion = portion
         self.notes: list[str] = []
-        self._admits = admits
+        self._admits, self._slots = admits, slots
 
     def needs(self, items: Sequence[int]) -> PoolNeeds:
-        return PoolNeeds(slots=(16,) * len(items), row_bytes=1)
+        return PoolNeeds(slots=(self._slots,) * len(items), row_bytes=1)
 
     def open(self, size: PoolSize) -> Pool:
         return Pool(size.slots, self._admits)
 
 
 def executor(
-    take: Any, *, admits: bool = True, limit_bytes: int = 10_000, portion: int = 1000, **options: Any
-) -> PooledExecutor:
-    source = Source(admits)
-    source.portion = portion
+    take: Any, *, admits: bool = True, limit_bytes: int = 10_000, portion: int = 1000, slots: int = 16,
+    memory: Memory | None = None, **options: Any,
+) -> PooledExecutor:  # fmt: skip
+    source = Source(admits, portion=portion, slots=slots)
     sizer = start_pool(
         source.needs(range(ITEMS)), limit_bytes=limit_bytes, resident_bytes=0, most_rows=4, most_slots=None
     )
     work = PoolWork(source=source, take=take, costs=[1] * ITEMS, note=lambda line: None, **options)
-    return PooledExecutor(work, sizer=sizer, memory=Memory(), figures=ExecutionFigures(), policy=ExecutionPolicy())
+    return PooledExecutor(
+        work, sizer=sizer, memory=memory or Memory(), figures=ExecutionFigures(), policy=ExecutionPolicy()
+    )
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
@@ -130,7 +135,8 @@ def test_items_are_taken_a_portion_at_a_time_and_set_aside_once_admitted() -> No
 
     pooled = executor(take, portion=2, set_aside=aside.extend)
     done = [one.item for some in pooled.run(range(ITEMS)) for one in some]
-    assert sorted(done) == sorted(aside) == list(range(ITEMS))
+    assert sorted(done) == list(range(ITEMS))
+    assert aside == list(range(2, ITEMS)), "the first may be read again, in smaller chunks"
     assert max(map(len, taken)) == 2
     assert max(pooled._figures.batch_counts) > 2, "the pool is filled all the same"
 
@@ -145,6 +151,16 @@ def test_an_item_that_costs_more_than_a_portion_is_taken_alone() -> None:
     done = [one.item for some in executor(take, portion=0).run(range(ITEMS)) for one in some]
     assert sorted(done) == list(range(ITEMS))
     assert set(taken) == {1}
+
+
+def test_a_pool_whose_chunks_take_most_of_the_memory_starts_anew_with_smaller_ones() -> None:
+    memory = Memory(peaks=[950, 950, 300])
+    pooled = executor(lambda items: items, limit_bytes=1000, memory=memory, slots=200)
+    done = [one.item for some in pooled.run(range(ITEMS)) for one in some]
+    assert sorted(done) == list(range(ITEMS))
+    assert pooled.sizer.halvings == 2
+    assert pooled.sizer.failures == 0
+    assert pooled.trials == []
 
 
 @pytest.mark.parametrize(("ahead", "largest"), [(True, 2), (False, 4)])

@@ -95,8 +95,8 @@ def make_decoder(
 def loop_obstacle(model: Any, longest: int | None, *, positions_read: bool = False) -> str | None:
     """Why a model's configuration rules out the loop, where a short trial would not show it; None if it does not.
 
-    `longest` is the largest number of tokens of prompt and answer together; None: not known. `positions_read`: the model
-    positions the prompts, and says where their answers begin.
+    `longest` is the largest number of tokens of prompt and answer together; None: not known. `positions_read`: where an
+    answer begins is known from the model, which positions the prompt.
     """
     name = type(model).__name__
     for asked, nothing in _UNSUPPORTED.items():

@@ -149,7 +149,7 @@ class PooledExecutor:
                             break
                     if finished:
                         yield finished
-                    elif failure is None and not self._inside:
+                    elif self._pool is not None and not self._inside:
                         break  # not one could be admitted: batches take over
         finally:
             self._close()
@@ -185,6 +185,10 @@ class PooledExecutor:
                 results = pool.advance()
                 self._work.end()
         self._read_peak(pool, reading)
+        if self.sizer.crowded:
+            self.sizer.halve_chunks()
+            self._empty(waiting)
+            return
         for one in results:
             self._inside.discard(one.item)
             finished.append(finished_item(one.item, one.result, one.shared_with))
@@ -235,7 +239,8 @@ class PooledExecutor:
         for item, _ in reversed(good[admitted:]):
             self._inside.discard(item)
             waiting.appendleft(item)
-        self._work.set_aside([item for item, _ in good[:admitted]])
+        if self.sizer.measured:  # what is read first may be read again, in smaller chunks
+            self._work.set_aside([item for item, _ in good[:admitted]])
         return admitted == len(good)
 
     def _read_peak(self, pool: ItemPool, reading: Any) -> None:
@@ -243,7 +248,7 @@ class PooledExecutor:
         self._figures.add_peak(reading)
         if not self.sizer.measured and pool.slot_bytes:
             self.sizer.record(slots=pool.slots, slot_bytes=pool.slot_bytes, peak_bytes=reading.peak_allocated_bytes)
-        if self.sizer.measured and pool.slots < (wanted := self.sizer.size.slots):
+        if self.sizer.measured and not self.sizer.crowded and pool.slots < (wanted := self.sizer.size.slots):
             with self._memory.metered(pool.tensors()):
                 pool.grow(wanted)
         self.kv_bytes = max(self.kv_bytes, pool.slots * pool.slot_bytes)
@@ -259,17 +264,9 @@ class PooledExecutor:
         self._counted = (pool.computed, pool.useful)
 
     def _after_failure(self, failure: Failure, waiting: deque[int]) -> None:
-        """Close the pool; what was in it waits again, in its place."""
-        costs = self._work.costs
-        inside = len(self._inside)
-        waiting.extend(self._inside)
-        self._inside.clear()
-        ordered = sorted(waiting, key=lambda item: -costs[item])
-        waiting.clear()
-        waiting.extend(ordered)
-        slots = 0 if self._pool is None else self._pool.slots
-        self._close()
-        self._memory.release()
+        """A smaller pool takes over, or batches do."""
+        inside, slots = len(self._inside), 0 if self._pool is None else self._pool.slots
+        self._empty(waiting)
         if failure.kind is not FailureKind.OUT_OF_MEMORY:
             self._work.note(f"the pool ended with an error ({failure.reason}): batches take over")
             return
@@ -279,6 +276,16 @@ class PooledExecutor:
             raise DoesNotFitError(f"a pool of {inside} does not fit: {failure.reason} (fail on OOM was asked)")
         self.sizer.record_failure()
         self._work.note(f"a pool of {inside} sequences ran out of memory: a smaller one takes over")
+
+    def _empty(self, waiting: deque[int]) -> None:
+        """Close the pool; what was in it waits again, in its place."""
+        costs = self._work.costs
+        ordered = sorted((*waiting, *self._inside), key=lambda item: -costs[item])
+        self._inside.clear()
+        waiting.clear()
+        waiting.extend(ordered)
+        self._close()
+        self._memory.release()
 
     def _close(self) -> None:
         if self._pool is not None:

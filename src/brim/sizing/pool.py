@@ -2,7 +2,8 @@
 
 More rows are never slower until memory ends (docs/measurements/eval.md): a step reads the weights once for all of them.
 So the size is what fits, by bytes that are measured on the first prompts: what reading a chunk takes beside weights,
-keys and values, and what a slot takes. An out-of-memory error leaves a fraction of the room. Pure.
+keys and values, and what a slot takes. Where reading takes most of the room, chunks are halved and measured again. An
+out-of-memory error at the size found leaves a fraction of the room. Pure.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import dataclasses
 import itertools
 
 from brim.sizing.constants import (
+    MOST_CHUNK_HALVINGS,
     MOST_POOL_FAILURES,
     MOST_POOL_ROWS,
     POOL_AFTER_FAILURE,
     POOL_LIMIT_FRACTION,
+    POOL_READING_FRACTION,
     POOL_REFILL_FRACTION,
     POOL_ROWS_FRACTION,
 )
@@ -24,7 +27,7 @@ __all__ = ["PoolNeeds", "PoolSize", "PoolSizer", "start_pool"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolSize:
-    """At most so many sequences, in so many slots; after each failure prompts are read in chunks half as large."""
+    """At most so many sequences, in so many slots; prompts are read in chunks that were halved so many times."""
 
     rows: int
     slots: int
@@ -62,6 +65,8 @@ class PoolSizer:
         by_memory = int(POOL_ROWS_FRACTION * free / self._row_bytes)
         self.rows = max(min(len(needs.slots), most_rows or MOST_POOL_ROWS, MOST_POOL_ROWS, by_memory), 1)
         self.failures = 0
+        self.halvings = 0
+        self._misjudged = 0  # failures at a size that was thought to fit
         self.slot_bytes = 0  # 0: not measured yet
         self._fixed_bytes = resident_bytes  # at the peak, without slots
 
@@ -87,7 +92,7 @@ class PoolSizer:
     def first_size(self, slots: int) -> PoolSize:
         """A pool with room for the first chunk, which shows what it needs."""
         slots = max(min(slots, self._wanted_slots()), self.least_slots)
-        return PoolSize(rows=self.rows, slots=slots, halvings=self.failures)
+        return PoolSize(rows=self.rows, slots=slots, halvings=self.halvings)
 
     def record(self, *, slots: int, slot_bytes: int, peak_bytes: int) -> None:
         """A chunk was read in a pool of so many slots: what it took at its peak, weights and slots included."""
@@ -95,16 +100,34 @@ class PoolSizer:
         self._fixed_bytes = max(peak_bytes - slots * slot_bytes, self._resident_bytes)
 
     def record_failure(self) -> None:
-        """It ran out of memory."""
+        """It ran out of memory: reading the first chunk, or at the size that was found."""
         self.failures += 1
+        self.halvings += 1
+        self._misjudged += self.measured
+
+    @property
+    def crowded(self) -> bool:
+        """Whether reading leaves too little for keys and values, and might leave more with smaller chunks."""
+        if not self.measured or self.halvings >= MOST_CHUNK_HALVINGS or self.size.slots >= self._wanted_slots():
+            return False
+        reading = self._fixed_bytes - self._resident_bytes
+        return reading > POOL_READING_FRACTION * (self._usable_bytes - self._resident_bytes)
+
+    def halve_chunks(self) -> None:
+        """Read in smaller chunks, and measure them."""
+        self.halvings += 1
+        self.slot_bytes = 0
 
     @property
     def size(self) -> PoolSize:
         """What fits, and is wanted."""
-        usable = POOL_LIMIT_FRACTION * POOL_AFTER_FAILURE**self.failures * self._limit_bytes
-        free = usable - self._fixed_bytes - self.rows * self._row_bytes
+        free = self._usable_bytes - self._fixed_bytes - self.rows * self._row_bytes
         fitting = max(int(free / max(self.slot_bytes, 1)), 0)
-        return PoolSize(rows=self.rows, slots=min(fitting, self._wanted_slots()), halvings=self.failures)
+        return PoolSize(rows=self.rows, slots=min(fitting, self._wanted_slots()), halvings=self.halvings)
+
+    @property
+    def _usable_bytes(self) -> float:
+        return POOL_LIMIT_FRACTION * POOL_AFTER_FAILURE**self._misjudged * self._limit_bytes
 
     def _wanted_slots(self) -> int:
         """For as many of the costliest as there are rows, within the user's ceiling."""
