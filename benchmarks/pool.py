@@ -2,16 +2,19 @@
 
     python -m benchmarks.pool --json results.json                       # needs a GPU
     python -m benchmarks.pool --before ../old-checkout --cases 1.1b     # an earlier brim in the same run
-    python -m benchmarks.pool --tiny                                    # a small model on any machine, to try it out
+    python -m benchmarks.pool --before ../old-checkout --cases pictures # a vision-language model
+    python -m benchmarks.pool --tiny                                    # small models on any machine, to try it out
 
 Prompts of random tokens with log-normal lengths, models with random weights in bfloat16. Answers end at different
 lengths: a part of the vocabulary are end tokens. Rates are samples over seconds from a loaded model to the last answer
-scored, first run in a fresh process.
+scored, first run in a fresh process. Pictures are random pixels for a LLaVA-shaped model (CLIP ViT-L/14 at 336 pixels
+before the 1.1 B decoder: 576 tokens each); they are taken from memory, so that no file is decoded.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import random
@@ -34,9 +37,19 @@ SHAPES: dict[str, dict[str, Any]] = {
     "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
            "num_key_value_heads": 32},
 }  # fmt: skip
+TOWERS: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+             "image_size": 28, "patch_size": 14, "projection_dim": 32},
+    "large": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+              "image_size": 336, "patch_size": 14, "projection_dim": 768},
+}  # fmt: skip
+IMAGE_TOKEN = 99  # below all that prompts are made of
+PICTURES = 32  # different ones
 # Shape, prompts, mean of the logarithm of their lengths, longest, new tokens, part of the vocabulary that ends, prefix.
 CASES: dict[str, dict[str, Any]] = {
     "tiny": {"shape": "tiny", "count": 64, "log_mean": 3.0, "longest": 100, "new": 16, "ends": 0.02},
+    "tiny, pictures": {"shape": "tiny", "tower": "tiny", "count": 24, "log_mean": 2.0, "longest": 20, "new": 16,
+                       "ends": 0.02},
     "1.1b, 128 new tokens": {"shape": "1.1b", "count": 2048, "log_mean": 5.15, "longest": 1800, "new": 128,
                              "ends": 0.0156},
     "0.27b, 16 new tokens": {"shape": "0.27b", "count": 4096, "log_mean": 4.92, "longest": 1500, "new": 16},
@@ -47,11 +60,16 @@ CASES: dict[str, dict[str, Any]] = {
                                     "prefix": 1024},
     "1.1b, prefix, 128 new tokens": {"shape": "1.1b", "count": 1024, "log_mean": 4.2, "longest": 700, "new": 128,
                                      "ends": 0.0156, "prefix": 1024},
+    "1.4b, pictures, 64 new tokens": {"shape": "1.1b", "tower": "large", "count": 256, "log_mean": 3.5, "longest": 300,
+                                      "new": 64, "ends": 0.0156},
+    "1.4b, 1,024 pictures, 128 new tokens": {"shape": "1.1b", "tower": "large", "count": 1024, "log_mean": 3.5,
+                                             "longest": 300, "new": 128, "ends": 0.0156},
 }  # fmt: skip
 # What runs a case: options of the evaluation, "before" for an earlier checkout.
 WAYS: dict[str, dict[str, Any]] = {
     "brim before, auto": {"before": True},
     "brim, auto": {},
+    "brim, in batches": {"pool": False},
     "brim, -b 256": {"batch_size": 256},
     "brim, -b 1024": {"batch_size": 1024},
     "brim, -b 2048": {"batch_size": 2048},
@@ -75,11 +93,11 @@ def main() -> None:
         return
     rows: list[dict[str, Any]] = []
     for case in CASES:
-        if (case == "tiny") != arguments.tiny or arguments.cases not in case:
+        if case.startswith("tiny") != arguments.tiny or arguments.cases not in case:
             continue
         for way, options in WAYS.items():
             wanted = any(part in way for part in arguments.ways.split("|"))
-            if not wanted or (options.get("unshared") and "prefix" not in CASES[case]):
+            if not wanted or not _applies(options, CASES[case]):
                 continue
             if options.get("before") and arguments.before is None:
                 continue
@@ -88,6 +106,14 @@ def main() -> None:
             if arguments.json:
                 arguments.json.write_text(json.dumps({"rows": rows}, indent=1))
     print(table(rows))
+
+
+def _applies(options: dict[str, Any], spec: dict[str, Any]) -> bool:
+    if options.get("unshared"):
+        return "prefix" in spec
+    if "tower" in spec:  # continuous batching takes no pictures
+        return not options.get("peer") and options.get("batch_size", 0) <= spec["count"]
+    return True
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -149,12 +175,89 @@ def _model(spec: dict[str, Any]) -> tuple[Any, tuple[int, ...]]:
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         torch.set_default_dtype(torch.bfloat16)
-        model = LlamaForCausalLM(LlamaConfig(**shape)).eval()
+        config = LlamaConfig(**shape)
+        model = (LlamaForCausalLM(config) if "tower" not in spec else _with_tower(config, spec["tower"])).eval()
         torch.set_default_dtype(torch.float32)
     model.generation_config.pad_token_id = 0
     model.generation_config.eos_token_id = None
     count = int(spec.get("ends", 0.0) * shape["vocab_size"])
     return model, tuple(sorted(random.Random(1).sample(range(100, shape["vocab_size"]), count)))
+
+
+def _with_tower(text: Any, tower: str) -> Any:
+    from transformers import CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration
+
+    vision = CLIPVisionConfig(**TOWERS[tower], initializer_range=0.05)
+    config = LlavaConfig(
+        vision_config=vision, text_config=text, image_token_index=IMAGE_TOKEN, image_seq_length=_patches(tower)
+    )
+    return LlavaForConditionalGeneration(config)
+
+
+def _patches(tower: str) -> int:
+    return int((TOWERS[tower]["image_size"] // TOWERS[tower]["patch_size"]) ** 2)
+
+
+class PictureProcessor:
+    """Pictures as random pixels from memory, before prompts of token ids."""
+
+    chat_template = image_token = image_processor = None
+
+    def __init__(self, prompts: list[list[int]], tower: str) -> None:
+        import torch
+
+        side = TOWERS[tower]["image_size"]
+        generator = torch.Generator().manual_seed(0)
+        self._pixels = torch.randn(PICTURES, 3, side, side, generator=generator).to(torch.bfloat16)
+        self._prompts, self._image = prompts, [IMAGE_TOKEN] * _patches(tower)
+
+    def __call__(self, *, text: list[str], **options: Any) -> dict[str, Any]:
+        import torch
+
+        del options
+        rows = [[*self._image, *self._prompts[int(one)]] for one in text]
+        fills = [max(map(len, rows)) - len(row) for row in rows]
+        return {
+            "input_ids": torch.tensor([[0] * fill + row for row, fill in zip(rows, fills, strict=True)]),
+            "attention_mask": torch.tensor(
+                [[0] * fill + [1] * len(row) for row, fill in zip(rows, fills, strict=True)]
+            ),
+            "pixel_values": self._pixels[[int(one) % PICTURES for one in text]],
+        }
+
+    def _get_num_multimodal_tokens(self, image_sizes: Any, **options: Any) -> dict[str, list[int]]:
+        del options
+        return {"num_image_tokens": [len(self._image)] * len(image_sizes)}
+
+
+def _picture_subject(model: Any, prompts: list[list[int]], spec: dict[str, Any]) -> Any:
+    """A generation task over prompts with a picture each."""
+    import io
+
+    import torch
+    from PIL import Image
+
+    from benchmarks.prompt_subject import NumberTokenizer
+    from brim.data.base import ImageFile, Sample, SampleSet
+    from brim.evaluation.setup import EvaluationSetup
+    from brim.metrics.registry import parse_metrics
+    from brim.models.base import LoadedModel
+    from brim.tasks.base import TaskSettings
+    from brim.tasks.generate import GenerateTask
+
+    encoded = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(encoded, format="PNG")  # the pixels come from the processor
+    picture = ImageFile(data=encoded.getvalue())
+    loaded = LoadedModel(
+        name="benchmark", kind="vision_language", module=model, device=next(model.parameters()).device,
+        dtype=torch.bfloat16, tokenizer=NumberTokenizer(prompts), processor=PictureProcessor(prompts, spec["tower"]),
+    )  # fmt: skip
+    samples = tuple(Sample(id=str(n), prompt=str(n), images=(picture,), references=("1",)) for n in range(len(prompts)))
+    data = SampleSet(name="pictures", format="jsonl", samples=samples, suggested_task="generate")
+    task = GenerateTask(loaded, data, TaskSettings(max_new_tokens=spec["new"]))
+    task.setup()
+    costs = tuple(task.cost(item) for item in range(len(samples)))
+    return EvaluationSetup(model=loaded, data=data, task=task, metrics=tuple(parse_metrics("exact_match")), costs=costs)
 
 
 def _prompts(spec: dict[str, Any]) -> list[list[int]]:
@@ -180,7 +283,10 @@ def _brim(
         import brim.tasks.text_pools as pools
 
         pools.MIN_SHARED_TOKENS = 1 << 30
-    setup = prompt_subject(model, prompts, spec["new"])
+    pictures = "tower" in spec
+    setup = _picture_subject(model, prompts, spec) if pictures else prompt_subject(model, prompts, spec["new"])
+    if not options.get("pool", True):
+        setup.task.generation = dataclasses.replace(setup.task.generation, pool=False)
     setup.task._tokens = TokenIds(ends=ends, pad=0)
     notes: list[str] = []
 
