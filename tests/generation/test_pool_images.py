@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from brim.generation.pool import GenerationPool, PaddedPrompts, PoolPrompt
 from brim.generation.precision import in_float32
 from brim.generation.select import PaddedTrial, _generated_logits, pool_obstacle
 from brim.generation.settings import GenerationSettings, TokenIds
+from brim.tasks.image_pools import _moved_left
 from brim.tasks.multimodal import joined
 from tests.generation.tiny_models import IDS, PAD, SHAPE, SINCE_VERSION_5, VOCABULARY, varied
 
@@ -69,6 +70,17 @@ def gemma3() -> Seeing:
     return Seeing(model, lambda images: (images, 3, 16, 16), "token_type_ids")
 
 
+def paligemma() -> Seeing:
+    """All tokens of a prompt attend to each other."""
+    words = transformers.GemmaConfig(**IDS, **SHAPE, num_key_value_heads=2, head_dim=8)
+    config = transformers.PaliGemmaConfig(
+        text_config=words, vision_config=transformers.SiglipVisionConfig(**VISION, image_size=8, vision_use_head=False),
+        image_token_index=IMAGE, projection_dim=32, hidden_size=32,
+    )  # fmt: skip
+    model = varied(transformers.PaliGemmaForConditionalGeneration(config))
+    return Seeing(model, lambda images: (images, 3, 8, 8), "token_type_ids")
+
+
 FAMILIES = [llava, smolvlm, pytest.param(gemma3, marks=SINCE_VERSION_5)]
 
 
@@ -93,10 +105,21 @@ def pad(some: Sequence[PoolPrompt]) -> PaddedPrompts:
     return PaddedPrompts(inputs=batch, kept=batch["attention_mask"].flatten().nonzero().squeeze(1))
 
 
-def answered(seeing: Seeing, asked: Sequence[PoolPrompt], *, rows: int = 3, **options: Any) -> dict[int, list[int]]:
+def pad_right(some: Sequence[PoolPrompt]) -> PaddedPrompts:
+    batch = _moved_left(joined([prompt.inputs for prompt in some], pad=PAD), spare=2)
+    return PaddedPrompts(kept=batch.pop("attention_mask").flatten().nonzero().squeeze(1), inputs=batch)
+
+
+def own(prompt: PoolPrompt) -> Mapping[str, Any]:
+    return dict(prompt.inputs)
+
+
+def answered(
+    seeing: Seeing, asked: Sequence[PoolPrompt], *, rows: int = 3, padded: Any = pad, **options: Any
+) -> dict[int, list[int]]:
     options = {"slots": 300, "longest": max(len(one.ids) for one in asked), "chunk_tokens": 60, **options}
     pool = GenerationPool(seeing.model, SETTINGS, TOKENS, rows=rows, **options)
-    pool.pad = pad
+    pool.pad = padded
     waiting, got = list(asked), {}
     while waiting or pool.active:
         waiting = waiting[pool.admit(waiting) :]
@@ -113,14 +136,15 @@ def alone(seeing: Seeing, prompt: PoolPrompt) -> list[int]:
     return answer[:-1] if answer[-1] in ENDS else answer
 
 
+@pytest.mark.parametrize("padded", [pad, pad_right])
 @pytest.mark.parametrize("make", FAMILIES)
-def test_answers_about_images_are_those_of_generate_at_batch_size_one(make: Callable[[], Seeing]) -> None:
+def test_answers_about_images_are_those_of_generate_at_batch_size_one(make: Callable[[], Seeing], padded: Any) -> None:
     seeing = make()
     asked = prompts(seeing)
-    got = answered(seeing, asked)
+    got = answered(seeing, asked, padded=padded)
     assert [got[one.key] for one in asked] == [alone(seeing, one) for one in asked]
     assert len({tuple(tokens) for tokens in got.values()}) == len(asked)
-    assert answered(seeing, asked, rows=7, slots=1000, chunk_tokens=1000) == got
+    assert answered(seeing, asked, rows=7, slots=1000, chunk_tokens=1000, padded=padded) == got
 
 
 @pytest.mark.parametrize("make", FAMILIES)
@@ -128,7 +152,7 @@ def test_answers_about_images_are_those_of_generate_at_batch_size_one(make: Call
 def test_a_trial_on_images_agrees_with_generate(make: Callable[[], Seeing], dtype: torch.dtype) -> None:
     seeing = make()
     seeing.model.to(dtype)
-    trial = PaddedTrial(prompts=lambda: [prompts(seeing)[-3:]], pad=pad)
+    trial = PaddedTrial(prompts=lambda: [prompts(seeing)[-3:]], pad=pad, own=own)
     assert pool_obstacle(seeing.model, SETTINGS, TOKENS, longest=40, padded=trial) is None
 
 
@@ -146,6 +170,22 @@ def test_generates_logits_in_float32_are_those_of_a_float32_model(make: Callable
     assert torch.allclose(wide, exact, atol=0.02 * exact.std().item())
 
 
+@SINCE_VERSION_5
+def test_where_all_of_a_prompt_is_seen_padding_must_be_on_the_left() -> None:
+    seeing = paligemma()
+    found = {
+        side: pool_obstacle(
+            seeing.model, SETTINGS, TOKENS, longest=40,
+            padded=PaddedTrial(prompts=lambda: [prompts(seeing)[-3:]], pad=side, own=own),
+        )
+        for side in (pad, pad_right)
+    }  # fmt: skip
+    assert found[pad] is None
+    assert found[pad_right] is not None
+    asked = prompts(seeing)
+    assert [answered(seeing, asked)[one.key] for one in asked] == [alone(seeing, one) for one in asked]
+
+
 def images_swapped(some: Sequence[PoolPrompt]) -> PaddedPrompts:
     padded = pad(some)
     return dataclasses.replace(padded, inputs={**padded.inputs, "pixel_values": padded.inputs["pixel_values"].flip(0)})
@@ -158,7 +198,7 @@ def raises(some: Sequence[PoolPrompt]) -> PaddedPrompts:
 @pytest.mark.parametrize(("wrong", "why"), [(images_swapped, "logits differ"), (raises, "raised KeyError")])
 def test_a_pool_that_reads_images_otherwise_is_found_by_the_trial(wrong: Any, why: str) -> None:
     seeing = llava()
-    trial = PaddedTrial(prompts=lambda: [prompts(seeing)[-3:]], pad=wrong)
+    trial = PaddedTrial(prompts=lambda: [prompts(seeing)[-3:]], pad=wrong, own=own)
     obstacle = pool_obstacle(seeing.model, SETTINGS, TOKENS, longest=40, padded=trial)
     assert obstacle is not None
     assert why in obstacle
@@ -170,7 +210,7 @@ def test_a_trial_that_runs_out_of_memory_or_has_no_sample_says_so() -> None:
 
     seeing = llava()
     found = [
-        pool_obstacle(seeing.model, SETTINGS, TOKENS, longest=40, padded=PaddedTrial(prompts=asked, pad=short))
+        pool_obstacle(seeing.model, SETTINGS, TOKENS, longest=40, padded=PaddedTrial(prompts=asked, pad=short, own=own))
         for asked in (lambda: [prompts(seeing)[-3:]], list)
     ]
     assert found == ["a trial of it ran out of memory", "no sample could be prepared for a trial"]

@@ -64,9 +64,13 @@ class PoolPrompt:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaddedPrompts:
-    """Prompts as the model's own forward takes them, on the device."""
+    """Prompts as the model's own forward takes them, on the device.
 
-    inputs: Mapping[str, Any]  # `input_ids` and `attention_mask`, [prompts, longest], and the rest
+    Padded on the left they have an `attention_mask`. On the right they need none: no token sees a later one, and
+    attention without a mask is faster.
+    """
+
+    inputs: Mapping[str, Any]  # `input_ids`, [prompts, longest], and the rest
     kept: torch.Tensor  # [tokens], the places of those that are not padding, row after row
 
 
@@ -348,12 +352,12 @@ class GenerationPool:
         A model whose images take fewer positions than tokens says by how many, in `rope_deltas`.
         """
         inputs, kept = dict(prompts.inputs), prompts.kept
-        mask = inputs["attention_mask"]
-        self.computed_tokens += mask.numel()
-        images = any(isinstance(one, torch.Tensor) and one.shape != mask.shape for one in inputs.values())
+        mask, shape = inputs.get("attention_mask"), inputs["input_ids"].shape
+        self.computed_tokens += shape.numel()
+        images = any(isinstance(one, torch.Tensor) and one.shape != shape for one in inputs.values())
         if self._mrope is not None:
             self._mrope.rope_deltas = None
-        if "position_ids" in self._parameters and not (images and self._mrope is not None):
+        if mask is not None and "position_ids" in self._parameters and not (images and self._mrope is not None):
             inputs.setdefault("position_ids", (mask.cumsum(dim=1) - 1).clamp_min(0))
         with self.arena.storing(dataclasses.replace(packed, kept=kept)), self._norms, self._head_on(kept[last]):
             output = self.model(**inputs, past_key_values=self.arena.cache, use_cache=True)

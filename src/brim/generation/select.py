@@ -132,6 +132,7 @@ class PaddedTrial:
 
     prompts: Callable[[], Sequence[Sequence[PoolPrompt]]]  # each kind of them apart
     pad: Callable[[Sequence[PoolPrompt]], PaddedPrompts]
+    own: Callable[[PoolPrompt], Mapping[str, Any]]  # a prompt's inputs alone, on the device
 
 
 def pool_obstacle(
@@ -214,7 +215,7 @@ def _padded_disagreement(model: Any, settings: GenerationSettings, tokens: Token
         pool.pad = trial.pad
         found = pool.logits_of(*(group for kind in kinds for group in (kind[:1], kind[1:])))  # alone, and together
         for prompt, (ours, made) in zip(prompts, found, strict=True):
-            yield ours, functools.partial(_generated_logits, model, trial.pad([prompt]).inputs, made, tokens.pad)
+            yield ours, functools.partial(_generated_logits, model, trial.own(prompt), made, tokens.pad)
 
     try:
         return _difference(model, trials)

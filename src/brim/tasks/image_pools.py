@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from brim.generation.arena import ALIGNMENT
+from brim.generation.loop import Padding
 from brim.generation.pool import PaddedPrompts, PoolPrompt
 from brim.generation.select import PaddedTrial, loop_obstacle, pool_obstacle
 from brim.generation.settings import GenerationSettings, TokenIds
@@ -26,6 +28,7 @@ __all__ = ["ImagePools", "ImagePrompts"]
 NUMBERS_PER_TOKEN = 4 * 3 * 14 * 14  # of pixels that count as a token in a chunk: four patches of a usual vision tower
 TRIED = 3  # samples of a kind in a trial, one read alone and two together …
 MOST_PREPARED = 8  # … of so many that may have to be prepared
+SPARE = 3  # columns of padding in a trial, where prompts may happen to be of one length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,14 +51,29 @@ class ImagePrompts:
             weight=sum(one.numel() for one in floats) // NUMBERS_PER_TOKEN, kind=frozenset(prepared),
         )  # fmt: skip
 
-    def pad(self, prompts: Sequence[PoolPrompt]) -> PaddedPrompts:
-        """Prompts as one batch of the model's own inputs."""
+    def pad(self, prompts: Sequence[PoolPrompt], *, side: Padding, spare: int = 0) -> PaddedPrompts:
+        """Prompts as one batch of the model's own inputs; on the right `spare` columns are added to it."""
         batch = self.join([prompt.key for prompt in prompts], [prompt.inputs for prompt in prompts])
-        mask = batch["attention_mask"]
-        if mask.sum(dim=1).tolist() != [len(prompt.ids) for prompt in prompts]:
+        if batch["attention_mask"].sum(dim=1).tolist() != [len(prompt.ids) for prompt in prompts]:
             raise ValueError("the processor makes prompts of other lengths together than one by one")
+        if side == "right":
+            batch = _moved_left(batch, spare)
+        mask = batch.pop("attention_mask") if side == "right" else batch["attention_mask"]
         inputs = self.send({**batch, "": mask.flatten().nonzero().squeeze(1)})
         return PaddedPrompts(kept=inputs.pop(""), inputs=inputs)
+
+
+def _moved_left(batch: Mapping[str, Any], spare: int) -> dict[str, Any]:
+    """A batch with its padding behind the tokens."""
+    mask = batch["attention_mask"]
+    order = (1 - mask).argsort(dim=1, stable=True)  # [rows, length]: tokens first
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.shape != mask.shape:
+            return value
+        return torch.nn.functional.pad(value.gather(1, order), (0, spare))
+
+    return {name: moved(value) for name, value in batch.items()}
 
 
 class ImagePools(TextPools):
@@ -68,6 +86,7 @@ class ImagePools(TextPools):
         super().__init__(model, settings, tokens, lengths=prompts.lengths, read=read, stopped=stopped)
         self.images = prompts
         self.portion = self.first_slots
+        self.side: Padding = "right"
 
     def open(self, size: PoolSize) -> ImagePool:
         """An empty pool."""
@@ -83,9 +102,17 @@ class ImagePools(TextPools):
             raise ValueError(obstacle)
 
     def _obstacle(self, *, prefix: bool) -> str | None:
+        """On the right if a trial agrees: then attention needs no mask. Otherwise on the left, as processors pad."""
         del prefix  # none is shared
-        trial = PaddedTrial(prompts=self._trial_prompts, pad=self.images.pad)
-        return pool_obstacle(self.model, self.settings, self.tokens, longest=self.longest, padded=trial)
+        prompts = functools.cache(self._trial_prompts)
+        why: str | None = None
+        for self.side in ("right", "left"):
+            pad = functools.partial(self.images.pad, side=self.side, spare=SPARE)
+            trial = PaddedTrial(prompts=prompts, pad=pad, own=lambda prompt: self.images.send(prompt.inputs))
+            why = pool_obstacle(self.model, self.settings, self.tokens, longest=self.longest, padded=trial)
+            if why is None:
+                break
+        return why
 
     def _trial_prompts(self) -> list[list[PoolPrompt]]:
         """The shortest prompts with images, and without, where there are such."""
@@ -108,7 +135,7 @@ class ImagePool(TextPool):
     def __init__(self, source: ImagePools, size: PoolSize) -> None:
         super().__init__(source, size)
         self._images = source
-        self._pool.pad = source.images.pad
+        self._pool.pad = functools.partial(source.images.pad, side=source.side)
         self._seen: dict[int, Mapping[str, Any]] = {}
 
     def admit(self, items: Sequence[int], prepared: Sequence[Any]) -> int:
