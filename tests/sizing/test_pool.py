@@ -55,6 +55,8 @@ def test_a_failure_before_anything_was_measured_makes_chunks_smaller_but_not_the
     assert found.size.halvings == 1
     assert found.size.slots == int(POOL_LIMIT_FRACTION * LIMIT) - 30_000 - found.rows
     found.record_failure()
+    assert not found.measured
+    found.record(slots=100, slot_bytes=1, peak_bytes=30_100)
     assert found.size.halvings == 2
     assert found.size.slots == int(POOL_AFTER_FAILURE * POOL_LIMIT_FRACTION * LIMIT) - 30_000 - found.rows
 

@@ -100,10 +100,11 @@ class PoolSizer:
         self._fixed_bytes = max(peak_bytes - slots * slot_bytes, self._resident_bytes)
 
     def record_failure(self) -> None:
-        """It ran out of memory: reading the first chunk, or at the size that was found."""
+        """It ran out of memory: reading the first chunk, or at the size that was found. The next is measured anew."""
         self.failures += 1
         self.halvings += 1
         self._misjudged += self.measured
+        self.slot_bytes = 0
 
     @property
     def crowded(self) -> bool:

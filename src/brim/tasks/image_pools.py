@@ -59,8 +59,8 @@ class ImagePrompts:
         if side == "right":
             batch = _moved_left(batch, spare)
         mask = batch.pop("attention_mask") if side == "right" else batch["attention_mask"]
-        inputs = self.send({**batch, "": mask.flatten().nonzero().squeeze(1)})
-        return PaddedPrompts(kept=inputs.pop(""), inputs=inputs)
+        places = self.send({"kept": mask.flatten().nonzero().squeeze(1)})
+        return PaddedPrompts(inputs=self.send(batch), kept=places["kept"])
 
 
 def _moved_left(batch: Mapping[str, Any], spare: int) -> dict[str, Any]:
@@ -99,20 +99,22 @@ class ImagePools(TextPools):
         self.longest = longest
         obstacle = loop_obstacle(self.model, longest + self.settings.max_new_tokens, positions_read=True)
         if obstacle is not None:
-            raise ValueError(obstacle)
+            raise ValueError(f"a prompt has {longest:,} tokens, more than expected: {obstacle}")
 
     def _obstacle(self, *, prefix: bool) -> str | None:
         """On the right if a trial agrees: then attention needs no mask. Otherwise on the left, as processors pad."""
         del prefix  # none is shared
         prompts = functools.cache(self._trial_prompts)
-        why: str | None = None
-        for self.side in ("right", "left"):
-            pad = functools.partial(self.images.pad, side=self.side, spare=SPARE)
-            trial = PaddedTrial(prompts=prompts, pad=pad, own=lambda prompt: self.images.send(prompt.inputs))
-            why = pool_obstacle(self.model, self.settings, self.tokens, longest=self.longest, padded=trial)
-            if why is None:
-                break
+        why = self._trial_on("right", prompts)
+        if why is not None:
+            self.side = "left"
+            why = self._trial_on("left", prompts)
         return why
+
+    def _trial_on(self, side: Padding, prompts: Callable[[], list[list[PoolPrompt]]]) -> str | None:
+        pad = functools.partial(self.images.pad, side=side, spare=SPARE)
+        trial = PaddedTrial(prompts=prompts, pad=pad, own=lambda prompt: self.images.send(prompt.inputs))
+        return pool_obstacle(self.model, self.settings, self.tokens, longest=self.longest, padded=trial)
 
     def _trial_prompts(self) -> list[list[PoolPrompt]]:
         """The shortest prompts with images, and without, where there are such."""
