@@ -296,6 +296,7 @@ class Worker:
         request = self.request
         return ExecutionPolicy(
             by_count=self.starting.by_count,
+            packed=self.setup.task.packs,
             fixed=request.fixed,
             overlap=request.overlap,
             fail_fast=request.fail_fast,

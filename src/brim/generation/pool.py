@@ -13,7 +13,6 @@ numbers of rows. Knows nothing of text, tasks or files.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 
-from brim.generation.arena import Arena, PackedTokens, Regions, region_slots
+from brim.generation.arena import Arena, PackedTokens, Regions, head_on, region_slots
 from brim.generation.choose import TokenChooser, generation_config_for, uniforms
 from brim.generation.graphs import CaptureFailedError, GraphPool, capture, graphs_work_on, shared_pool
 from brim.generation.norms import fused_norms
@@ -275,7 +274,7 @@ class GenerationPool:
         )  # fmt: skip
         self.computed_tokens += int(borders[-1])
         self.useful_tokens += int(borders[-1])
-        with self._head_on(sent["last"]):
+        with head_on(self.model, sent["last"]):
             logits = self._forward(sent["ids"], sent["positions"], packed)
         if whole:
             self._begin(sent, logits, [parts[number].prompt.key for number in whole])
@@ -309,7 +308,7 @@ class GenerationPool:
                     slots=positions + start, query_starts=numbers[:2], region_starts=numbers[2:4], used=numbers[4:],
                     max_new=end - begin, max_used=end,
                 )  # fmt: skip
-                with self._head_on(positions[:1] - begin):
+                with head_on(self.model, positions[:1] - begin):
                     self._forward(torch.tensor(prefix[begin:end], device=self.device), positions, packed)
         self._prefix = len(prefix)
 
@@ -438,16 +437,3 @@ class GenerationPool:
         self._state.move(both[:, 0], both[:, 1])
         for old, new in moves:
             self._occupants[new], self._occupants[old] = self._occupants[old], None
-
-    @contextlib.contextmanager
-    def _head_on(self, tokens: torch.Tensor) -> Iterator[None]:
-        """Run the head on these tokens only: logits of whole prompts need more memory than the rest."""
-
-        def pick(_: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-            return (arguments[0][:, tokens], *arguments[1:])
-
-        handle = self.model.get_output_embeddings().register_forward_pre_hook(pick)
-        try:
-            yield
-        finally:
-            handle.remove()
