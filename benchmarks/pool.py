@@ -34,7 +34,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
            "num_key_value_heads": 32},
 }  # fmt: skip
-# Shape, prompts, mean of the logarithm of their lengths, longest, new tokens, part of the vocabulary that ends, prefix.
+# Shape, prompts, mean of the logarithm of their lengths, longest, new tokens, part of the vocabulary that ends, prefix;
+# of multiple choice, the options of a question.
 CASES: dict[str, dict[str, Any]] = {
     "tiny": {"shape": "tiny", "count": 64, "log_mean": 3.0, "longest": 100, "new": 16, "ends": 0.02},
     "1.1b, 128 new tokens": {"shape": "1.1b", "count": 2048, "log_mean": 5.15, "longest": 1800, "new": 128,
@@ -45,6 +46,12 @@ CASES: dict[str, dict[str, Any]] = {
     "7b, 128 new tokens": {"shape": "7b", "count": 512, "log_mean": 5.15, "longest": 1800, "new": 128, "ends": 0.0156},
     "1.1b, prefix, 16 new tokens": {"shape": "1.1b", "count": 1024, "log_mean": 4.2, "longest": 700, "new": 16,
                                     "prefix": 1024},
+    "0.27b, prefix, 16 new tokens": {"shape": "0.27b", "count": 4096, "log_mean": 4.92, "longest": 1500, "new": 16,
+                                     "prefix": 1024},
+    "tiny, choice": {"shape": "tiny", "count": 64, "log_mean": 3.0, "longest": 100, "options": 4, "prefix": 200},
+    "1.1b, choice": {"shape": "1.1b", "count": 1024, "log_mean": 4.2, "longest": 700, "options": 4},
+    "1.1b, prefix, choice": {"shape": "1.1b", "count": 1024, "log_mean": 4.2, "longest": 700, "options": 4,
+                             "prefix": 1024},
     "1.1b, prefix, 128 new tokens": {"shape": "1.1b", "count": 1024, "log_mean": 4.2, "longest": 700, "new": 128,
                                      "ends": 0.0156, "prefix": 1024},
 }  # fmt: skip
@@ -75,11 +82,11 @@ def main() -> None:
         return
     rows: list[dict[str, Any]] = []
     for case in CASES:
-        if (case == "tiny") != arguments.tiny or arguments.cases not in case:
+        if case.startswith("tiny") != arguments.tiny or arguments.cases not in case:
             continue
         for way, options in WAYS.items():
             wanted = any(part in way for part in arguments.ways.split("|"))
-            if not wanted or (options.get("unshared") and "prefix" not in CASES[case]):
+            if not wanted or not _applies(CASES[case], options):
                 continue
             if options.get("before") and arguments.before is None:
                 continue
@@ -88,6 +95,13 @@ def main() -> None:
             if arguments.json:
                 arguments.json.write_text(json.dumps({"rows": rows}, indent=1))
     print(table(rows))
+
+
+def _applies(spec: dict[str, Any], options: dict[str, Any]) -> bool:
+    """Whether a way makes sense for a case."""
+    if options.get("unshared"):
+        return "prefix" in spec or "options" in spec
+    return not (options.get("peer") and "options" in spec)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -170,18 +184,28 @@ def _prompts(spec: dict[str, Any]) -> list[list[int]]:
 def _brim(
     model: Any, prompts: list[list[int]], spec: dict[str, Any], ends: tuple[int, ...], options: dict[str, Any]
 ) -> dict[str, Any]:
-    from benchmarks.prompt_subject import prompt_subject
+    from benchmarks.prompt_subject import choice_subject, prompt_subject
     from brim.evaluation.run import run_setup
     from brim.evaluation.worker import EvalListener
     from brim.generation.settings import TokenIds
     from brim.settings.eval_settings import EvalRequest
 
+    started = time.perf_counter()
     if options.get("unshared"):
+        import brim.tasks.choice as choice
         import brim.tasks.text_pools as pools
 
         pools.MIN_SHARED_TOKENS = 1 << 30
-    setup = prompt_subject(model, prompts, spec["new"])
-    setup.task._tokens = TokenIds(ends=ends, pad=0)
+        choice.MIN_SAVED_FRACTION = 1.0
+    if "options" in spec:
+        draw = random.Random(2)
+        ids = [[draw.randrange(100, 31000) for _ in range(draw.randint(1, 8))] for _ in range(spec["options"] * 64)]
+        questions = [(prompt, draw.sample(ids, spec["options"])) for prompt in prompts]
+        started = time.perf_counter()  # what a task tries on the model counts
+        setup = choice_subject(model, questions)
+    else:
+        setup = prompt_subject(model, prompts, spec["new"])
+        setup.task._tokens = TokenIds(ends=ends, pad=0)
     notes: list[str] = []
 
     class Notes(EvalListener):
@@ -193,15 +217,13 @@ def _brim(
         **{name: value for name, value in options.items() if name == "batch_size"},
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
         done: Any = run_setup(request, setup, Path(folder), Notes())
         seconds = time.perf_counter() - started
     summary = getattr(done, "summary", done)  # an earlier brim returns the summary itself
-    lengths = summary["answer_tokens"]
     figures = f"{summary['oom_events']} OOM, padding {summary['padding_fraction']:.0%}, size "
-    figures += (
-        f"{summary['batch_size_used']}, answers p50 {lengths['p50']}, {lengths['truncated_fraction']:.0%} cut off"
-    )
+    figures += f"{summary['batch_size_used']}"
+    if lengths := summary["answer_tokens"]:
+        figures += f", answers p50 {lengths['p50']}, {lengths['truncated_fraction']:.0%} cut off"
     wait = summary["gpu_wait_fraction"]
     figures += "" if wait is None else f", idle {wait:.1%}"
     peak = summary["peak_reserved_bytes"]

@@ -28,7 +28,7 @@ from brim.generation.select import logit_difference, loop_obstacle, trial_prompt
 __all__ = ["Question", "SharedContexts", "log_likelihood", "shared_contexts_obstacle", "shared_tokens"]
 
 CHECK_PREFIX = 4  # tokens that the questions of a trial share
-MIN_CPU_PARAMETERS = 20_000_000
+MIN_CPU_PARAMETERS = 3_000_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
