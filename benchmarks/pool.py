@@ -44,7 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
     "0.5b, 128 new tokens": {"shape": "0.5b", "count": 2048, "log_mean": 5.15, "longest": 1800, "new": 128,
                              "ends": 0.0156},
     "7b, 128 new tokens": {"shape": "7b", "count": 512, "log_mean": 5.15, "longest": 1800, "new": 128, "ends": 0.0156},
-    "1.1b, prefix, 16 new tokens": {"shape": "1.1b", "count": 1024, "log_mean": 4.2, "longest": 700, "new": 16,
+    "1.1b, prefix, 16 new tokens": {"shape": "1.1b", "count": 4096, "log_mean": 4.2, "longest": 700, "new": 16,
                                     "prefix": 1024},
     "0.27b, prefix, 16 new tokens": {"shape": "0.27b", "count": 4096, "log_mean": 4.92, "longest": 1500, "new": 16,
                                      "prefix": 1024},
@@ -64,6 +64,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "brim, -b 2048": {"batch_size": 2048},
     "brim, prefix not shared": {"unshared": True},
     "transformers, continuous batching": {"peer": True},
+    "transformers, continuous batching, graphs and asynchronous": {"peer": True, "forced": True},
 }
 
 
@@ -125,7 +126,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def _in_a_process(case: str, options: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
     root = Path(__file__).parents[1]
     tree = arguments.before.resolve() if options.get("before") else root
-    environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"}
+    environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{root}"}
     asked = json.dumps({"case": case, "options": {k: v for k, v in options.items() if k != "before"}})
     command = [sys.executable, str(Path(__file__).resolve()), "--child", asked]
     try:
@@ -135,7 +136,8 @@ def _in_a_process(case: str, options: dict[str, Any], arguments: argparse.Namesp
     except subprocess.TimeoutExpired:
         return {"notes": f"ended after {arguments.seconds:g} s"}
     if done.returncode:
-        return {"notes": f"failed: {(done.stderr.strip().splitlines() or ['?'])[-1][:160]}"}
+        errors = [line for line in done.stderr.splitlines() if "Error" in line]
+        return {"notes": f"failed: {(errors or done.stderr.strip().splitlines() or ['?'])[-1][:200]}"}
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
@@ -151,7 +153,7 @@ def _measured(case: str, options: dict[str, Any]) -> dict[str, Any]:
         torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
     if options.get("peer"):
-        return _continuous(model, prompts, spec, ends)
+        return _continuous(model, prompts, spec, ends, forced="forced" in options)
     return _brim(model, prompts, spec, ends, options)
 
 
@@ -233,8 +235,10 @@ def _brim(
     }  # fmt: skip
 
 
-def _continuous(model: Any, prompts: list[list[int]], spec: dict[str, Any], ends: tuple[int, ...]) -> dict[str, Any]:
-    """transformers' continuous batching, with CUDA graphs and asynchronous batches where its version has them."""
+def _continuous(
+    model: Any, prompts: list[list[int]], spec: dict[str, Any], ends: tuple[int, ...], *, forced: bool
+) -> dict[str, Any]:
+    """transformers' continuous batching as it sets itself up; forced: with CUDA graphs and asynchronous batches."""
     import torch
     import transformers
     from transformers import GenerationConfig
@@ -249,14 +253,14 @@ def _continuous(model: Any, prompts: list[list[int]], spec: dict[str, Any], ends
         from transformers.generation import configuration_utils
 
         kind = getattr(configuration_utils, "ContinuousBatchingConfig", None)
-    if kind is not None:
+    if kind is not None and forced:
         names = getattr(kind, "__dataclass_fields__", {})
         wished = {"use_cuda_graph": True, "use_async_batching": True}
         options["continuous_batching_config"] = kind(**{name: on for name, on in wished.items() if name in names})
     started = time.perf_counter()
     model.generate_batch(inputs=some, generation_config=config, progress_bar=False, **options)
     seconds = time.perf_counter() - started
-    used = f"{model.config._attn_implementation}, {options or 'no configuration of its own'}, {len(some)} prompts"
+    used = f"{model.config._attn_implementation}, {options or 'its own choice'}, {len(some)} prompts"
     peak = torch.cuda.max_memory_reserved() / 2**30 if torch.cuda.is_available() else None
     return {
         "samples": len(some), "seconds": seconds, "rate": len(some) / seconds,
