@@ -12,6 +12,7 @@ scored, first run in a fresh process.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import random
@@ -62,6 +63,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "brim, -b 256": {"batch_size": 256},
     "brim, -b 1024": {"batch_size": 1024},
     "brim, -b 2048": {"batch_size": 2048},
+    "brim, --batch-invariant": {"batch_invariant": True},
     "brim, prefix not shared": {"unshared": True},
     "transformers, continuous batching": {"peer": True},
     "transformers, continuous batching, graphs and asynchronous": {"peer": True, "forced": True},
@@ -102,7 +104,7 @@ def _applies(spec: dict[str, Any], options: dict[str, Any]) -> bool:
     """Whether a way makes sense for a case."""
     if options.get("unshared"):
         return "prefix" in spec or "options" in spec
-    return not (options.get("peer") and "options" in spec)
+    return not ((options.get("peer") or options.get("batch_invariant")) and "options" in spec)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -208,6 +210,8 @@ def _brim(
     else:
         setup = prompt_subject(model, prompts, spec["new"])
         setup.task._tokens = TokenIds(ends=ends, pad=0)
+        if options.get("batch_invariant"):
+            setup.task.generation = dataclasses.replace(setup.task.generation, batch_invariant=True)
     notes: list[str] = []
 
     class Notes(EvalListener):
@@ -216,7 +220,7 @@ def _brim(
 
     request = EvalRequest(
         model="benchmark", data="prompts", use_cache=False,
-        **{name: value for name, value in options.items() if name == "batch_size"},
+        **{name: value for name, value in options.items() if name in ("batch_size", "batch_invariant")},
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         done: Any = run_setup(request, setup, Path(folder), Notes())

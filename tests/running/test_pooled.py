@@ -12,7 +12,7 @@ from brim.memory.devices import MemoryReading
 from brim.running.executor import ExecutionPolicy
 from brim.running.pooled import PooledExecutor, PooledResult, PoolWork
 from brim.running.results import ExecutionFigures
-from brim.sizing.pool import PoolNeeds, PoolSize, start_pool
+from brim.sizing.pool import PoolNeeds, PoolSize, PoolSizer
 
 ITEMS = 9
 
@@ -76,7 +76,7 @@ class Source:
 
 def executor(take: Any, *, admits: bool = True) -> PooledExecutor:
     source = Source(admits)
-    sizer = start_pool(source.needs(range(ITEMS)), limit_bytes=10_000, resident_bytes=0, most_rows=4, most_slots=None)
+    sizer = PoolSizer(source.needs(range(ITEMS)), limit_bytes=10_000, resident_bytes=0, most_rows=4, most_slots=None)
     work = PoolWork(source=source, take=take, costs=[1] * ITEMS, note=lambda line: None)
     return PooledExecutor(work, sizer=sizer, memory=Memory(), figures=ExecutionFigures(), policy=ExecutionPolicy())
 

@@ -34,11 +34,15 @@ MOST_CHUNK_TOKENS = 65536  # … up to here
 LEAST_CHUNK_TOKENS = 1024
 CHECK_STEPS = 8  # steps between two readings of which answers have ended
 SMALLEST_GRAPH = 8  # rows
+INVARIANT_ROWS = 256  # of every step where answers must not depend on what else is in the pool …
+INVARIANT_CHUNK_TOKENS = 8192  # … and prompt tokens of every forward
 MIN_STEPS_TO_CAPTURE = 2  # with fewer steps left, capturing costs more than it saves
 
 
-def chunk_tokens_of(model: Any, *, halvings: int = 0) -> int:
+def chunk_tokens_of(model: Any, settings: GenerationSettings, *, halvings: int = 0) -> int:
     """Prompt tokens of one forward that keep a GPU busy while the host launches it; halved where memory is short."""
+    if settings.batch_invariant:
+        return INVARIANT_CHUNK_TOKENS
     parameters = int(sum(parameter.numel() for parameter in model.parameters()))
     wanted = CHUNK_TOKENS * FULL_CHUNK_PARAMETERS // max(parameters, 1)
     return max(min(max(wanted, CHUNK_TOKENS), MOST_CHUNK_TOKENS) >> halvings, LEAST_CHUNK_TOKENS)
@@ -132,7 +136,8 @@ class GenerationPool:
     """Generates with one model under one set of settings, at most `rows` sequences at a time.
 
     `longest` is the longest prompt in tokens; `prefix` are tokens with which every prompt begins, and shorter than any
-    of them.
+    of them. With `settings.batch_invariant` all forwards over prompts have the same number of tokens, and all steps the
+    same number of rows: the kernels that a library chooses by shape are then the same whatever else is in the pool.
     """
 
     def __init__(
@@ -267,17 +272,38 @@ class GenerationPool:
             "lengths": ends[whole],
             "starts": regions[whole],
         }
+        if self.settings.batch_invariant:
+            fill = self.chunk_tokens - int(borders[-1])
+            fields, counts = self._filled(fields, fill), numpy.append(counts, fill)
+            self.computed_tokens += fill
         sent = self._send(fields)
         packed = PackedTokens(
             slots=sent["slots"], query_starts=sent["borders"].int(), region_starts=sent["regions"].int(),
-            used=sent["used"].int(), max_new=int(counts.max()), max_used=int(ends.max()) - prefix, prefix=prefix,
+            used=sent["used"].int(), max_new=int(counts.max()), prefix=prefix,
+            max_used=max(int(ends.max()) - prefix, int(counts.max())),
         )  # fmt: skip
         self.computed_tokens += int(borders[-1])
         self.useful_tokens += int(borders[-1])
         with head_on(self.model, sent["last"]):
             logits = self._forward(sent["ids"], sent["positions"], packed)
         if whole:
-            self._begin(sent, logits, [parts[number].prompt.key for number in whole])
+            self._begin(sent, logits[: len(whole)], [parts[number].prompt.key for number in whole])
+
+    def _filled(self, fields: dict[str, Any], fill: int) -> dict[str, Any]:
+        """A forward of the usual shape: one more sequence, whose tokens go to the slot that is nobody's."""
+        import numpy
+
+        nothing = numpy.zeros(fill, dtype=numpy.int64)
+        more = {
+            "ids": nothing + self.tokens.pad,
+            "positions": nothing,
+            "slots": nothing,
+            "borders": [self.chunk_tokens],
+            "used": [min(fill, self.arena.slots)],
+            "last": numpy.zeros(self.rows - len(fields["last"]), dtype=numpy.int64),
+            "regions": [0],
+        }
+        return {name: numpy.concatenate([one, more[name]]) if name in more else one for name, one in fields.items()}
 
     def _begin(self, sent: dict[str, torch.Tensor], logits: torch.Tensor, keys: Sequence[int]) -> None:
         """The rows whose prompts are read, and their first tokens."""
@@ -376,7 +402,7 @@ class GenerationPool:
 
     def _graph_size(self, rows: int) -> int:
         """The number of rows that steps run on, 8, 12, 16, 24, 32, …: a captured step serves many."""
-        size = SMALLEST_GRAPH
+        size = self.rows if self.settings.batch_invariant else SMALLEST_GRAPH
         while size < rows:
             size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
         return min(size, self.rows)

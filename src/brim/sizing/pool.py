@@ -19,7 +19,7 @@ from brim.sizing.constants import (
     POOL_ROWS_FRACTION,
 )
 
-__all__ = ["PoolNeeds", "PoolSize", "PoolSizer", "start_pool"]
+__all__ = ["PoolNeeds", "PoolSize", "PoolSizer"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,7 @@ class PoolNeeds:
     slots: tuple[int, ...]  # of every item, costliest first
     row_bytes: int  # of a row in a step
     extra_slots: int = 0  # that are no item's own: a shared prefix
+    step_rows: int | None = None  # of every step, however few items are inside; None: as many as there are
 
 
 class PoolSizer:
@@ -60,7 +61,9 @@ class PoolSizer:
         self._demand = [0, *itertools.accumulate(needs.slots)]  # slots of so many of the costliest
         free = max(limit_bytes - resident_bytes, 0)
         by_memory = int(POOL_ROWS_FRACTION * free / self._row_bytes)
-        self.rows = max(min(len(needs.slots), most_rows or MOST_POOL_ROWS, MOST_POOL_ROWS, by_memory), 1)
+        most = needs.step_rows or MOST_POOL_ROWS
+        self.rows = max(min(len(needs.slots), most_rows or most, most, by_memory), 1)
+        self._step_rows = needs.step_rows or self.rows
         self.failures = 0
         self.slot_bytes = 0  # 0: not measured yet
         self._fixed_bytes = resident_bytes  # at the peak, without slots
@@ -102,7 +105,7 @@ class PoolSizer:
     def size(self) -> PoolSize:
         """What fits, and is wanted."""
         usable = POOL_LIMIT_FRACTION * POOL_AFTER_FAILURE**self.failures * self._limit_bytes
-        free = usable - self._fixed_bytes - self.rows * self._row_bytes
+        free = usable - self._fixed_bytes - self._step_rows * self._row_bytes
         fitting = max(int(free / max(self.slot_bytes, 1)), 0)
         return PoolSize(rows=self.rows, slots=min(fitting, self._wanted_slots()), halvings=self.failures)
 
@@ -110,12 +113,3 @@ class PoolSizer:
         """For as many of the costliest as there are rows, within the user's ceiling."""
         wanted = self._extra_slots + self._demand[self.rows]
         return wanted if self._most_slots is None else min(wanted, max(self._most_slots, self.least_slots))
-
-
-def start_pool(
-    needs: PoolNeeds, *, limit_bytes: int, resident_bytes: int, most_rows: int | None, most_slots: int | None
-) -> PoolSizer:
-    """The sizer of a run's pool."""
-    return PoolSizer(
-        needs, limit_bytes=limit_bytes, resident_bytes=resident_bytes, most_rows=most_rows, most_slots=most_slots
-    )

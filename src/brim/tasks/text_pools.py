@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from brim.generation.arena import ALIGNMENT, region_slots
-from brim.generation.pool import GenerationPool, PoolPrompt, chunk_tokens_of
+from brim.generation.pool import INVARIANT_ROWS, GenerationPool, PoolPrompt, chunk_tokens_of
 from brim.generation.select import pool_obstacle, pool_pays_on
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.running.pooled import PooledResult
@@ -31,7 +31,7 @@ class TextPools:
         self.model, self.settings, self.tokens = model, settings, tokens
         self.prompts, self.read, self.stopped = prompts, read, stopped
         self.notes: list[str] = []
-        self.first_slots = chunk_tokens_of(model)
+        self.first_slots = chunk_tokens_of(model, settings)
 
     def obstacle(self) -> str | None:
         """Why there is no pool: "" where none is expected, such as on a CPU; None if there is one."""
@@ -59,7 +59,12 @@ class TextPools:
 
     @functools.cached_property
     def shared_prefix(self) -> list[int]:
-        """The tokens with which all prompts begin, if they are many; at least one token is each prompt's own."""
+        """The tokens with which all prompts begin, if they are many; at least one token is each prompt's own.
+
+        None where answers must not depend on the other prompts.
+        """
+        if self.settings.batch_invariant:
+            return []
         first, last = min(self.prompts), max(self.prompts)  # all others begin as both do
         most = min(map(len, self.prompts)) - 1
         shared = next((place for place in range(most) if first[place] != last[place]), most)
@@ -75,6 +80,7 @@ class TextPools:
             slots=tuple(sorted((region_slots(len(self.prompts[item]) + own) for item in items), reverse=True)),
             extra_slots=ALIGNMENT + region_slots(len(self.shared_prefix)),
             row_bytes=int(row_bytes),
+            step_rows=INVARIANT_ROWS if self.settings.batch_invariant else None,
         )
 
     def open(self, size: PoolSize) -> TextPool:
@@ -87,9 +93,11 @@ class TextPool:
 
     def __init__(self, source: TextPools, size: PoolSize) -> None:
         self._source = source
+        settings = source.settings
         self._pool = GenerationPool(
-            source.model, source.settings, source.tokens, rows=size.rows, slots=size.slots, longest=source.longest,
-            prefix=source.shared_prefix, chunk_tokens=chunk_tokens_of(source.model, halvings=size.halvings),
+            source.model, settings, source.tokens, rows=INVARIANT_ROWS if settings.batch_invariant else size.rows,
+            slots=size.slots, longest=source.longest, prefix=source.shared_prefix,
+            chunk_tokens=chunk_tokens_of(source.model, settings, halvings=size.halvings),
         )  # fmt: skip
         self._pool.stopped = source.stopped
 
