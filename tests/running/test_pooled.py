@@ -15,9 +15,16 @@ from brim.running.results import ExecutionFigures
 from brim.sizing.pool import PoolNeeds, PoolSize, PoolSizer
 
 ITEMS = 9
+LIMIT = 10_000
 
 
 class Memory:
+    def __init__(self, left: Sequence[int] = ()) -> None:
+        self._left = list(left)  # what others leave, reading by reading; then all
+
+    def left_by_others_bytes(self) -> int | None:
+        return self._left.pop(0) if self._left else LIMIT
+
     @contextlib.contextmanager
     def metered(self, held: Iterable[Any] = ()) -> Iterator[MemoryReading]:
         yield MemoryReading()
@@ -74,11 +81,11 @@ class Source:
         return Pool(size.slots, self._admits)
 
 
-def executor(take: Any, *, admits: bool = True) -> PooledExecutor:
+def executor(take: Any, *, admits: bool = True, left: Sequence[int] = ()) -> PooledExecutor:
     source = Source(admits)
-    sizer = PoolSizer(source.needs(range(ITEMS)), limit_bytes=10_000, resident_bytes=0, most_rows=4, most_slots=None)
+    sizer = PoolSizer(source.needs(range(ITEMS)), limit_bytes=LIMIT, resident_bytes=0, most_rows=4, most_slots=None)
     work = PoolWork(source=source, take=take, costs=[1] * ITEMS, note=lambda line: None)
-    return PooledExecutor(work, sizer=sizer, memory=Memory(), figures=ExecutionFigures(), policy=ExecutionPolicy())
+    return PooledExecutor(work, sizer=sizer, memory=Memory(left), figures=ExecutionFigures(), policy=ExecutionPolicy())
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
@@ -111,3 +118,20 @@ def test_a_pool_that_admits_nothing_leaves_all_to_batches() -> None:
     pooled = executor(lambda items: items, admits=False)
     assert list(pooled.run(range(ITEMS))) == []
     assert sorted(pooled.left) == list(range(ITEMS))
+
+
+@pytest.mark.parametrize(("left", "failures"), [([LIMIT // 2, LIMIT // 2, LIMIT], 0), ([LIMIT], 1)])
+def test_a_failure_counts_until_those_who_held_the_memory_have_given_it_back(left: list[int], failures: int) -> None:
+    """With nobody else on the device it counts for good."""
+    calls: list[int] = []
+
+    def take(items: list[int]) -> list[int]:
+        calls.append(len(items))
+        if len(calls) == 2:
+            raise MemoryError
+        return items
+
+    pooled = executor(take, left=left)
+    done = [one.item for some in pooled.run(range(ITEMS)) for one in some]
+    assert sorted(done) == list(range(ITEMS))
+    assert pooled.sizer.failures == failures

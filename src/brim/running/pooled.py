@@ -96,6 +96,9 @@ class PoolMemory(Protocol):
     def release(self, *, thorough: bool = True) -> None:
         """Give back what nothing refers to any more."""
 
+    def left_by_others_bytes(self) -> int | None:
+        """What other processes leave of the device now; None: not known."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolWork:
@@ -136,6 +139,8 @@ class PooledExecutor:
             with InterruptWatch() as interrupts:
                 while (waiting or self._inside) and not self.sizer.hopeless:
                     interrupts.check()
+                    if self.sizer.disturbed and self.sizer.return_after_others(self._memory.left_by_others_bytes()):
+                        self._work.note("other processes have given memory back: the pool has its room again")
                     failure, finished = self._survived_turn(waiting)
                     if failure is not None:
                         self._after_failure(failure, waiting)
@@ -230,6 +235,7 @@ class PooledExecutor:
         waiting.extend(ordered)
         slots = 0 if self._pool is None else self._pool.slots
         self._close()
+        left = self._memory.left_by_others_bytes()
         self._memory.release()
         if failure.kind is not FailureKind.OUT_OF_MEMORY:
             self._work.note(f"the pool ended with an error ({failure.reason}): batches take over")
@@ -238,7 +244,7 @@ class PooledExecutor:
         self.trials.append(Probe(batch_size=max(inside, 1), cost=slots, verdict="oom", detail=failure.reason))
         if self._policy.fail_on_oom:
             raise DoesNotFitError(f"a pool of {inside} does not fit: {failure.reason} (fail on OOM was asked)")
-        self.sizer.record_failure()
+        self.sizer.record_failure(left)
         self._work.note(f"a pool of {inside} sequences ran out of memory: a smaller one takes over")
 
     def _close(self) -> None:

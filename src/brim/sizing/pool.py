@@ -2,7 +2,8 @@
 
 More rows are never slower until memory ends (docs/measurements/eval.md): a step reads the weights once for all of them.
 So the size is what fits, by bytes that are measured on the first prompts: what reading a chunk takes beside weights,
-keys and values, and what a slot takes. An out-of-memory error leaves a fraction of the room. Pure.
+keys and values, and what a slot takes. An out-of-memory error leaves a fraction of the room, until the processes that
+held the rest have given it back. Pure.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 import itertools
 
 from brim.sizing.constants import (
+    MOST_CALM_READINGS,
     MOST_POOL_FAILURES,
     MOST_POOL_ROWS,
     POOL_AFTER_FAILURE,
@@ -65,6 +67,8 @@ class PoolSizer:
         self.rows = max(min(len(needs.slots), most_rows or most, most, by_memory), 1)
         self._step_rows = needs.step_rows or self.rows
         self.failures = 0
+        self._by_others = 0  # of the failures, those while other processes held the memory
+        self._calm_readings, self._returns = 0, 0  # readings without others since then; how often room came back
         self.slot_bytes = 0  # 0: not measured yet
         self._fixed_bytes = resident_bytes  # at the peak, without slots
 
@@ -97,9 +101,27 @@ class PoolSizer:
         self.slot_bytes = max(slot_bytes, 1)
         self._fixed_bytes = max(peak_bytes - slots * slot_bytes, self._resident_bytes)
 
-    def record_failure(self) -> None:
-        """It ran out of memory."""
+    def record_failure(self, left_bytes: int | None = None) -> None:
+        """It ran out of memory; `left_bytes` is what other processes leave of the device, if that is known."""
         self.failures += 1
+        self._by_others += left_bytes is not None and left_bytes < self._limit_bytes
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether it is smaller because of other processes."""
+        return self._by_others > 0
+
+    def return_after_others(self, left_bytes: int | None) -> bool:
+        """Whether the memory that others took is there again: failures because of them no longer count.
+
+        After the first time it takes more than one reading, doubled each time: others may come and go for ever.
+        """
+        self._calm_readings = self._calm_readings + 1 if (left_bytes or 0) >= self._limit_bytes else 0
+        if not self.disturbed or self._calm_readings < min(2**self._returns, MOST_CALM_READINGS):
+            return False
+        self.failures -= self._by_others
+        self._by_others, self._calm_readings, self._returns = 0, 0, self._returns + 1
+        return True
 
     @property
     def size(self) -> PoolSize:
