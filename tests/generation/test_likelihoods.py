@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brim.generation import likelihoods
-from brim.generation.likelihoods import Question, SharedContexts, shared_contexts_obstacle, shared_tokens
+from brim.generation.likelihoods import OptionRows, SharedContexts, shared_contexts_obstacle, shared_tokens
 from tests.generation import tiny_models
 
 MODELS = [tiny_models.llama, tiny_models.qwen2, tiny_models.mistral, tiny_models.gpt_neox]
 
 
 @torch.no_grad()
-def alone(model: Any, questions: Sequence[Question]) -> list[float]:
+def alone(model: Any, questions: Sequence[OptionRows]) -> list[float]:
     values = []
     for question in questions:
         for row, scored in zip(question.rows, question.scored, strict=True):
@@ -29,7 +29,7 @@ def alone(model: Any, questions: Sequence[Question]) -> list[float]:
     return values
 
 
-def questions(count: int, *, prefix: Sequence[int] = (), seed: int = 0) -> list[Question]:
+def questions(count: int, *, prefix: Sequence[int] = (), seed: int = 0) -> list[OptionRows]:
     draw = random.Random(seed)
 
     def some(least: int, most: int) -> list[int]:
@@ -39,7 +39,7 @@ def questions(count: int, *, prefix: Sequence[int] = (), seed: int = 0) -> list[
     for _ in range(count):
         context = [*prefix, *some(1, 20)]
         options = [some(1, 6) for _ in range(draw.randint(1, 5))]
-        made.append(Question(rows=[[*context, *option] for option in options], scored=[len(one) for one in options]))
+        made.append(OptionRows(rows=[[*context, *option] for option in options], scored=[len(one) for one in options]))
     return made
 
 
@@ -66,15 +66,15 @@ def test_released_keys_of_the_prefix_are_computed_again() -> None:
 @pytest.mark.parametrize(
     "question",
     [
-        Question(rows=[[51, 52, 53], [51, 52, 54]], scored=[1, 1]),  # nothing of the options is read
-        Question(rows=[[51, 52, 53]] * 2, scored=[2, 1]),  # the same row twice, scored from other places
-        Question(rows=[[51, 52, 53, 54], [51, 52]], scored=[3, 1]),  # one is the beginning of the other
-        Question(rows=[[51, 52, 53, 54, 55], [51, 52, 53, 60]], scored=[3, 2]),  # options begin alike
-        Question(rows=[[51, 52, 53, 54]], scored=[2]),
-        Question(rows=[[51, 52], [51, 53]], scored=[0, 1]),  # an option without a token
+        OptionRows(rows=[[51, 52, 53], [51, 52, 54]], scored=[1, 1]),  # nothing of the options is read
+        OptionRows(rows=[[51, 52, 53]] * 2, scored=[2, 1]),  # the same row twice, scored from other places
+        OptionRows(rows=[[51, 52, 53, 54], [51, 52]], scored=[3, 1]),  # one is the beginning of the other
+        OptionRows(rows=[[51, 52, 53, 54, 55], [51, 52, 53, 60]], scored=[3, 2]),  # options begin alike
+        OptionRows(rows=[[51, 52, 53, 54]], scored=[2]),
+        OptionRows(rows=[[51, 52], [51, 53]], scored=[0, 1]),  # an option without a token
     ],
 )
-def test_options_of_every_shape(question: Question) -> None:
+def test_options_of_every_shape(question: OptionRows) -> None:
     model = tiny_models.llama()
     asked = [question, *questions(2)]
     assert SharedContexts(model).scores(asked).tolist() == pytest.approx(alone(model, asked), abs=1e-4)
@@ -84,7 +84,7 @@ def test_no_token_is_read_twice() -> None:
     """Eight tokens of prefix, three of the context, one and two of the options: their last tokens are scored only."""
     model = tiny_models.llama()
     prefix, context = list(range(60, 68)), [70, 71, 72]
-    question = Question(rows=[[*prefix, *context, 80, 81], [*prefix, *context, 82, 83, 84]], scored=[2, 3])
+    question = OptionRows(rows=[[*prefix, *context, 80, 81], [*prefix, *context, 82, 83, 84]], scored=[2, 3])
     read = []
     model.get_input_embeddings().register_forward_pre_hook(lambda _, given: read.append(given[0].flatten().tolist()))
     scorer = SharedContexts(model, prefix=prefix)

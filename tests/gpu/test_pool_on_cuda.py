@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from brim.generation.likelihoods import Question, SharedContexts, shared_contexts_obstacle
+from brim.generation.likelihoods import OptionRows, SharedContexts, shared_contexts_obstacle
 from brim.generation.pool import GenerationPool, PoolPrompt
 from brim.generation.select import pool_obstacle
 from brim.generation.settings import GenerationSettings, TokenIds
@@ -103,7 +103,7 @@ def test_likelihoods_of_shared_contexts_are_the_models_own() -> None:
     for _ in range(12):
         context, options = [*prefix, *some(draw.randint(1, 30))], [some(draw.randint(1, 6)) for _ in range(4)]
         rows = [[*context, *option] for option in options]
-        questions.append(Question(rows=rows, scored=[len(option) for option in options]))
+        questions.append(OptionRows(rows=rows, scored=[len(option) for option in options]))
     scores = SharedContexts(model, prefix=prefix).scores(questions).tolist()
     exact = language_model(torch.float32)
     exact.load_state_dict(model.state_dict())

@@ -26,7 +26,7 @@ from brim.running.interrupts import InterruptWatch
 from brim.settings.eval_settings import EvalRequest
 from brim.sizing.live import LiveSizer
 from brim.sizing.plans import PlanFile
-from brim.sizing.pool import PoolNeeds, PoolSizer
+from brim.sizing.pool import PoolNeeds, PoolSizer, start_pool
 from brim.sizing.priors import (
     AvailableMemory,
     ForecastBytes,
@@ -226,7 +226,7 @@ class StartingPoint:
     def pool_sizer(self, needs: PoolNeeds) -> PoolSizer:
         """How large a pool for items with these needs may be."""
         request = self.request
-        return PoolSizer(
+        return start_pool(
             needs, limit_bytes=self.limit_bytes, resident_bytes=self._resident_bytes(),
             most_rows=request.batch_size, most_slots=request.cost_cap,
         )  # fmt: skip

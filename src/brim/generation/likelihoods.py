@@ -25,14 +25,14 @@ from brim.generation.arena import KeyPart, TokenGroups, flash_works_on, head_on,
 from brim.generation.norms import fused_norms
 from brim.generation.select import logit_difference, loop_obstacle, trial_prompts
 
-__all__ = ["Question", "SharedContexts", "log_likelihood", "shared_contexts_obstacle", "shared_tokens"]
+__all__ = ["OptionRows", "SharedContexts", "log_likelihood", "shared_contexts_obstacle", "shared_tokens"]
 
 CHECK_PREFIX = 4  # tokens that the questions of a trial share
 MIN_CPU_PARAMETERS = 3_000_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Question:
+class OptionRows:
     """Options as whole rows of tokens, and how many of each row's last tokens are scored."""
 
     rows: Sequence[list[int]]
@@ -70,7 +70,7 @@ class _Packed:
     targets: list[int]
 
 
-def _pack(questions: Sequence[Question], prefix: int) -> _Packed:
+def _pack(questions: Sequence[OptionRows], prefix: int) -> _Packed:
     shared = [question.shared for question in questions]
     ids: list[int] = []
     positions: list[int] = []
@@ -160,7 +160,7 @@ class SharedContexts:
         self._prefix_keys: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @torch.inference_mode()
-    def scores(self, questions: Sequence[Question]) -> torch.Tensor:
+    def scores(self, questions: Sequence[OptionRows]) -> torch.Tensor:
         """The log-likelihood of every row's scored tokens, [rows], on the device."""
         if self.prefix and not self._prefix_keys:
             self._prefix_keys = self._read_prefix()
@@ -229,8 +229,8 @@ def _trial(model: Any) -> str:
     some, more = (prompt.tolist() for prompt in trial_prompts(model, device))
     prefix = more[:CHECK_PREFIX]
     questions = [
-        Question(rows=[[*prefix, *some, *more], [*prefix, *some, *reversed(more)]], scored=[3, len(more)]),
-        Question(rows=[[*prefix, *more, *some], [*prefix, *more, some[0] + 1, *some]], scored=[2, 3]),
+        OptionRows(rows=[[*prefix, *some, *more], [*prefix, *some, *reversed(more)]], scored=[3, len(more)]),
+        OptionRows(rows=[[*prefix, *more, *some], [*prefix, *more, some[0] + 1, *some]], scored=[2, 3]),
     ]
 
     def trials() -> Iterator[tuple[torch.Tensor, Any]]:

@@ -21,7 +21,7 @@ from brim.sizing.constants import (
     POOL_ROWS_FRACTION,
 )
 
-__all__ = ["PoolNeeds", "PoolSize", "PoolSizer"]
+__all__ = ["PoolNeeds", "PoolSize", "PoolSizer", "start_pool"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,3 +135,12 @@ class PoolSizer:
         """For as many of the costliest as there are rows, within the user's ceiling."""
         wanted = self._extra_slots + self._demand[self.rows]
         return wanted if self._most_slots is None else min(wanted, max(self._most_slots, self.least_slots))
+
+
+def start_pool(
+    needs: PoolNeeds, *, limit_bytes: int, resident_bytes: int, most_rows: int | None, most_slots: int | None
+) -> PoolSizer:
+    """The sizer of a run's pool."""
+    return PoolSizer(
+        needs, limit_bytes=limit_bytes, resident_bytes=resident_bytes, most_rows=most_rows, most_slots=most_slots
+    )

@@ -15,7 +15,7 @@ import torch
 from brim.data.base import SampleSet
 from brim.errors import RequestError, plural
 from brim.generation.likelihoods import (
-    Question,
+    OptionRows,
     SharedContexts,
     log_likelihood,
     shared_contexts_obstacle,
@@ -212,8 +212,8 @@ def _split(context: list[int], whole: list[int]) -> tuple[list[int], list[int]]:
     return whole[:shared], whole[shared:]
 
 
-def _question(rows: Sequence[Row]) -> Question:
-    return Question(
+def _question(rows: Sequence[Row]) -> OptionRows:
+    return OptionRows(
         rows=[[*context, *continuation] for context, continuation in rows],
         scored=[len(continuation) for _, continuation in rows],
     )
