@@ -102,35 +102,66 @@ class Generation:
         self.brim(f"brim, {second} Ki tokens, ×{REPEATS}", many, cost_cap=second * 1024)
 
     def ties(self, count: int = 64) -> None:
-        """Answers of one batch against transformers' `generate` one by one, in bfloat16.
+        """Greedy answers in bfloat16 against transformers' `generate` one by one, and against another batch size.
 
-        Where the first token differs, the model's own logits say how close the two were: the gap between the best
-        and the one taken, in standard deviations of the logits.
+        Where an answer first differs, the model's own logits say how close the two tokens were: the gap between the
+        best and the one taken, in standard deviations of the logits.
         """
+        import torch
+
+        some = self.sorted[:: len(self.sorted) // count][:count]
+        alone = [self._generate([prompt])[0] for prompt in some]
+        ways = {"one batch": (self._batched, {}), "pool": (self._pooled, {}),
+                "pool, --batch-invariant": (self._pooled, {"batch_invariant": True})}  # fmt: skip
+        for way, (answer, options) in ways.items():
+            started = time.perf_counter()
+            found = answer(some, **options)
+            seconds = time.perf_counter() - started
+            gaps: list[float] = []
+            for prompt, ours, theirs in zip(some, found, alone, strict=True):
+                place = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
+                if place is not None:
+                    with torch.inference_mode():
+                        logits = (
+                            self.model(torch.tensor([[*prompt, *ours[:place]]], device="cuda")).logits[0, -1].float()
+                        )
+                    gaps.append(((logits.max() - logits[ours[place]]) / logits.std()).item())
+            parts = [one for start in range(0, count, 7) for one in answer(some[start : start + 7], **options)]
+            other = sum(one != two for one, two in zip(found, parts, strict=True))
+            note = f"{len(gaps)} of {len(some)} answers differ from generate at batch size 1, largest gap "
+            note += f"{max(gaps, default=0.0):.3f} standard deviations; {other} differ from the same in sevens"
+            self._row(f"brim, {way}, bfloat16", len(some), seconds, notes=note)
+
+    def _batched(self, prompts: Sequence[list[int]]) -> list[list[int]]:
         import torch
 
         from brim.generation.select import make_decoder, padded_batch
         from brim.generation.settings import GenerationSettings, TokenIds
 
-        some = self.sorted[:: len(self.sorted) // count][:count]
-        settings, tokens = GenerationSettings(max_new_tokens=self.new_tokens), TokenIds(ends=(), pad=0)
-        decoder = make_decoder(self.model, settings, tokens)
-        prompts = [torch.tensor(prompt, device="cuda") for prompt in some]
-        started = time.perf_counter()
-        batched = decoder.generate(padded_batch(prompts, decoder.padding, pad=0)).token_lists()
-        seconds = time.perf_counter() - started
-        gaps: list[float] = []
-        for prompt, answer in zip(some, batched, strict=True):
-            alone = self._generate([prompt])[0]
-            place = next((n for n, (a, b) in enumerate(zip(alone, answer, strict=True)) if a != b), None)
-            if place is not None:
-                with torch.inference_mode():
-                    ids = torch.tensor([[*prompt, *answer[:place]]], device="cuda")
-                    logits = self.model(ids).logits[0, -1].float()
-                gaps.append(((logits.max() - logits[answer[place]]) / logits.std()).item())
-        note = f"{len(gaps)} of {len(some)} answers differ from those of single prompts; largest gap at the first "
-        note += f"difference {max(gaps, default=0.0):.3f} standard deviations of the logits"
-        self._row("brim, one batch, bfloat16, against generate at batch size 1", len(some), seconds, notes=note)
+        settings = GenerationSettings(max_new_tokens=self.new_tokens)
+        decoder = make_decoder(self.model, settings, TokenIds(ends=(), pad=0))
+        tensors = [torch.tensor(prompt, device="cuda") for prompt in prompts]
+        found: list[list[int]] = decoder.generate(padded_batch(tensors, decoder.padding, pad=0)).token_lists()
+        decoder.release()
+        return found
+
+    def _pooled(self, prompts: Sequence[list[int]], **options: Any) -> list[list[int]]:
+        from brim.generation.pool import INVARIANT_ROWS, GenerationPool, PoolPrompt, chunk_tokens_of
+        from brim.generation.settings import GenerationSettings, TokenIds
+
+        settings = GenerationSettings(max_new_tokens=self.new_tokens, **options)
+        longest = max(map(len, prompts))
+        pool = GenerationPool(
+            self.model, settings, TokenIds(ends=(), pad=0), rows=INVARIANT_ROWS if options else len(prompts),
+            slots=len(prompts) * (longest + self.new_tokens + 16) + 16, longest=longest,
+            chunk_tokens=chunk_tokens_of(self.model, settings),
+        )  # fmt: skip
+        pool.admit([PoolPrompt(ids=prompt, key=key) for key, prompt in enumerate(prompts)])
+        found: dict[int, list[int]] = {}
+        while pool.active:
+            found |= {one.key: one.tokens for one in pool.advance()}
+        pool.release()
+        return [found[key] for key in range(len(prompts))]
 
     def brim(self, way: str, prompts: Sequence[list[int]], cost_cap: int | None = None) -> float:
         """Through the evaluation itself: loader, executor, journal, scoring."""

@@ -45,7 +45,8 @@ TOWERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 IMAGE_TOKEN = 99  # below all that prompts are made of
 PICTURES = 32  # different ones
-# Shape, prompts, mean of the logarithm of their lengths, longest, new tokens, part of the vocabulary that ends, prefix.
+# Shape, prompts, mean of the logarithm of their lengths, longest, new tokens, part of the vocabulary that ends, prefix;
+# of multiple choice, the options of a question.
 CASES: dict[str, dict[str, Any]] = {
     "tiny": {"shape": "tiny", "count": 64, "log_mean": 3.0, "longest": 100, "new": 16, "ends": 0.02},
     "tiny, pictures": {"shape": "tiny", "tower": "tiny", "count": 24, "log_mean": 2.0, "longest": 20, "new": 16,
@@ -56,8 +57,14 @@ CASES: dict[str, dict[str, Any]] = {
     "0.5b, 128 new tokens": {"shape": "0.5b", "count": 2048, "log_mean": 5.15, "longest": 1800, "new": 128,
                              "ends": 0.0156},
     "7b, 128 new tokens": {"shape": "7b", "count": 512, "log_mean": 5.15, "longest": 1800, "new": 128, "ends": 0.0156},
-    "1.1b, prefix, 16 new tokens": {"shape": "1.1b", "count": 1024, "log_mean": 4.2, "longest": 700, "new": 16,
+    "1.1b, prefix, 16 new tokens": {"shape": "1.1b", "count": 4096, "log_mean": 4.2, "longest": 700, "new": 16,
                                     "prefix": 1024},
+    "0.27b, prefix, 16 new tokens": {"shape": "0.27b", "count": 4096, "log_mean": 4.92, "longest": 1500, "new": 16,
+                                     "prefix": 1024},
+    "tiny, choice": {"shape": "tiny", "count": 64, "log_mean": 3.0, "longest": 100, "options": 4, "prefix": 200},
+    "1.1b, choice": {"shape": "1.1b", "count": 1024, "log_mean": 4.2, "longest": 700, "options": 4},
+    "1.1b, prefix, choice": {"shape": "1.1b", "count": 1024, "log_mean": 4.2, "longest": 700, "options": 4,
+                             "prefix": 1024},
     "1.1b, prefix, 128 new tokens": {"shape": "1.1b", "count": 1024, "log_mean": 4.2, "longest": 700, "new": 128,
                                      "ends": 0.0156, "prefix": 1024},
     "1.4b, pictures, 64 new tokens": {"shape": "1.1b", "tower": "large", "count": 256, "log_mean": 3.5, "longest": 300,
@@ -73,8 +80,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "brim, -b 256": {"batch_size": 256},
     "brim, -b 1024": {"batch_size": 1024},
     "brim, -b 2048": {"batch_size": 2048},
+    "brim, --batch-invariant": {"batch_invariant": True},
     "brim, prefix not shared": {"unshared": True},
     "transformers, continuous batching": {"peer": True},
+    "transformers, continuous batching, graphs and asynchronous": {"peer": True, "forced": True},
 }
 
 
@@ -97,7 +106,7 @@ def main() -> None:
             continue
         for way, options in WAYS.items():
             wanted = any(part in way for part in arguments.ways.split("|"))
-            if not wanted or not _applies(options, CASES[case]):
+            if not wanted or not _applies(CASES[case], options):
                 continue
             if options.get("before") and arguments.before is None:
                 continue
@@ -108,12 +117,13 @@ def main() -> None:
     print(table(rows))
 
 
-def _applies(options: dict[str, Any], spec: dict[str, Any]) -> bool:
+def _applies(spec: dict[str, Any], options: dict[str, Any]) -> bool:
+    """Whether a way makes sense for a case."""
     if options.get("unshared"):
-        return "prefix" in spec
-    if "tower" in spec:  # continuous batching takes no pictures
-        return not options.get("peer") and options.get("batch_size", 0) <= spec["count"]
-    return True
+        return "prefix" in spec or "options" in spec
+    if "tower" in spec and options.get("batch_size", 0) > spec["count"]:
+        return False
+    return not ((options.get("peer") or options.get("batch_invariant")) and ("options" in spec or "tower" in spec))
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -137,7 +147,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def _in_a_process(case: str, options: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
     root = Path(__file__).parents[1]
     tree = arguments.before.resolve() if options.get("before") else root
-    environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"}
+    environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{root}"}
     asked = json.dumps({"case": case, "options": {k: v for k, v in options.items() if k != "before"}})
     command = [sys.executable, str(Path(__file__).resolve()), "--child", asked]
     try:
@@ -147,7 +157,8 @@ def _in_a_process(case: str, options: dict[str, Any], arguments: argparse.Namesp
     except subprocess.TimeoutExpired:
         return {"notes": f"ended after {arguments.seconds:g} s"}
     if done.returncode:
-        return {"notes": f"failed: {(done.stderr.strip().splitlines() or ['?'])[-1][:160]}"}
+        errors = [line for line in done.stderr.splitlines() if "Error" in line]
+        return {"notes": f"failed: {(errors or done.stderr.strip().splitlines() or ['?'])[-1][:200]}"}
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
@@ -163,7 +174,7 @@ def _measured(case: str, options: dict[str, Any]) -> dict[str, Any]:
         torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
     if options.get("peer"):
-        return _continuous(model, prompts, spec, ends)
+        return _continuous(model, prompts, spec, ends, forced="forced" in options)
     return _brim(model, prompts, spec, ends, options)
 
 
@@ -273,21 +284,33 @@ def _prompts(spec: dict[str, Any]) -> list[list[int]]:
 def _brim(
     model: Any, prompts: list[list[int]], spec: dict[str, Any], ends: tuple[int, ...], options: dict[str, Any]
 ) -> dict[str, Any]:
-    from benchmarks.prompt_subject import prompt_subject
+    from benchmarks.prompt_subject import choice_subject, prompt_subject
     from brim.evaluation.run import run_setup
     from brim.evaluation.worker import EvalListener
     from brim.generation.settings import TokenIds
     from brim.settings.eval_settings import EvalRequest
 
+    started = time.perf_counter()
     if options.get("unshared"):
+        import brim.tasks.choice as choice
         import brim.tasks.text_pools as pools
 
         pools.MIN_SHARED_TOKENS = 1 << 30
-    pictures = "tower" in spec
-    setup = _picture_subject(model, prompts, spec) if pictures else prompt_subject(model, prompts, spec["new"])
-    if not options.get("pool", True):
-        setup.task.generation = dataclasses.replace(setup.task.generation, pool=False)
-    setup.task._tokens = TokenIds(ends=ends, pad=0)
+        choice.MIN_SAVED_FRACTION = 1.0
+    if "options" in spec:
+        draw = random.Random(2)
+        ids = [[draw.randrange(100, 31000) for _ in range(draw.randint(1, 8))] for _ in range(spec["options"] * 64)]
+        questions = [(prompt, draw.sample(ids, spec["options"])) for prompt in prompts]
+        started = time.perf_counter()  # what a task tries on the model counts
+        setup = choice_subject(model, questions)
+    else:
+        pictures = "tower" in spec
+        setup = _picture_subject(model, prompts, spec) if pictures else prompt_subject(model, prompts, spec["new"])
+        setup.task._tokens = TokenIds(ends=ends, pad=0)
+        if not options.get("pool", True):
+            setup.task.generation = dataclasses.replace(setup.task.generation, pool=False)
+        if options.get("batch_invariant"):
+            setup.task.generation = dataclasses.replace(setup.task.generation, batch_invariant=True)
     notes: list[str] = []
 
     class Notes(EvalListener):
@@ -296,18 +319,16 @@ def _brim(
 
     request = EvalRequest(
         model="benchmark", data="prompts", use_cache=False,
-        **{name: value for name, value in options.items() if name == "batch_size"},
+        **{name: value for name, value in options.items() if name in ("batch_size", "batch_invariant")},
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
         done: Any = run_setup(request, setup, Path(folder), Notes())
         seconds = time.perf_counter() - started
     summary = getattr(done, "summary", done)  # an earlier brim returns the summary itself
-    lengths = summary["answer_tokens"]
     figures = f"{summary['oom_events']} OOM, padding {summary['padding_fraction']:.0%}, size "
-    figures += (
-        f"{summary['batch_size_used']}, answers p50 {lengths['p50']}, {lengths['truncated_fraction']:.0%} cut off"
-    )
+    figures += f"{summary['batch_size_used']}"
+    if lengths := summary["answer_tokens"]:
+        figures += f", answers p50 {lengths['p50']}, {lengths['truncated_fraction']:.0%} cut off"
     wait = summary["gpu_wait_fraction"]
     figures += "" if wait is None else f", idle {wait:.1%}"
     peak = summary["peak_reserved_bytes"]
@@ -317,8 +338,10 @@ def _brim(
     }  # fmt: skip
 
 
-def _continuous(model: Any, prompts: list[list[int]], spec: dict[str, Any], ends: tuple[int, ...]) -> dict[str, Any]:
-    """transformers' continuous batching, with CUDA graphs and asynchronous batches where its version has them."""
+def _continuous(
+    model: Any, prompts: list[list[int]], spec: dict[str, Any], ends: tuple[int, ...], *, forced: bool
+) -> dict[str, Any]:
+    """transformers' continuous batching as it sets itself up; forced: with CUDA graphs and asynchronous batches."""
     import torch
     import transformers
     from transformers import GenerationConfig
@@ -333,14 +356,14 @@ def _continuous(model: Any, prompts: list[list[int]], spec: dict[str, Any], ends
         from transformers.generation import configuration_utils
 
         kind = getattr(configuration_utils, "ContinuousBatchingConfig", None)
-    if kind is not None:
+    if kind is not None and forced:
         names = getattr(kind, "__dataclass_fields__", {})
         wished = {"use_cuda_graph": True, "use_async_batching": True}
         options["continuous_batching_config"] = kind(**{name: on for name, on in wished.items() if name in names})
     started = time.perf_counter()
     model.generate_batch(inputs=some, generation_config=config, progress_bar=False, **options)
     seconds = time.perf_counter() - started
-    used = f"{model.config._attn_implementation}, {options or 'no configuration of its own'}, {len(some)} prompts"
+    used = f"{model.config._attn_implementation}, {options or 'its own choice'}, {len(some)} prompts"
     peak = torch.cuda.max_memory_reserved() / 2**30 if torch.cuda.is_available() else None
     return {
         "samples": len(some), "seconds": seconds, "rate": len(some) / seconds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["number_tokenizer", "prompt_subject"]
+__all__ = ["choice_subject", "number_tokenizer", "prompt_subject"]
 
 VOCABULARY = 65536
 
@@ -22,7 +22,7 @@ class NumberTokenizer:
 
     def __call__(self, texts: Sequence[str], **options: Any) -> dict[str, Any]:
         del options
-        return {"input_ids": [self._prompts[int(text)] for text in texts]}
+        return {"input_ids": [[token for part in text.split() for token in self._prompts[int(part)]] for text in texts]}
 
     def batch_decode(self, rows: Sequence[Sequence[int]], **options: Any) -> list[str]:
         """The ids in decimal."""
@@ -32,14 +32,39 @@ class NumberTokenizer:
 
 def prompt_subject(model: Any, prompts: Sequence[list[int]], new_tokens: int) -> Any:
     """A generation task over the prompts."""
+    from brim.data.base import Sample
+    from brim.tasks.base import TaskSettings
+    from brim.tasks.generate import GenerateTask
+
+    samples = [Sample(id=str(n), prompt=str(n), references=("1",)) for n in range(len(prompts))]
+    settings = TaskSettings(max_new_tokens=new_tokens)
+    return _setup(model, prompts, samples, GenerateTask, settings, metric="exact_match")
+
+
+def choice_subject(model: Any, questions: Sequence[tuple[list[int], list[list[int]]]]) -> Any:
+    """Multiple choice over contexts and their options."""
+    from brim.data.base import Sample
+    from brim.tasks.base import TaskSettings
+    from brim.tasks.choice import ChoiceTask
+
+    texts: list[list[int]] = []
+    samples = []
+    for number, (context, options) in enumerate(questions):
+        names = [str(len(texts) + place) for place in range(len(options) + 1)]
+        texts += [context, *options]
+        samples.append(Sample(id=str(number), prompt=names[0], choices=tuple(names[1:]), references=(0,)))
+    return _setup(model, texts, samples, ChoiceTask, TaskSettings(), metric="choice_accuracy")
+
+
+def _setup(
+    model: Any, texts: Sequence[list[int]], samples: Sequence[Any], kind: Any, settings: Any, *, metric: str
+) -> Any:
     import torch
 
-    from brim.data.base import Sample, SampleSet
+    from brim.data.base import SampleSet
     from brim.evaluation.setup import EvaluationSetup
     from brim.metrics.registry import parse_metrics
     from brim.models.base import LoadedModel
-    from brim.tasks.base import TaskSettings
-    from brim.tasks.generate import GenerateTask
 
     loaded = LoadedModel(
         name="benchmark",
@@ -47,14 +72,13 @@ def prompt_subject(model: Any, prompts: Sequence[list[int]], new_tokens: int) ->
         module=model,
         device=next(model.parameters()).device,
         dtype=torch.bfloat16,
-        tokenizer=NumberTokenizer(prompts),
+        tokenizer=NumberTokenizer(texts),
     )
-    samples = tuple(Sample(id=str(n), prompt=str(n), references=("1",)) for n in range(len(prompts)))
-    data = SampleSet(name="prompts", format="jsonl", samples=samples, suggested_task="generate")
-    task = GenerateTask(loaded, data, TaskSettings(max_new_tokens=new_tokens))
+    data = SampleSet(name="prompts", format="jsonl", samples=tuple(samples), suggested_task=kind.name)
+    task = kind(loaded, data, settings)
     task.setup()
     costs = tuple(task.cost(item) for item in range(len(samples)))
-    return EvaluationSetup(model=loaded, data=data, task=task, metrics=tuple(parse_metrics("exact_match")), costs=costs)
+    return EvaluationSetup(model=loaded, data=data, task=task, metrics=tuple(parse_metrics(metric)), costs=costs)
 
 
 def number_tokenizer() -> Any:

@@ -222,6 +222,7 @@ def evaluate(
     top_p: float = 1.0,
     seed: int = 0,
     stop: str | Sequence[str] | None = None,
+    batch_invariant: bool = False,
     chat: bool | None = None,
     system: str | None = None,
     weights: str = "auto",
@@ -269,6 +270,8 @@ def evaluate(
         top_p: Sample from the most likely tokens up to this total probability.
         seed: Seed of the sampling.
         stop: An answer ends before this text; repeatable.
+        batch_invariant: Answers do not depend on the batch size; slower. For language models on CUDA in half
+            precision.
         chat: Use the model's chat template; by default if it has one.
         system: A system prompt before every sample.
         weights: For torchvision and timm: auto (published), none (random) or a file.
@@ -628,6 +631,7 @@ def profile(
     top_p: float = 1.0,
     seed: int = 0,
     stop: str | Sequence[str] | None = None,
+    batch_invariant: bool = False,
     chat: bool | None = None,
     system: str | None = None,
     weights: str = "auto",
@@ -681,6 +685,8 @@ def profile(
         top_p: Sample from the most likely tokens up to this total probability.
         seed: Seed of the sampling.
         stop: An answer ends before this text; repeatable.
+        batch_invariant: Answers do not depend on the batch size; slower. For language models on CUDA in half
+            precision.
         chat: Use the model's chat template; by default if it has one.
         system: A system prompt before every sample.
         weights: For torchvision and timm: auto (published), none (random) or a file.

@@ -14,6 +14,7 @@ import torch
 import transformers
 from PIL import Image
 
+from brim.errors import RequestError
 from brim.evaluation.run import EvalResult, evaluate
 from brim.evaluation.worker import EvalListener, Lines
 from brim.generation.pool import GenerationPool, PoolPrompt
@@ -285,8 +286,8 @@ class TestMemoryOfImages:
 
 
 def chunks_of(tokens: int) -> Any:
-    def chunk_tokens_of(model: Any, *, halvings: int = 0) -> int:
-        del model
+    def chunk_tokens_of(model: Any, settings: Any, *, halvings: int = 0) -> int:
+        del model, settings
         return max(tokens >> halvings, 1)
 
     return chunk_tokens_of
@@ -300,3 +301,11 @@ def test_without_flash_attention_batches_run(
 
     monkeypatch.setattr(PooledExecutor, "run", never)
     assert run(vision_language_model, pictures, tmp_path / "run", **asked()).notes == ()
+
+
+@pytest.mark.usefixtures("pooled")
+def test_answers_about_images_depend_on_the_batch_and_the_opposite_is_refused(
+    vision_language_model: Path, pictures: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match="batch_invariant"):
+        run(vision_language_model, pictures, tmp_path / "run", batch_invariant=True, **asked())

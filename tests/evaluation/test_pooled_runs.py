@@ -262,3 +262,38 @@ def test_without_flash_attention_batches_run(
 
     monkeypatch.setattr(PooledExecutor, "run", never)
     assert run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS).notes == ()
+
+
+class TestBatchInvariant:
+    @pytest.fixture(autouse=True)
+    def of_small_shapes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in ("brim.generation.pool", "brim.tasks.text_pools"):
+            monkeypatch.setattr(f"{module}.INVARIANT_ROWS", 6)
+        monkeypatch.setattr("brim.generation.pool.INVARIANT_CHUNK_TOKENS", 64)
+
+    @pytest.mark.usefixtures("pooled")
+    @pytest.mark.parametrize("size", [{}, {"batch_size": 2}])
+    def test_answers_are_those_of_batches_on_the_cpu(
+        self, language_model: Path, questions: Path, tmp_path: Path, batched: EvalResult, size: dict[str, int]
+    ) -> None:
+        asked = {"max_new_tokens": TOKENS, "batch_invariant": True, **size}
+        result = run(language_model, questions, tmp_path / "run", **asked)
+        assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
+        assert max(line["batch_size"] for line in lines_of(result.folder)) == size.get("batch_size", 6)
+
+    def test_where_there_is_no_pool_it_is_refused(self, language_model: Path, questions: Path, tmp_path: Path) -> None:
+        with pytest.raises(RequestError, match=r"batch_invariant.* language model on CUDA"):
+            run(language_model, questions, tmp_path / "run", batch_invariant=True)
+
+    @pytest.mark.usefixtures("pooled")
+    def test_batches_never_take_over(self, language_model: Path, questions: Path, tmp_path: Path) -> None:
+        with pytest.raises(DoesNotFitError, match="batch_invariant"):
+            run(language_model, questions, tmp_path / "run", batch_invariant=True, cost_cap=1, memory_limit="200KiB")
+
+    @pytest.mark.usefixtures("pooled")
+    def test_a_run_without_it_is_not_resumed_with_it(
+        self, language_model: Path, questions: Path, tmp_path: Path
+    ) -> None:
+        run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS)
+        with pytest.raises(RequestError, match="resume"):
+            run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS, batch_invariant=True, resume=True)

@@ -68,6 +68,20 @@ def test_answers_are_those_of_generate_at_batch_size_one(make: Callable[[], Any]
     assert len(lengths) > 2, "answers must end at different lengths for rows to come and go"
 
 
+@pytest.mark.parametrize("chunk", [7, 40, 1000])
+def test_batch_invariant_forwards_have_one_shape_each(chunk: int) -> None:
+    """Prompts, steps and the rows of the head: what a library's choice of kernels depends on."""
+    model, asked = tiny_models.llama(), prompts(17)
+    usual = answered(model, asked, slots=2000, chunk_tokens=chunk)
+    shapes: dict[str, set[int]] = {"read": set(), "head": set()}
+    model.get_input_embeddings().register_forward_pre_hook(lambda _, given: shapes["read"].add(given[0].numel()))
+    model.get_output_embeddings().register_forward_hook(lambda _, __, made: shapes["head"].add(made.shape[1]))
+    settings = GenerationSettings(max_new_tokens=NEW, batch_invariant=True)
+    got = answered(model, asked, settings=settings, rows=5, slots=2000, chunk_tokens=chunk)
+    assert {key: one.tokens for key, one in got.items()} == {key: one.tokens for key, one in usual.items()}
+    assert shapes == {"read": {chunk, 5}, "head": {5}}
+
+
 @pytest.mark.parametrize("chunk", [7, 1000])
 @pytest.mark.parametrize("rows", [1, 4, 17])
 def test_neither_rows_nor_chunks_change_an_answer(rows: int, chunk: int) -> None:

@@ -14,8 +14,8 @@ from brim.generation.precision import in_float32
 from brim.generation.select import (
     Decoder,
     GenerateFallback,
-    _difference,
     disagreement,
+    logit_difference,
     make_decoder,
     padded_batch,
 )
@@ -296,7 +296,7 @@ def test_a_model_that_rounds_roughly_is_judged_by_float32() -> None:
     exact = torch.tensor([0.0, 1.0, 2.0])
     own = iter([exact + 0.5, exact])  # in half precision, then in float32
     near = lambda: iter([(exact - 0.6, lambda: next(own))])  # noqa: E731
-    assert _difference(model, near) == ""
+    assert logit_difference(model, near) == ""
     own = iter([exact + 0.5, exact])
     far = lambda: iter([(exact - 0.8, lambda: next(own))])  # noqa: E731
-    assert "standard deviations" in _difference(model, far)
+    assert "standard deviations" in logit_difference(model, far)

@@ -12,14 +12,19 @@ from brim.memory.devices import MemoryReading
 from brim.running.executor import ExecutionPolicy
 from brim.running.pooled import PooledExecutor, PooledResult, PoolWork
 from brim.running.results import ExecutionFigures
-from brim.sizing.pool import PoolNeeds, PoolSize, start_pool
+from brim.sizing.pool import PoolNeeds, PoolSize, PoolSizer
 
 ITEMS = 9
+LIMIT = 10_000
 
 
 class Memory:
-    def __init__(self, peaks: Sequence[int] = ()) -> None:
+    def __init__(self, left: Sequence[int] = (), *, peaks: Sequence[int] = ()) -> None:
+        self._left = list(left)  # what others leave, reading by reading; then all
         self._peaks = iter(peaks)
+
+    def left_by_others_bytes(self) -> int | None:
+        return self._left.pop(0) if self._left else LIMIT
 
     @contextlib.contextmanager
     def metered(self, held: Iterable[Any] = ()) -> Iterator[MemoryReading]:
@@ -79,17 +84,16 @@ class Source:
 
 
 def executor(
-    take: Any, *, admits: bool = True, limit_bytes: int = 10_000, portion: int = 1000, slots: int = 16,
-    memory: Memory | None = None, **options: Any,
+    take: Any, *, admits: bool = True, limit_bytes: int = LIMIT, portion: int = 1000, slots: int = 16,
+    left: Sequence[int] = (), peaks: Sequence[int] = (), **options: Any,
 ) -> PooledExecutor:  # fmt: skip
     source = Source(admits, portion=portion, slots=slots)
-    sizer = start_pool(
+    sizer = PoolSizer(
         source.needs(range(ITEMS)), limit_bytes=limit_bytes, resident_bytes=0, most_rows=4, most_slots=None
     )
     work = PoolWork(source=source, take=take, costs=[1] * ITEMS, note=lambda line: None, **options)
-    return PooledExecutor(
-        work, sizer=sizer, memory=memory or Memory(), figures=ExecutionFigures(), policy=ExecutionPolicy()
-    )
+    memory = Memory(left, peaks=peaks)
+    return PooledExecutor(work, sizer=sizer, memory=memory, figures=ExecutionFigures(), policy=ExecutionPolicy())
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
@@ -154,8 +158,7 @@ def test_an_item_that_costs_more_than_a_portion_is_taken_alone() -> None:
 
 
 def test_a_pool_whose_chunks_take_most_of_the_memory_starts_anew_with_smaller_ones() -> None:
-    memory = Memory(peaks=[950, 950, 300])
-    pooled = executor(lambda items: items, limit_bytes=1000, memory=memory, slots=200)
+    pooled = executor(lambda items: items, limit_bytes=1000, peaks=[950, 950, 300], slots=200)
     done = [one.item for some in pooled.run(range(ITEMS)) for one in some]
     assert sorted(done) == list(range(ITEMS))
     assert pooled.sizer.halvings == 2
@@ -179,3 +182,20 @@ def test_a_pool_that_admits_nothing_leaves_all_to_batches() -> None:
     pooled = executor(lambda items: items, admits=False)
     assert list(pooled.run(range(ITEMS))) == []
     assert sorted(pooled.left) == list(range(ITEMS))
+
+
+@pytest.mark.parametrize(("left", "failures"), [([LIMIT // 2, LIMIT // 2, LIMIT], 0), ([LIMIT], 1)])
+def test_a_failure_counts_until_those_who_held_the_memory_have_given_it_back(left: list[int], failures: int) -> None:
+    """With nobody else on the device it counts for good."""
+    calls: list[int] = []
+
+    def take(items: list[int]) -> list[int]:
+        calls.append(len(items))
+        if len(calls) == 2:
+            raise MemoryError
+        return items
+
+    pooled = executor(take, left=left)
+    done = [one.item for some in pooled.run(range(ITEMS)) for one in some]
+    assert sorted(done) == list(range(ITEMS))
+    assert pooled.sizer.failures == failures

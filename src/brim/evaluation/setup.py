@@ -164,6 +164,7 @@ def _task_settings(request: EvalRequest) -> TaskSettings:
         graphs=request.graphs,
         own_loop=request.decode_loop,
         pool=request.pool,
+        batch_invariant=request.batch_invariant,
     )
     return TaskSettings(
         generation=generation,

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from brim.errors import RequestError
+from brim.errors import DoesNotFitError, RequestError, plural
 from brim.evaluation.scoring import RankFigures, Scorer
 from brim.evaluation.setup import EvaluationSetup, SetupFacts
 from brim.evaluation.start import HowSized, MakeForecast, PoolStart, Start, StartingPoint, forecast_first_batch
@@ -132,6 +132,11 @@ class Worker:
         self._executor: Executor | None = None
         self._pooled: PooledExecutor | None = None
         self._pools = setup.task.pool_source() if stages is None else None
+        if request.batch_invariant and self._pools is None:
+            raise RequestError(
+                f"{named('batch_invariant')}: only answers that are generated in a pool are independent of the batch; "
+                "that takes a language model on CUDA in half precision (see how generation works, in the docs)"
+            )
         self._loader: Loader | None = None
         self._seconds = self._loader_wait_seconds = 0.0
         self._curve = ThroughputCurve()
@@ -182,6 +187,11 @@ class Worker:
             left = self._pooled.left
             for note in self._pools.notes:
                 self._note(note)
+            if left and self.request.batch_invariant:
+                raise DoesNotFitError(
+                    f"{named('batch_invariant')}: {plural(len(left), 'sample')} cannot be answered in the pool; give "
+                    f"more memory, or leave {named('batch_invariant')} out: batches then take over"
+                )
             if left:
                 self._pools = None  # it has given up: so would the next
         if left or self._pooled is None:
@@ -298,6 +308,7 @@ class Worker:
         request = self.request
         return ExecutionPolicy(
             by_count=self.starting.by_count,
+            packed=self.setup.task.packs,
             fixed=request.fixed,
             overlap=request.overlap,
             fail_fast=request.fail_fast,

@@ -120,15 +120,17 @@ def workload_to_trace(setup: EvaluationSetup, item: int, prepared: Any) -> Workl
             max_new_tokens=task.generation.max_new_tokens,
             device=model.device,
         )
-    if type(task) in (ChoiceTask, ClassifyTask):
-        return _RepeatedSample(task, item, prepared)
+    if type(task) is ChoiceTask:
+        return _RepeatedSample(*task.in_padded_rows(prepared), item)
+    if type(task) is ClassifyTask:
+        return _RepeatedSample(task, prepared, item)
     return None
 
 
 class _RepeatedSample(Workload):
     """One forward of a task over a sample, as often as the batch has places."""
 
-    def __init__(self, task: Task, item: int, prepared: Any) -> None:
+    def __init__(self, task: Task, prepared: Any, item: int) -> None:
         self.device = task.model.device
         self.task = copy.copy(task)  # what a batch leaves on it, and its notes, are not the run's
         self.task.notes = []

@@ -17,12 +17,23 @@ import bisect
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Arena", "PackedTokens", "Regions", "flash_works_on", "packed_attention", "region_slots"]
+__all__ = [
+    "Arena",
+    "KeyPart",
+    "KeySource",
+    "PackedTokens",
+    "Regions",
+    "TokenGroups",
+    "flash_works_on",
+    "head_on",
+    "packed_attention",
+    "region_slots",
+]
 
 PACKED = "brim_packed"
 ALIGNMENT = 16  # slots of a region are a multiple of this
@@ -82,17 +93,50 @@ class Regions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PackedTokens:
-    """The new tokens of one forward: of which sequence each is, and where its key and value go."""
+class TokenGroups:
+    """Of which sequence each new token is, and where that sequence's keys are."""
 
-    slots: torch.Tensor  # [tokens], where keys and values are stored
     query_starts: torch.Tensor  # [sequences + 1], int32: the first new token of each sequence, and their number
     region_starts: torch.Tensor  # [sequences + 1], int32; the last one is not read
     used: torch.Tensor  # [sequences], int32: slots in use, the new tokens included
     max_new: int  # the most new tokens of one sequence
     max_used: int  # the most slots that one may use
+
+    @classmethod
+    def one(cls, tokens: int, *, start: int, used: int, device: torch.device) -> TokenGroups:
+        """All tokens over the same keys."""
+        numbers = torch.arange(4, dtype=torch.int32, device=device)  # made on the device: nothing waits for a copy
+        return cls(
+            query_starts=numbers[:2] * tokens, region_starts=numbers[:2] * 0 + start, used=numbers[:1] + used,
+            max_new=tokens, max_used=used,
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackedTokens(TokenGroups):
+    """The new tokens of one forward, and where their keys and values go."""
+
+    slots: torch.Tensor  # [tokens], where keys and values are stored
     prefix: int = 0  # slots of the shared prefix, which precede every sequence's own
     kept: torch.Tensor | None = None  # [tokens]: which tokens of padded rows are stored, by their places row after row
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeyPart:
+    """Keys and values, [slots, kv_heads, head_dim], that the new tokens from `first` on attend to."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    tokens: TokenGroups
+    causal: bool
+    first: int = 0
+
+
+class KeySource(Protocol):
+    """What packed tokens attend to in a forward."""
+
+    def parts(self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Sequence[KeyPart]:
+        """Of one attention layer: `query` is [tokens, heads, head_dim], `key` and `value` are as the layer has them."""
 
 
 @functools.cache
@@ -151,6 +195,7 @@ class Arena:
 
         self.slots = slots
         self.tokens: PackedTokens | None = None  # of the forward under way
+        self._over_prefix: TokenGroups | None = None
         layer_class = _layer_class()
         self.cache = Cache(layers=[layer_class(self) for _ in range(layers)])
 
@@ -180,12 +225,11 @@ class Arena:
     @contextlib.contextmanager
     def packed(self, config: Any, tokens: PackedTokens) -> Iterator[None]:
         """While inside, a forward of the model with this configuration takes packed tokens."""
-        with packed_attention(config), self.storing(tokens):
-            _ARENAS.append(self)
-            try:
-                yield
-            finally:
-                _ARENAS.pop()
+        if tokens.prefix:
+            count, device = tokens.slots.shape[0], tokens.slots.device
+            self._over_prefix = TokenGroups.one(count, start=ALIGNMENT, used=tokens.prefix, device=device)
+        with self.storing(tokens), packed_attention(config, self):
+            yield
 
     @contextlib.contextmanager
     def storing(self, tokens: PackedTokens) -> Iterator[None]:
@@ -194,7 +238,16 @@ class Arena:
         try:
             yield
         finally:
-            self.tokens = None
+            self.tokens = self._over_prefix = None
+
+    def parts(self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> list[KeyPart]:
+        """A sequence's own region, and the prefix that all share."""
+        del layer, query
+        assert self.tokens is not None
+        found = [KeyPart(keys=key, values=value, tokens=self.tokens, causal=True)]
+        if self._over_prefix is not None:
+            found.append(KeyPart(keys=key, values=value, tokens=self._over_prefix, causal=False))
+        return found
 
 
 def _by_token(states: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
@@ -209,18 +262,20 @@ def _longer(tensor: torch.Tensor, slots: int, held: int) -> torch.Tensor:
     return grown
 
 
-_ARENAS: list[Arena] = []  # the one in use last
+_SOURCES: list[KeySource] = []  # the one in use last
 
 
 @contextlib.contextmanager
-def packed_attention(config: Any) -> Iterator[None]:
-    """While inside, the model's layers attend through `_attend`."""
+def packed_attention(config: Any, source: KeySource) -> Iterator[None]:
+    """While inside, the layers of the model with this configuration attend to what the source names."""
     _register()
     before = config._attn_implementation
     config._attn_implementation = PACKED
+    _SOURCES.append(source)
     try:
         yield
     finally:
+        _SOURCES.pop()
         config._attn_implementation = before
 
 
@@ -231,6 +286,20 @@ def _register() -> None:
     AttentionInterface.register(PACKED, _attend)
 
 
+@contextlib.contextmanager
+def head_on(model: Any, tokens: torch.Tensor) -> Iterator[None]:
+    """Run the model's head on these tokens of all rows only: logits of all need more memory than the rest."""
+
+    def pick(_: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (arguments[0].flatten(0, 1)[tokens].unsqueeze(0), *arguments[1:])
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(pick)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def flash_works_on(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether flash attention serves these tensors."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
@@ -239,43 +308,44 @@ def flash_works_on(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
-    """Attention of packed tokens, [1, heads, tokens, head_dim], over the arena, [slots, kv_heads, head_dim]."""
-    del module, attention_mask
-    tokens = _ARENAS[-1].tokens
-    assert tokens is not None
+    """Attention of packed tokens, [1, heads, tokens, head_dim], over the parts that the source in use names."""
+    del attention_mask
     for option in ("position_bias", "softcap", "s_aux"):  # a window is wider than any sequence, or there is no pool
         if kwargs.get(option) is not None:
             raise ValueError(f"packed attention has no {option}")
     packed = query[0].transpose(0, 1)  # [tokens, heads, head_dim]
-    attend = _flash if packed.is_cuda else _plain
-    output, lse = attend(packed, key, value, tokens, scale=kwargs.get("scaling"))
-    if tokens.prefix:
-        shared = PackedTokens(
-            slots=tokens.slots, query_starts=_whole(packed), region_starts=_prefix_region(packed),
-            used=_prefix_used(packed, tokens.prefix), max_new=packed.shape[0], max_used=tokens.prefix,
-        )  # fmt: skip
-        before, before_lse = attend(packed, key, value, shared, scale=kwargs.get("scaling"), causal=False)
-        output = _merged(before, before_lse, output, lse)
-    return output.unsqueeze(0), None
+    parts = _SOURCES[-1].parts(module, packed, key, value)
+    return _attend_in_parts(packed, parts, scale=kwargs.get("scaling")).unsqueeze(0), None
 
 
-def _flash(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tokens: PackedTokens, *, scale: float | None,
-    causal: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def _attend_in_parts(query: torch.Tensor, parts: Sequence[KeyPart], *, scale: float | None) -> torch.Tensor:
+    """Attention over several sets of keys as one, merged by their log-sum-exps; the first has keys for every token."""
+    attend = _flash if query.is_cuda else _plain
+    output, lse = attend(query, parts[0], scale=scale)
+    for number, part in enumerate(parts[1:], start=2):
+        own, own_lse = output[part.first :], lse[:, part.first :]
+        before, before_lse = attend(query[part.first :], part, scale=scale)
+        merged = _merged(before, before_lse, own, own_lse)
+        output = torch.cat([output[: part.first], merged]) if part.first else merged
+        if number < len(parts):
+            both = torch.logaddexp(before_lse.float(), own_lse.float())
+            lse = torch.cat([lse[:, : part.first], both], dim=1) if part.first else both
+    return output
+
+
+def _flash(query: torch.Tensor, part: KeyPart, *, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Output, [tokens, heads, head_dim], and log-sum-exp, [heads, tokens]."""
+    tokens = part.tokens
     output, lse = torch.ops.aten._flash_attention_forward(
-        query, key, value, tokens.query_starts, tokens.region_starts, tokens.max_new, tokens.max_used,
-        0.0, causal, False, scale=scale, seqused_k=tokens.used,
+        query, part.keys, part.values, tokens.query_starts, tokens.region_starts, tokens.max_new, tokens.max_used,
+        0.0, part.causal, False, scale=scale, seqused_k=tokens.used,
     )[:2]  # fmt: skip
     return output, lse
 
 
-def _plain(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tokens: PackedTokens, *, scale: float | None,
-    causal: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def _plain(query: torch.Tensor, part: KeyPart, *, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The same, sequence by sequence in plain operations."""
+    key, value, tokens, causal = part.keys, part.values, part.tokens, part.causal
     outputs, sums = [], []
     groups = query.shape[1] // key.shape[1]
     starts = tokens.query_starts.tolist()
@@ -291,18 +361,6 @@ def _plain(
         outputs.append((scores.float().softmax(dim=-1).to(values.dtype) @ values).transpose(0, 1))
         sums.append(scores.float().logsumexp(dim=-1))
     return torch.cat(outputs), torch.cat(sums, dim=1)
-
-
-def _whole(query: torch.Tensor) -> torch.Tensor:
-    return torch.arange(2, dtype=torch.int32, device=query.device) * query.shape[0]
-
-
-def _prefix_region(query: torch.Tensor) -> torch.Tensor:
-    return torch.full((2,), ALIGNMENT, dtype=torch.int32, device=query.device)
-
-
-def _prefix_used(query: torch.Tensor, length: int) -> torch.Tensor:
-    return torch.full((1,), length, dtype=torch.int32, device=query.device)
 
 
 def _merged(

@@ -14,7 +14,6 @@ forward, whose attention may differ there (image tokens that see each other). Kn
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 
-from brim.generation.arena import Arena, PackedTokens, Regions, region_slots
+from brim.generation.arena import Arena, PackedTokens, Regions, head_on, region_slots
 from brim.generation.choose import TokenChooser, generation_config_for, uniforms
 from brim.generation.graphs import CaptureFailedError, GraphPool, capture, graphs_work_on, shared_pool
 from brim.generation.norms import fused_norms
@@ -37,11 +36,15 @@ MOST_CHUNK_TOKENS = 65536  # … up to here
 LEAST_CHUNK_TOKENS = 1024
 CHECK_STEPS = 8  # steps between two readings of which answers have ended
 SMALLEST_GRAPH = 8  # rows
+INVARIANT_ROWS = 256  # of every step where answers must not depend on what else is in the pool …
+INVARIANT_CHUNK_TOKENS = 8192  # … and prompt tokens of every forward
 MIN_STEPS_TO_CAPTURE = 2  # with fewer steps left, capturing costs more than it saves
 
 
-def chunk_tokens_of(model: Any, *, halvings: int = 0) -> int:
+def chunk_tokens_of(model: Any, settings: GenerationSettings, *, halvings: int = 0) -> int:
     """Prompt tokens of one forward that keep a GPU busy while the host launches it; halved where memory is short."""
+    if settings.batch_invariant:
+        return INVARIANT_CHUNK_TOKENS
     parameters = int(sum(parameter.numel() for parameter in model.parameters()))
     wanted = CHUNK_TOKENS * FULL_CHUNK_PARAMETERS // max(parameters, 1)
     return max(min(max(wanted, CHUNK_TOKENS), MOST_CHUNK_TOKENS) >> halvings, LEAST_CHUNK_TOKENS)
@@ -113,7 +116,8 @@ class GenerationPool:
     """Generates with one model under one set of settings, at most `rows` sequences at a time.
 
     `longest` is the longest prompt in tokens; `prefix` are tokens with which every prompt begins, and shorter than any
-    of them.
+    of them. With `settings.batch_invariant` all forwards over prompts have the same number of tokens, and all steps the
+    same number of rows: the kernels that a library chooses by shape are then the same whatever else is in the pool.
     """
 
     def __init__(
@@ -272,22 +276,43 @@ class GenerationPool:
             "lengths": ends[whole],
             "starts": regions[whole],
         }
+        if self.settings.batch_invariant:
+            fill = self.chunk_tokens - int(borders[-1])
+            fields, counts = self._filled(fields, fill), numpy.append(counts, fill)
+            self.computed_tokens += fill
         sent = self._send(fields)
         packed = PackedTokens(
             slots=sent["slots"], query_starts=sent["borders"].int(), region_starts=sent["regions"].int(),
-            used=sent["used"].int(), max_new=int(counts.max()), max_used=int(ends.max()) - prefix, prefix=prefix,
+            used=sent["used"].int(), max_new=int(counts.max()), prefix=prefix,
+            max_used=max(int(ends.max()) - prefix, int(counts.max())),
         )  # fmt: skip
         self.useful_tokens += int(borders[-1])
         if self.pad is None:
             self.computed_tokens += int(borders[-1])
-            with self._head_on(sent["last"]):
-                logits = self._forward(sent["ids"], sent["positions"], packed)
+            with head_on(self.model, sent["last"]):
+                logits = self._forward(sent["ids"], sent["positions"], packed)[: len(whole)]
             answers_at = sent["lengths"]
         else:
             padded = self.pad([part.prompt for part in parts])
             logits, answers_at = self._forward_padded(padded, packed, sent["last"], sent["lengths"])
         if whole:
             self._begin(sent, logits, [parts[number].prompt.key for number in whole], answers_at)
+
+    def _filled(self, fields: dict[str, Any], fill: int) -> dict[str, Any]:
+        """A forward of the usual shape: one more sequence, whose tokens go to the slot that is nobody's."""
+        import numpy
+
+        nothing = numpy.zeros(fill, dtype=numpy.int64)
+        more = {
+            "ids": nothing + self.tokens.pad,
+            "positions": nothing,
+            "slots": nothing,
+            "borders": [self.chunk_tokens],
+            "used": [min(fill, self.arena.slots)],
+            "last": numpy.zeros(self.rows - len(fields["last"]), dtype=numpy.int64),
+            "regions": [0],
+        }
+        return {name: numpy.concatenate([one, more[name]]) if name in more else one for name, one in fields.items()}
 
     def _begin(
         self, sent: dict[str, torch.Tensor], logits: torch.Tensor, keys: Sequence[int], answers_at: torch.Tensor
@@ -320,7 +345,7 @@ class GenerationPool:
                     slots=positions + start, query_starts=numbers[:2], region_starts=numbers[2:4], used=numbers[4:],
                     max_new=end - begin, max_used=end,
                 )  # fmt: skip
-                with self._head_on(positions[:1] - begin):
+                with head_on(self.model, positions[:1] - begin):
                     self._forward(torch.tensor(prefix[begin:end], device=self.device), positions, packed)
         self._prefix = len(prefix)
 
@@ -359,7 +384,7 @@ class GenerationPool:
             self._mrope.rope_deltas = None
         if mask is not None and "position_ids" in self._parameters and not (images and self._mrope is not None):
             inputs.setdefault("position_ids", (mask.cumsum(dim=1) - 1).clamp_min(0))
-        with self.arena.storing(dataclasses.replace(packed, kept=kept)), self._norms, self._head_on(kept[last]):
+        with self.arena.storing(dataclasses.replace(packed, kept=kept)), self._norms, head_on(self.model, kept[last]):
             output = self.model(**inputs, past_key_values=self.arena.cache, use_cache=True)
         deltas = None if self._mrope is None else self._mrope.rope_deltas
         logits: torch.Tensor = output.logits[0]
@@ -409,7 +434,7 @@ class GenerationPool:
 
     def _graph_size(self, rows: int) -> int:
         """The number of rows that steps run on, 8, 12, 16, 24, 32, …: a captured step serves many."""
-        size = SMALLEST_GRAPH
+        size = self.rows if self.settings.batch_invariant else SMALLEST_GRAPH
         while size < rows:
             size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
         return min(size, self.rows)
@@ -470,16 +495,3 @@ class GenerationPool:
         self._state.move(both[:, 0], both[:, 1])
         for old, new in moves:
             self._occupants[new], self._occupants[old] = self._occupants[old], None
-
-    @contextlib.contextmanager
-    def _head_on(self, tokens: torch.Tensor) -> Iterator[None]:
-        """Run the head on these tokens of all rows: logits of whole prompts need more memory than the rest."""
-
-        def pick(_: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-            return (arguments[0].flatten(0, 1)[tokens].unsqueeze(0), *arguments[1:])
-
-        handle = self.model.get_output_embeddings().register_forward_pre_hook(pick)
-        try:
-            yield
-        finally:
-            handle.remove()

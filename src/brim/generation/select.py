@@ -30,11 +30,13 @@ __all__ = [
     "GenerateFallback",
     "PaddedTrial",
     "disagreement",
+    "logit_difference",
     "loop_obstacle",
     "make_decoder",
     "padded_batch",
     "pool_obstacle",
     "pool_pays_on",
+    "trial_prompts",
 ]
 
 CHECK_TOKENS = 3
@@ -187,7 +189,7 @@ class _RecordingPool(GenerationPool):
 @torch.inference_mode()
 def _pool_disagreement(model: Any, settings: GenerationSettings, tokens: TokenIds, *, shared: int) -> str:
     """As `disagreement`, of a pool; prompts share so many tokens."""
-    prompts = _check_prompts(model, next(model.parameters()).device)
+    prompts = trial_prompts(model, next(model.parameters()).device)
     if shared:
         prompts = [torch.cat([prompts[1][:shared], prompt]) for prompt in prompts]
 
@@ -199,7 +201,7 @@ def _pool_disagreement(model: Any, settings: GenerationSettings, tokens: TokenId
         for prompt, (ours, made) in zip(prompts, pool.logits_of(asked), strict=True):
             yield ours, functools.partial(_model_logits, model, prompt, torch.tensor(made[:-1], device=prompt.device))
 
-    return _difference(model, trials)
+    return logit_difference(model, trials)
 
 
 @torch.inference_mode()
@@ -218,7 +220,7 @@ def _padded_disagreement(model: Any, settings: GenerationSettings, tokens: Token
             yield ours, functools.partial(_generated_logits, model, trial.own(prompt), made, tokens.pad)
 
     try:
-        return _difference(model, trials)
+        return logit_difference(model, trials)
     except Exception as error:
         if classify(error).kind is not FailureKind.OUT_OF_MEMORY:
             raise
@@ -277,18 +279,18 @@ def disagreement(loop: DecodeLoop) -> str:
     model = loop.model
 
     def trials() -> Iterator[tuple[torch.Tensor, OwnLogits]]:
-        prompts = _check_prompts(model, loop.device)
+        prompts = trial_prompts(model, loop.device)
         ours, tokens = _loop_logits(loop, prompts)
         for row, prompt in enumerate(prompts):
             yield ours[row], functools.partial(_model_logits, model, prompt, tokens[row], loop)
 
     try:
-        return _difference(model, trials)
+        return logit_difference(model, trials)
     finally:
         loop.release()
 
 
-def _difference(model: Any, trials: Callable[[], Iterator[tuple[torch.Tensor, OwnLogits]]]) -> str:
+def logit_difference(model: Any, trials: Callable[[], Iterator[tuple[torch.Tensor, OwnLogits]]]) -> str:
     """How our logits differ from the model's own by more than rounding, or the error of the trial.
 
     In half precision models differ in how much rounding does. Where ours and its own are further apart than usual, both
@@ -318,7 +320,8 @@ def _precise(model: Any) -> bool:
     return bool(next(model.parameters()).dtype in (torch.float32, torch.float64))
 
 
-def _check_prompts(model: Any, device: torch.device) -> list[torch.Tensor]:
+def trial_prompts(model: Any, device: torch.device) -> list[torch.Tensor]:
+    """Short prompts of random tokens, to compare logits on."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     # Away from both ends of the vocabulary, where special tokens are.
     low, high = vocabulary // 4, max(vocabulary // 2, vocabulary // 4 + 1)

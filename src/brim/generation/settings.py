@@ -24,6 +24,7 @@ class GenerationSettings:
     graphs: bool = True  # capture decode steps as CUDA graphs where that is faster
     own_loop: bool = True  # brim's decode loop where it fits the model; else always transformers' generate
     pool: bool = True  # answers leave one by one, where that is faster and fits the model; else whole batches
+    batch_invariant: bool = False  # every forward of a pool has the same shape: nothing else changes an answer
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

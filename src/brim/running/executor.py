@@ -42,18 +42,21 @@ __all__ = [
 ]
 
 
-def padded_cost(costs: Iterable[int]) -> int:
-    """The cost of a batch of items with these costs, once every item is padded to the costliest."""
+def padded_cost(costs: Iterable[int], *, packed: bool = False) -> int:
+    """The cost of a batch of items with these costs: every item is padded to the costliest, unless they are packed."""
     listed = list(costs)
-    return len(listed) * max(listed, default=0)
+    return sum(listed) if packed else len(listed) * max(listed, default=0)
 
 
 class WorkQueue:
     """Items still to do, costliest first; batches that must be run as they are come before the rest."""
 
-    def __init__(self, costs: Sequence[int], items: Iterable[int], *, by_count: bool = False) -> None:
+    def __init__(
+        self, costs: Sequence[int], items: Iterable[int], *, by_count: bool = False, packed: bool = False
+    ) -> None:
         self._costs = costs
         self._by_count = by_count  # the cap counts items
+        self._packed = packed
         self._waiting = deque(sorted(items, key=lambda item: -costs[item]))  # equal costs keep the caller's order
         self._parts: list[list[int]] = []
 
@@ -64,9 +67,19 @@ class WorkQueue:
         """The next batch: as many items as stay within the cap in padded cost, at least one."""
         if self._parts:
             return self._parts.pop()
+        if self._packed and not self._by_count:
+            return self._take_sum(cap)
         costliest = 1 if self._by_count else self._costs[self._waiting[0]]
         count = max(cap // max(costliest, 1), 1)
         return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+
+    def _take_sum(self, cap: int) -> list[int]:
+        taken = [self._waiting.popleft()]
+        room = cap - self._costs[taken[0]]
+        while self._waiting and self._costs[self._waiting[0]] <= room:
+            taken.append(self._waiting.popleft())
+            room -= self._costs[taken[-1]]
+        return taken
 
     def put_back(self, batch: Sequence[int]) -> None:
         """Return a batch that was not done; its items are next, in the same order, under whatever cap holds then."""
@@ -196,6 +209,7 @@ class ExecutionPolicy:
     """
 
     by_count: bool = False
+    packed: bool = False  # a batch costs the sum of its items
     fixed: bool = False
     overlap: bool = True  # False: a batch is read before the next one is started
     fail_fast: bool = False  # raise the first error of a single item
@@ -241,7 +255,7 @@ class Executor:
 
         Whoever stops before the end should close it (`contextlib.closing`): it watches for interrupts until then.
         """
-        queue = WorkQueue(self._costs, items, by_count=self._policy.by_count)
+        queue = WorkQueue(self._costs, items, by_count=self._policy.by_count, packed=self._policy.packed)
         with InterruptWatch() as interrupts:
             yield from self._run_all(queue, interrupts)
             while self._retries:
@@ -431,20 +445,21 @@ class Executor:
         figures.batches += 1
         figures.busy_seconds += seconds
         costs = [self._costs[item] for item in batch]
+        whole = self._batch_cost(batch)
         figures.cost += sum(costs)
-        figures.padded_cost += padded_cost(costs)
+        figures.padded_cost += whole
         figures.largest_padded_cost = max(figures.largest_padded_cost, running.cost)
         figures.batch_counts.append(len(batch))
         if failed == len(batch):
             return  # none of it reached the device: that was quick, and says nothing of the size
-        figures.add_batch_time(len(batch), padded_cost(costs), seconds)
+        figures.add_batch_time(len(batch), whole, seconds)
         searching = not self.sizer.settled
         if not figures.warm_up_padded_cost:
-            figures.warm_up_seconds, figures.warm_up_padded_cost = seconds, padded_cost(costs)
+            figures.warm_up_seconds, figures.warm_up_padded_cost = seconds, whole
         elif searching:
             figures.search_seconds += seconds
-            figures.search_padded_cost += padded_cost(costs)
-            figures.best_search_rate = max(figures.best_search_rate, padded_cost(costs) / max(seconds, 1e-9))
+            figures.search_padded_cost += whole
+            figures.best_search_rate = max(figures.best_search_rate, whole / max(seconds, 1e-9))
         if searching or not (self.trials and self.trials[-1].detail == "settled"):
             self._remember(batch, "fits", self.sizer.phase, seconds=seconds, reading=reading)
         peak = None
@@ -462,7 +477,7 @@ class Executor:
         self.trials.append(
             Probe(
                 batch_size=len(batch),
-                cost=padded_cost(self._costs[item] for item in batch),
+                cost=self._batch_cost(batch),
                 verdict=verdict,
                 peak_allocated_bytes=None if reading is None else reading.peak_allocated_bytes,
                 peak_reserved_bytes=None if reading is None else reading.peak_reserved_bytes,
@@ -475,7 +490,10 @@ class Executor:
 
     def _weight(self, batch: list[int]) -> int:
         """The size of a batch in the unit of the cap."""
-        return len(batch) if self._policy.by_count else padded_cost(self._costs[item] for item in batch)
+        return len(batch) if self._policy.by_count else self._batch_cost(batch)
+
+    def _batch_cost(self, batch: list[int]) -> int:
+        return padded_cost((self._costs[item] for item in batch), packed=self._policy.packed)
 
     @contextlib.contextmanager
     def _metered(self) -> Iterator[Any]:

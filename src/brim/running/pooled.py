@@ -100,6 +100,9 @@ class PoolMemory(Protocol):
     def release(self, *, thorough: bool = True) -> None:
         """Give back what nothing refers to any more."""
 
+    def left_by_others_bytes(self) -> int | None:
+        """What other processes leave of the device now; None: not known."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolWork:
@@ -142,6 +145,8 @@ class PooledExecutor:
             with InterruptWatch() as interrupts:
                 while (waiting or self._inside) and not self.sizer.hopeless:
                     interrupts.check()
+                    if self.sizer.disturbed and self.sizer.return_after_others(self._memory.left_by_others_bytes()):
+                        self._work.note("other processes have given memory back: the pool has its room again")
                     failure, finished = self._survived_turn(waiting)
                     if failure is not None:
                         self._after_failure(failure, waiting)
@@ -184,8 +189,7 @@ class PooledExecutor:
                 self._work.begin()
                 results = pool.advance()
                 self._work.end()
-        self._read_peak(pool, reading)
-        if self.sizer.crowded:
+        if self._read_peak(pool, reading):
             self.sizer.halve_chunks()
             self._empty(waiting)
             return
@@ -243,15 +247,18 @@ class PooledExecutor:
             self._work.set_aside([item for item, _ in good[:admitted]])
         return admitted == len(good)
 
-    def _read_peak(self, pool: ItemPool, reading: Any) -> None:
-        """Peaks of the turn; after the first, the size."""
+    def _read_peak(self, pool: ItemPool, reading: Any) -> bool:
+        """Peaks of the turn; after the first, the size. Whether chunks must become smaller first."""
         self._figures.add_peak(reading)
         if not self.sizer.measured and pool.slot_bytes:
             self.sizer.record(slots=pool.slots, slot_bytes=pool.slot_bytes, peak_bytes=reading.peak_allocated_bytes)
-        if self.sizer.measured and not self.sizer.crowded and pool.slots < (wanted := self.sizer.size.slots):
+            if self.sizer.crowded:
+                return True
+        if self.sizer.measured and pool.slots < (wanted := self.sizer.size.slots):
             with self._memory.metered(pool.tensors()):
                 pool.grow(wanted)
         self.kv_bytes = max(self.kv_bytes, pool.slots * pool.slot_bytes)
+        return False
 
     def _count(self, pool: ItemPool, results: Sequence[PooledResult]) -> None:
         figures = self._figures
@@ -266,7 +273,7 @@ class PooledExecutor:
     def _after_failure(self, failure: Failure, waiting: deque[int]) -> None:
         """A smaller pool takes over, or batches do."""
         inside, slots = len(self._inside), 0 if self._pool is None else self._pool.slots
-        self._empty(waiting)
+        left = self._empty(waiting)
         if failure.kind is not FailureKind.OUT_OF_MEMORY:
             self._work.note(f"the pool ended with an error ({failure.reason}): batches take over")
             return
@@ -274,18 +281,20 @@ class PooledExecutor:
         self.trials.append(Probe(batch_size=max(inside, 1), cost=slots, verdict="oom", detail=failure.reason))
         if self._policy.fail_on_oom:
             raise DoesNotFitError(f"a pool of {inside} does not fit: {failure.reason} (fail on OOM was asked)")
-        self.sizer.record_failure()
+        self.sizer.record_failure(left)
         self._work.note(f"a pool of {inside} sequences ran out of memory: a smaller one takes over")
 
-    def _empty(self, waiting: deque[int]) -> None:
-        """Close the pool; what was in it waits again, in its place."""
+    def _empty(self, waiting: deque[int]) -> int | None:
+        """Close the pool; what was in it waits again, in its place. What other processes left until then."""
         costs = self._work.costs
         ordered = sorted((*waiting, *self._inside), key=lambda item: -costs[item])
         self._inside.clear()
         waiting.clear()
         waiting.extend(ordered)
         self._close()
+        left = self._memory.left_by_others_bytes()
         self._memory.release()
+        return left
 
     def _close(self) -> None:
         if self._pool is not None:

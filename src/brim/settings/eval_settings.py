@@ -78,6 +78,13 @@ class EvalRequest:
             help="An answer ends before this text; repeatable.", panel=ANSWERS, metavar="TEXT", check=texts(), many=True
         ),
     ] = ()
+    batch_invariant: Annotated[
+        bool,
+        Setting(
+            help="Answers do not depend on the batch size; slower. For language models on CUDA in half precision.",
+            panel=ANSWERS,
+        ),
+    ] = False
     chat: shared.Chat = None
     system: Annotated[
         str | None, Setting(help="A system prompt before every sample.", panel=ANSWERS, metavar="TEXT")

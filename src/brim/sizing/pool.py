@@ -3,7 +3,8 @@
 More rows are never slower until memory ends (docs/measurements/eval.md): a step reads the weights once for all of them.
 So the size is what fits, by bytes that are measured on the first prompts: what reading a chunk takes beside weights,
 keys and values, and what a slot takes. Where reading takes most of the room, chunks are halved and measured again. An
-out-of-memory error at the size found leaves a fraction of the room. Pure.
+out-of-memory error at the size found leaves a fraction of it, until processes that held the rest have given it back.
+Pure.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 import itertools
 
 from brim.sizing.constants import (
+    MOST_CALM_READINGS,
     MOST_CHUNK_HALVINGS,
     MOST_POOL_FAILURES,
     MOST_POOL_ROWS,
@@ -41,6 +43,7 @@ class PoolNeeds:
     slots: tuple[int, ...]  # of every item, costliest first
     row_bytes: int  # of a row in a step
     extra_slots: int = 0  # that are no item's own: a shared prefix
+    step_rows: int | None = None  # of every step, however few items are inside; None: as many as there are
 
 
 class PoolSizer:
@@ -63,10 +66,14 @@ class PoolSizer:
         self._demand = [0, *itertools.accumulate(needs.slots)]  # slots of so many of the costliest
         free = max(limit_bytes - resident_bytes, 0)
         by_memory = int(POOL_ROWS_FRACTION * free / self._row_bytes)
-        self.rows = max(min(len(needs.slots), most_rows or MOST_POOL_ROWS, MOST_POOL_ROWS, by_memory), 1)
+        most = needs.step_rows or MOST_POOL_ROWS
+        self.rows = max(min(len(needs.slots), most_rows or most, most, by_memory), 1)
+        self._step_rows = needs.step_rows or self.rows
         self.failures = 0
-        self.halvings = 0
-        self._misjudged = 0  # failures at a size that was thought to fit
+        self._early = 0  # of the failures, those before anything was measured: they say nothing of the size
+        self._halved = 0  # chunks, because reading took most of the room
+        self._by_others = 0  # of the failures, those while other processes held the memory
+        self._calm_readings, self._returns = 0, 0  # readings without others since then; how often room came back
         self.slot_bytes = 0  # 0: not measured yet
         self._fixed_bytes = resident_bytes  # at the peak, without slots
 
@@ -99,12 +106,17 @@ class PoolSizer:
         self.slot_bytes = max(slot_bytes, 1)
         self._fixed_bytes = max(peak_bytes - slots * slot_bytes, self._resident_bytes)
 
-    def record_failure(self) -> None:
-        """It ran out of memory: reading the first chunk, or at the size that was found. The next is measured anew."""
+    def record_failure(self, left_bytes: int | None = None) -> None:
+        """It ran out of memory; `left_bytes` is what other processes leave of the device, if that is known."""
+        others = left_bytes is not None and left_bytes < self._limit_bytes
         self.failures += 1
-        self.halvings += 1
-        self._misjudged += self.measured
-        self.slot_bytes = 0
+        self._by_others += others
+        self._early += not self.measured and not others
+
+    @property
+    def halvings(self) -> int:
+        """How often chunks were halved: after each failure, and where they left too little."""
+        return self.failures + self._halved
 
     @property
     def crowded(self) -> bool:
@@ -116,19 +128,36 @@ class PoolSizer:
 
     def halve_chunks(self) -> None:
         """Read in smaller chunks, and measure them."""
-        self.halvings += 1
+        self._halved += 1
         self.slot_bytes = 0
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether it is smaller because of other processes."""
+        return self._by_others > 0
+
+    def return_after_others(self, left_bytes: int | None) -> bool:
+        """Whether the memory that others took is there again: failures because of them no longer count.
+
+        After the first time it takes more than one reading, doubled each time: others may come and go for ever.
+        """
+        self._calm_readings = self._calm_readings + 1 if (left_bytes or 0) >= self._limit_bytes else 0
+        if not self.disturbed or self._calm_readings < min(2**self._returns, MOST_CALM_READINGS):
+            return False
+        self.failures -= self._by_others
+        self._by_others, self._calm_readings, self._returns = 0, 0, self._returns + 1
+        return True
 
     @property
     def size(self) -> PoolSize:
         """What fits, and is wanted."""
-        free = self._usable_bytes - self._fixed_bytes - self.rows * self._row_bytes
+        free = self._usable_bytes - self._fixed_bytes - self._step_rows * self._row_bytes
         fitting = max(int(free / max(self.slot_bytes, 1)), 0)
         return PoolSize(rows=self.rows, slots=min(fitting, self._wanted_slots()), halvings=self.halvings)
 
     @property
     def _usable_bytes(self) -> float:
-        return POOL_LIMIT_FRACTION * POOL_AFTER_FAILURE**self._misjudged * self._limit_bytes
+        return POOL_LIMIT_FRACTION * POOL_AFTER_FAILURE ** (self.failures - self._early) * self._limit_bytes
 
     def _wanted_slots(self) -> int:
         """For as many of the costliest as there are rows, within the user's ceiling."""

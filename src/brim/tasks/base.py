@@ -88,6 +88,7 @@ class Task(abc.ABC):
     name: ClassVar[str]
     default_metrics: tuple[str, ...] = ("exact_match",)
     unit: Unit = "samples"  # what costs count: tokens where lengths vary
+    packs: bool = False  # a batch costs the sum of its samples: none is padded to the costliest
 
     def __init__(self, model: LoadedModel, data: SampleSet, settings: TaskSettings) -> None:
         self.model = model

@@ -1,7 +1,12 @@
-"""Multiple choice by log-likelihood: the option that the model finds likeliest after the question is its answer."""
+"""Multiple choice by log-likelihood: the option that the model finds likeliest after the question is its answer.
+
+A question's context is read once for all its options, and what all questions begin with once for the run, where the
+model allows it (`generation/likelihoods.py`); else every option is a row of a padded batch.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +14,13 @@ import torch
 
 from brim.data.base import SampleSet
 from brim.errors import RequestError, plural
+from brim.generation.likelihoods import (
+    OptionRows,
+    SharedContexts,
+    log_likelihood,
+    shared_contexts_obstacle,
+    shared_tokens,
+)
 from brim.models.base import LoadedModel
 from brim.running.executor import Pending
 from brim.settings.caller import written
@@ -16,6 +28,11 @@ from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings, padded
 from brim.tasks.prompts import PromptWriter
 
 __all__ = ["ChoiceTask"]
+
+Row = tuple[list[int], list[int]]  # context, continuation
+
+MIN_SHARED_PREFIX = 128  # tokens; a shorter prefix is not worth attention in two parts
+MIN_SAVED_FRACTION = 0.25  # of the tokens; for less, padded rows and their faster attention do
 
 
 class ChoiceTask(Task):
@@ -33,7 +50,9 @@ class ChoiceTask(Task):
                 "language model"
             )
         self._writer = PromptWriter(model.tokenizer, None, settings)
-        self._rows: list[list[tuple[list[int], list[int]]]] = []  # per sample and option: context, continuation
+        self._rows: list[list[Row]] = []  # per sample and option
+        self._costs: list[int] = []
+        self._shared: SharedContexts | None = None
 
     def setup(self) -> None:
         """Tokenise questions and options."""
@@ -52,17 +71,41 @@ class ChoiceTask(Task):
             heads = self._writer.token_ids(contexts)
             self._rows = [[(head, next(options)) for _ in sample.choices]
                           for head, sample in zip(heads, self.samples, strict=True)]  # fmt: skip
+            self._costs = [_padded_tokens(rows) for rows in self._rows]
             return
         heads, lines = self._writer.token_ids(contexts), iter(self._writer.token_ids(whole))
         self._rows = [
             [_split(head, next(lines)) for _ in sample.choices]
             for head, sample in zip(heads, self.samples, strict=True)
         ]
+        self._costs = [_padded_tokens(rows) for rows in self._rows]
+        self._share()
+
+    def _share(self) -> None:
+        """Read what options and questions have in common once, where that saves enough and the model allows it."""
+        room = self.model.positions or 1 << 62
+        asked = [_question(rows) for rows in self._rows]
+        usable = [one for one in asked if max(map(len, one.rows)) <= room]  # the others never reach the model
+        common = [one.shared for one in usable]
+        if not usable or min(common) < 1:
+            return
+        prefix = min(shared_tokens([one.rows[0] for one in usable]), min(common) - 1)
+        prefix = prefix if len(usable) > 1 and prefix >= MIN_SHARED_PREFIX else 0
+        costs = [one.tokens_to_read(min(prefix, one.shared)) for one in asked]
+        if sum(costs) > (1 - MIN_SAVED_FRACTION) * sum(self._costs):
+            return
+        longest = max(len(row) for one in usable for row in one.rows)
+        obstacle = shared_contexts_obstacle(self.model.module, longest=longest)
+        if obstacle is None:
+            self._shared = SharedContexts(self.model.module, prefix=usable[0].rows[0][:prefix])
+            self._costs = [max(cost, 1) for cost in costs]
+            self.packs = True
+        elif obstacle:
+            self.notes.append(f"what the options of a question share is read again for each of them: {obstacle}")
 
     def cost(self, item: int) -> int:
-        """Every option is a row as long as the longest."""
-        rows = self._rows[item]
-        return len(rows) * max(len(context) + len(continuation) for context, continuation in rows)
+        """The tokens to read; without sharing, every option is a row as long as the longest."""
+        return self._costs[item]
 
     def prepare(self, item: int) -> Any:
         """Context and continuation of every option."""
@@ -75,9 +118,12 @@ class ChoiceTask(Task):
     def launch(self, items: Sequence[int], prepared: Sequence[Any]) -> Pending:
         """One forward over all options of all samples."""
         rows = [row for options in prepared for row in options]
-        score = self._seq2seq_scores if self.model.kind == "seq2seq" else self._causal_scores
-        with torch.inference_mode():
-            scores = score(rows)  # [rows]
+        if self._shared is not None:
+            scores = self._shared.scores([_question(options) for options in prepared])  # [rows]
+        else:
+            score = self._seq2seq_scores if self.model.kind == "seq2seq" else self._causal_scores
+            with torch.inference_mode():
+                scores = score(rows)
         counts = [len(options) for options in prepared]
 
         def read() -> list[Answer]:
@@ -89,6 +135,23 @@ class ChoiceTask(Task):
             return answers
 
         return LaterAnswers(read)
+
+    def release(self) -> None:
+        """Free the keys and values of what all questions begin with."""
+        if self._shared is not None:
+            self._shared.release()
+
+    def in_padded_rows(self, prepared: list[Row]) -> tuple[ChoiceTask, list[Row]]:
+        """For a trace: a task that shares nothing, and a row with as many tokens to read and to score."""
+        if self._shared is None:
+            return self, prepared
+        question = _question(prepared)
+        tokens = question.tokens_to_read(len(self._shared.prefix))
+        scored = min(sum(question.scored), tokens)
+        plain = copy.copy(self)
+        plain._shared = None
+        filler = [0] * tokens
+        return plain, [(filler[: tokens - scored + 1], filler[:scored])]
 
     def shown_input(self, item: int) -> Any:
         """The question and its options."""
@@ -106,7 +169,7 @@ class ChoiceTask(Task):
         best = max(range(len(values)), key=values.__getitem__)
         return Answer(prediction=values, details={"choice": self.samples[item].choices[best]})
 
-    def _causal_scores(self, rows: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
+    def _causal_scores(self, rows: Sequence[Row]) -> torch.Tensor:
         """The continuations' log-likelihoods; the model's head runs on their positions only."""
         ids = padded([[*c, *k] for c, k in rows], self.model.tokenizer.pad_token_id or 0)
         owner = torch.tensor([row for row, (_, k) in enumerate(rows) for _ in k])
@@ -123,10 +186,10 @@ class ChoiceTask(Task):
             logits = self.model.module(input_ids=moved["ids"], use_cache=False).logits[0]  # [continuation tokens, v]
         finally:
             handle.remove()
-        likelihood = _log_likelihood(logits, moved["target"])
+        likelihood = log_likelihood(logits, moved["target"])
         return torch.zeros(len(rows), device=logits.device).index_add_(0, moved["owner"], likelihood)
 
-    def _seq2seq_scores(self, rows: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
+    def _seq2seq_scores(self, rows: Sequence[Row]) -> torch.Tensor:
         tensors = {
             "input_ids": padded([context for context, _ in rows], self.model.tokenizer.pad_token_id or 0),
             "attention_mask": padded([[1] * len(context) for context, _ in rows], 0),
@@ -135,7 +198,7 @@ class ChoiceTask(Task):
         moved = self.to_device(tensors)
         logits = self.model.module(**moved).logits  # [rows, longest continuation, vocabulary]
         labels = moved["labels"]
-        likelihood = _log_likelihood(logits.flatten(0, 1), labels.clamp_min(0).flatten()).view_as(labels)
+        likelihood = log_likelihood(logits.flatten(0, 1), labels.clamp_min(0).flatten()).view_as(labels)
         scores: torch.Tensor = (likelihood * (labels >= 0)).sum(dim=1)
         return scores
 
@@ -149,7 +212,12 @@ def _split(context: list[int], whole: list[int]) -> tuple[list[int], list[int]]:
     return whole[:shared], whole[shared:]
 
 
-def _log_likelihood(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    logits = logits.float()
-    chosen: torch.Tensor = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    return chosen - logits.logsumexp(dim=-1)
+def _question(rows: Sequence[Row]) -> OptionRows:
+    return OptionRows(
+        rows=[[*context, *continuation] for context, continuation in rows],
+        scored=[len(continuation) for _, continuation in rows],
+    )
+
+
+def _padded_tokens(rows: Sequence[Row]) -> int:
+    return len(rows) * max(len(context) + len(continuation) for context, continuation in rows)

@@ -156,6 +156,8 @@ class GenerateTask(Task):
         generation = dataclasses.asdict(self.generation)
         for how in ("graphs", "own_loop", "pool"):  # they change the speed, not the answers
             del generation[how]
+        if not self.generation.batch_invariant:  # a run of before this setting can be resumed
+            del generation["batch_invariant"]
         options = dict(self.settings.processor_options)
         return {"task": self.name, "chat": self._writer.chat, "system": self.settings.system, "options": options,
                 "generation": generation}  # fmt: skip

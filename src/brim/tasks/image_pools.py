@@ -104,6 +104,8 @@ class ImagePools(TextPools):
     def _obstacle(self, *, prefix: bool) -> str | None:
         """On the right if a trial agrees: then attention needs no mask. Otherwise on the left, as processors pad."""
         del prefix  # none is shared
+        if self.settings.batch_invariant:
+            return "prompts with images are read in forwards of many shapes"
         prompts = functools.cache(self._trial_prompts)
         why = self._trial_on("right", prompts)
         if why is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from brim.generation.arena import ALIGNMENT, region_slots
-from brim.generation.pool import GenerationPool, PoolPrompt, chunk_tokens_of
+from brim.generation.pool import INVARIANT_ROWS, GenerationPool, PoolPrompt, chunk_tokens_of
 from brim.generation.select import pool_obstacle, pool_pays_on
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.running.pooled import PooledResult
@@ -35,7 +35,7 @@ class TextPools:
         self.lengths, self.prompts, self.read, self.stopped = lengths, prompts, read, stopped
         self.longest = max(lengths, default=0)  # tokens of a prompt
         self.notes: list[str] = []
-        self.first_slots = chunk_tokens_of(model)
+        self.first_slots = chunk_tokens_of(model, settings)
         self.portion = sys.maxsize
 
     def obstacle(self) -> str | None:
@@ -59,8 +59,11 @@ class TextPools:
 
     @functools.cached_property
     def shared_prefix(self) -> list[int]:
-        """The tokens with which all prompts begin, if they are many; at least one token is each prompt's own."""
-        if len(self.prompts) < 2:
+        """The tokens with which all prompts begin, if they are many; at least one token is each prompt's own.
+
+        None where answers must not depend on the other prompts.
+        """
+        if self.settings.batch_invariant or len(self.prompts) < 2:
             return []
         first, last = min(self.prompts), max(self.prompts)  # all others begin as both do
         most = min(map(len, self.prompts)) - 1
@@ -77,6 +80,7 @@ class TextPools:
             slots=tuple(sorted((region_slots(self.lengths[item] + own) for item in items), reverse=True)),
             extra_slots=ALIGNMENT + region_slots(len(self.shared_prefix)),
             row_bytes=int(row_bytes),
+            step_rows=INVARIANT_ROWS if self.settings.batch_invariant else None,
         )
 
     def open(self, size: PoolSize) -> TextPool:
@@ -89,9 +93,11 @@ class TextPool:
 
     def __init__(self, source: TextPools, size: PoolSize) -> None:
         self._source = source
+        settings = source.settings
         self._pool = GenerationPool(
-            source.model, source.settings, source.tokens, rows=size.rows, slots=size.slots, longest=source.longest,
-            prefix=source.shared_prefix, chunk_tokens=chunk_tokens_of(source.model, halvings=size.halvings),
+            source.model, settings, source.tokens, rows=INVARIANT_ROWS if settings.batch_invariant else size.rows,
+            slots=size.slots, longest=source.longest, prefix=source.shared_prefix,
+            chunk_tokens=chunk_tokens_of(source.model, settings, halvings=size.halvings),
         )  # fmt: skip
         self._pool.stopped = source.stopped
 

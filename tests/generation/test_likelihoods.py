@@ -1,0 +1,136 @@
+"""Continuations scored with shared contexts have the log-likelihoods that each has alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brim.generation import likelihoods
+from brim.generation.likelihoods import OptionRows, SharedContexts, shared_contexts_obstacle, shared_tokens
+from tests.generation import tiny_models
+
+MODELS = [tiny_models.llama, tiny_models.qwen2, tiny_models.mistral, tiny_models.gpt_neox]
+
+
+@torch.no_grad()
+def alone(model: Any, questions: Sequence[OptionRows]) -> list[float]:
+    values = []
+    for question in questions:
+        for row, scored in zip(question.rows, question.scored, strict=True):
+            table = model(input_ids=torch.tensor([row])).logits[0].log_softmax(dim=-1)
+            places = range(len(row) - scored, len(row))
+            values.append(sum(float(table[place - 1, row[place]]) for place in places))
+    return values
+
+
+def questions(count: int, *, prefix: Sequence[int] = (), seed: int = 0) -> list[OptionRows]:
+    draw = random.Random(seed)
+
+    def some(least: int, most: int) -> list[int]:
+        return [draw.randrange(50, 100) for _ in range(draw.randint(least, most))]
+
+    made = []
+    for _ in range(count):
+        context = [*prefix, *some(1, 20)]
+        options = [some(1, 6) for _ in range(draw.randint(1, 5))]
+        made.append(OptionRows(rows=[[*context, *option] for option in options], scored=[len(one) for one in options]))
+    return made
+
+
+@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("shared", [0, 9])
+def test_likelihoods_are_those_of_each_option_alone(make: Callable[[], Any], shared: int) -> None:
+    model = make()
+    prefix = [60 + place for place in range(shared)]
+    asked = questions(11, prefix=prefix)
+    scorer = SharedContexts(model, prefix=prefix)
+    for batch in (asked[:4], asked[4:]):
+        assert scorer.scores(batch).tolist() == pytest.approx(alone(model, batch), abs=1e-4)
+
+
+def test_released_keys_of_the_prefix_are_computed_again() -> None:
+    model, prefix = tiny_models.llama(), list(range(60, 70))
+    asked = questions(3, prefix=prefix)
+    scorer = SharedContexts(model, prefix=prefix)
+    before = scorer.scores(asked)
+    scorer.release()
+    assert torch.equal(scorer.scores(asked), before)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        OptionRows(rows=[[51, 52, 53], [51, 52, 54]], scored=[1, 1]),  # nothing of the options is read
+        OptionRows(rows=[[51, 52, 53]] * 2, scored=[2, 1]),  # the same row twice, scored from other places
+        OptionRows(rows=[[51, 52, 53, 54], [51, 52]], scored=[3, 1]),  # one is the beginning of the other
+        OptionRows(rows=[[51, 52, 53, 54, 55], [51, 52, 53, 60]], scored=[3, 2]),  # options begin alike
+        OptionRows(rows=[[51, 52, 53, 54]], scored=[2]),
+        OptionRows(rows=[[51, 52], [51, 53]], scored=[0, 1]),  # an option without a token
+    ],
+)
+def test_options_of_every_shape(question: OptionRows) -> None:
+    model = tiny_models.llama()
+    asked = [question, *questions(2)]
+    assert SharedContexts(model).scores(asked).tolist() == pytest.approx(alone(model, asked), abs=1e-4)
+
+
+def test_no_token_is_read_twice() -> None:
+    """Eight tokens of prefix, three of the context, one and two of the options: their last tokens are scored only."""
+    model = tiny_models.llama()
+    prefix, context = list(range(60, 68)), [70, 71, 72]
+    question = OptionRows(rows=[[*prefix, *context, 80, 81], [*prefix, *context, 82, 83, 84]], scored=[2, 3])
+    read = []
+    model.get_input_embeddings().register_forward_pre_hook(lambda _, given: read.append(given[0].flatten().tolist()))
+    scorer = SharedContexts(model, prefix=prefix)
+    scorer.scores([question])
+    scorer.scores([question])
+    own = [*context, 80, 82, 83]
+    assert read == [prefix, own, own]
+    assert question.tokens_to_read(len(prefix)) == len(own)
+
+
+class TestObstacles:
+    @pytest.fixture(autouse=True)
+    def of_any_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(likelihoods, "MIN_CPU_PARAMETERS", 0)
+
+    @pytest.mark.parametrize("make", MODELS)
+    def test_models_with_plain_attention_have_none(self, make: Callable[[], Any]) -> None:
+        assert shared_contexts_obstacle(make(), longest=50) is None
+
+    def test_a_model_that_attends_in_its_own_way_fails_the_trial(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As if its layers ignored the parts: every token attends to all before it in the row."""
+        model = tiny_models.llama()
+        monkeypatch.setattr(likelihoods._Keys, "parts", _everything_before)
+        assert "standard deviations" in str(shared_contexts_obstacle(model, longest=50))
+
+    def test_a_window_shorter_than_the_longest_option_is_one(self) -> None:
+        model = tiny_models.mistral()
+        model.config.sliding_window = 64
+        assert shared_contexts_obstacle(model, longest=63) is None
+        assert "64 tokens" in str(shared_contexts_obstacle(model, longest=64))
+
+    def test_small_models_on_the_cpu_gain_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(likelihoods, "MIN_CPU_PARAMETERS", 1 << 30)
+        assert shared_contexts_obstacle(tiny_models.llama(), longest=50) == ""
+
+
+def _everything_before(self: Any, layer: Any, query: Any, key: Any, value: Any) -> list[Any]:
+    keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    tokens = likelihoods.TokenGroups.one(query.shape[0], start=0, used=query.shape[0], device=query.device)
+    return [likelihoods.KeyPart(keys=keys, values=values, tokens=tokens, causal=True)]
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=5))
+def test_shared_tokens_are_counted_as_a_plain_loop_does(rows: list[list[int]]) -> None:
+    count = 0
+    while all(len(row) > count for row in rows) and len({row[count] for row in rows}) == 1:
+        count += 1
+    assert shared_tokens(rows) == count
