@@ -123,6 +123,8 @@ def _applies(spec: dict[str, Any], options: dict[str, Any]) -> bool:
         return "prefix" in spec or "options" in spec
     if "tower" in spec and options.get("batch_size", 0) > spec["count"]:
         return False
+    if "options" in spec and not options.get("pool", True):
+        return False
     return not ((options.get("peer") or options.get("batch_invariant")) and ("options" in spec or "tower" in spec))
 
 
