@@ -112,7 +112,7 @@ class StageLoaders:
                     costliest = (sample,)
             if costliest is None:
                 raise RequestError("a loader's data set is empty; give one that has samples, or make_batch=")
-            self._samples[place] = costliest[0]
+            self._samples[place] = _copied(costliest[0])
             self.notes.append(f"batches repeat the costliest of {plural(looked, 'sample')} that were looked at")
         return self._samples[place]
 
@@ -181,6 +181,17 @@ def _spread_samples(data: Any) -> Iterator[Any]:
         yield sample
         if time.perf_counter() > end:
             return
+
+
+def _copied(sample: Any) -> Any:
+    """The sample in memory of its own: a row of a large tensor would count as all of it."""
+    if isinstance(sample, torch.Tensor):
+        return sample.detach().clone()
+    if type(sample) is dict:
+        return {name: _copied(part) for name, part in sample.items()}
+    if type(sample) in (list, tuple):
+        return type(sample)(_copied(part) for part in sample)
+    return sample
 
 
 def _cost(sample: Any) -> int:

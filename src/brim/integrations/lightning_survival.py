@@ -101,7 +101,8 @@ class Survival:
         self._rewinder = Rewinder(module)
         self._redoing = False  # the batch was reported by a forward whose backward failed
         self._forward_done = False  # the forward of this batch has ended
-        self._zeroed = False  # gradients hold pieces of this batch: the trainer's own zeroing is left out
+        self._zeroed = False  # this batch has zeroed the gradients itself: the trainer's own zeroing is left out
+        self._added = False  # a piece of this batch has added to the gradients
         self._can_cut = False  # whether the training batch that runs can be cut
         self._undo = contextlib.ExitStack()
         if stage == "fit":
@@ -178,7 +179,7 @@ class Survival:
 
     def _training_step(self, original: Callable[..., Any], batch: Any, *arguments: Any) -> Any:
         length = samples_in(batch) if self.module.automatic_optimization else None
-        self._zeroed, self._can_cut = False, length is not None
+        self._zeroed, self._added, self._can_cut = False, False, length is not None
         if not self._redoing:
             self._rewinder.mark()
         while True:
@@ -190,14 +191,14 @@ class Survival:
             if done.error is None:
                 self._forward_done = True
                 return done.value
-            _refuse(done.error, _IN_A_WINDOW if self._zeroed and not self._begins_window(arguments) else "")
+            _refuse(done.error, _IN_A_WINDOW if self._added and not self._begins_window(arguments) else "")
             self._shrink(self._training, done.error)
 
     def _trained(self, original: Callable[..., Any], batch: Any, length: int, arguments: tuple[Any, ...]) -> Any:
         """Forward and backward of all pieces but the last, whose backward is the trainer's own."""
         trainer, total = self.trainer, 0.0
         optimizer = trainer.optimizers[0]
-        self._zeroed = False
+        self._zeroed = self._added = False
         if self._begins_window(arguments):
             self.module.optimizer_zero_grad(trainer.current_epoch, arguments[0] if arguments else 0, optimizer)
         self._zeroed = True
@@ -212,6 +213,7 @@ class Survival:
                     continue
                 loss = loss * (count / length if self.loss_of == "mean" else 1.0)
                 if done < length:
+                    self._added = True
                     with torch.autocast(trainer.strategy.root_device.type, enabled=False):
                         trainer.strategy.backward(loss / trainer.accumulate_grad_batches, optimizer)
                     total = total + loss.detach()
@@ -233,10 +235,12 @@ class Survival:
             yield
             return
         counted = StateSnapshot.take(metrics)
-        yield
-        rng = StateSnapshot.take()  # of nothing but the random generators
-        counted.restore()
-        rng.restore()
+        try:
+            yield
+        finally:
+            rng = StateSnapshot.take()  # of nothing but the random generators
+            counted.restore()
+            rng.restore()
 
     # ------------------------------------------------------------------------------------------ pieces
 
