@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from brim.errors import RequestError
@@ -304,9 +304,10 @@ def test_a_schedule_is_made_for_the_number_of_steps_that_there_are() -> None:
             schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    ran = run("fit", Scheduled(2), callback := BatchSize(max_batch_size=16, objective="largest"), max_epochs=3, limit_val_batches=0)
-    assert callback.batch_size != 2
-    assert ran.lr_scheduler_configs[0].scheduler.total_steps == ran.global_step == 3 * -(-SAMPLES // callback.batch_size)
+    callback = BatchSize(max_batch_size=16, objective="largest")
+    ran = run("fit", Scheduled(2), callback, max_epochs=3, limit_val_batches=0)
+    assert callback.batch_size == 16
+    assert ran.lr_scheduler_configs[0].scheduler.total_steps == ran.global_step == 3 * SAMPLES // 16
 
 
 def test_the_effective_batch_is_kept_by_accumulation() -> None:
@@ -484,3 +485,33 @@ def test_without_lightning_the_error_says_what_to_install(monkeypatch: pytest.Mo
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(RequestError, match=r"pip install 'brim\[lightning\]'"):
         integration._lightning()
+
+
+@pytest.mark.slow  # a process that imports torch and both packages of Lightning
+def test_the_callback_serves_both_packages_of_lightning() -> None:
+    """In a process of its own: made with one package, used in a trainer of the other."""
+    program = """
+import warnings; warnings.simplefilter("ignore")
+from brim.integrations.lightning import BatchSize
+import pytorch_lightning as pl, torch
+from torch.utils.data import DataLoader
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.batch_size, self.layer = 2, torch.nn.Linear(4, 1)
+    def training_step(self, batch, batch_idx):
+        loss = self.layer(batch).mean()
+        self.log("loss", loss)
+        return loss
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+    def train_dataloader(self):
+        return DataLoader([torch.ones(4)] * 32, batch_size=self.batch_size)
+module, callback = Module(), BatchSize(max_batch_size=8, objective="largest")
+quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+trainer = pl.Trainer(max_epochs=1, accelerator="cpu", callbacks=[callback], **quiet)
+trainer.fit(module)
+print(module.batch_size, trainer.global_step, isinstance(callback, pl.Callback))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["8", "4", "False"]

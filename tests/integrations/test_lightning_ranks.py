@@ -32,7 +32,7 @@ def scenarios() -> dict[str, Any]:
     from tests.integrations.lightning_modules import Plain, Remember, differences, samples, trainer
 
     class Gathering(Plain):
-        """Normalises over ranks and gathers in its step: collectives that a trial must not enter."""
+        """Has buffers that ddp broadcasts, and gathers in its step: collectives that a trial must not enter."""
 
         def __init__(self) -> None:
             super().__init__(2, data=samples(256))

@@ -96,7 +96,7 @@ class StageLoaders:
             samples = [self._sample(place)] * size
             return MadeBatch(self.each[place].collate_fn(samples), size, place)
         if self._set_size is None:
-            raise RequestError(_NOT_REBUILT.format(what=type(self.each[place]).__name__))
+            raise _not_rebuilt(self.each[place])
         self._set_size(size)
         batch = next(iter(loaders_in(self._request())[place]), None)
         if batch is None:
@@ -117,10 +117,12 @@ class StageLoaders:
         return self._samples[place]
 
 
-_NOT_REBUILT = (
-    "a {what} was passed to the trainer, and brim cannot make one of another batch size; pass a plain DataLoader with "
-    "batch_size=, or return it from train_dataloader() of a module or data module that reads self.batch_size"
-)
+def _not_rebuilt(loader: Any) -> RequestError:
+    return RequestError(
+        f"a {type(loader).__name__} was passed to the trainer, and brim cannot make one of another batch size; pass a "
+        "plain DataLoader with batch_size=, or return it from train_dataloader() of a module or data module that reads "
+        "self.batch_size"
+    )
 
 
 def loaders_in(structure: Any) -> list[Any]:
@@ -140,7 +142,7 @@ def rebuilt(structure: Any, size: int) -> Any:
 
 def _rebuilt_loader(loader: Any, size: int) -> Any:
     if type(loader) is not DataLoader or loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-        raise RequestError(_NOT_REBUILT.format(what=type(loader).__name__))
+        raise _not_rebuilt(loader)
     settings = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
     if not isinstance(loader.dataset, IterableDataset):
         settings["sampler"] = loader.sampler  # shuffling included

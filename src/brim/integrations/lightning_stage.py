@@ -40,7 +40,7 @@ class LightningStage:
         return source is not self.module and source is not self.trainer.datamodule
 
     def has_nothing_to_run(self) -> bool:
-        """Whether the trainer was told to run no batch."""
+        """Whether the trainer's settings leave the stage without a batch."""
         return getattr(self.trainer, f"limit_{_LOADERS[self.name]}_batches") == 0  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------------------------------ sizes

@@ -98,7 +98,7 @@ class Survival:
         self.loss_of = loss_of
         self.note = note
         self._training, self._evaluation = _Cutter(), _Cutter()
-        self._rewinder = Rewinder(module)
+        self._rewinder: Rewinder | None = None
         self._redoing = False  # the batch was reported by a forward whose backward failed
         self._forward_done = False  # the forward of this batch has ended
         self._zeroed = False  # this batch has zeroed the gradients itself: the trainer's own zeroing is left out
@@ -181,10 +181,11 @@ class Survival:
         length = samples_in(batch) if self.module.automatic_optimization else None
         self._zeroed, self._added, self._can_cut = False, False, length is not None
         if not self._redoing:
-            self._rewinder.mark()
+            self._mark()
         while True:
             step = functools.partial(original, batch, *arguments)
             if length is not None and (self._training.needs_cutting(length) or self._redoing):
+                assert self._rewinder is not None
                 self._rewinder.rewind()
                 step = functools.partial(self._trained, original, batch, length, arguments)
             done = _tried(step, can_cut=length is not None)
@@ -193,6 +194,15 @@ class Survival:
                 return done.value
             _refuse(done.error, _IN_A_WINDOW if self._added and not self._begins_window(arguments) else "")
             self._shrink(self._training, done.error)
+
+    def _mark(self) -> None:
+        """Remember buffers and random generators, to begin the batch again from them."""
+        try:
+            self._rewinder = self._rewinder or Rewinder(self.module)
+            self._rewinder.mark()
+        except (AssertionError, KeyError):  # the module has other buffers than before
+            self._rewinder = Rewinder(self.module)
+            self._rewinder.mark()
 
     def _trained(self, original: Callable[..., Any], batch: Any, length: int, arguments: tuple[Any, ...]) -> Any:
         """Forward and backward of all pieces but the last, whose backward is the trainer's own."""
