@@ -1,4 +1,4 @@
-"""The Lightning callback where memory is real: the forecast before the search, a gradient scaler, the GPU's generator."""
+"""The Lightning callback where memory is real: a forecast before the search, a gradient scaler, the GPU's generator."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_search_on_the_card_starts_from_a_forecast_and_leaves_no_trace(precisi
     assert callback.plan is not None
     assert not [note for note in callback.plan.notes if "without a forecast" in note]
     assert callback.plan.oom_events == 0
-    assert len(callback.plan.probes) <= 5
+    assert len(callback.plan.probes) <= 8
 
 
 def test_the_run_stays_within_the_limit_that_it_was_planned_for() -> None:
@@ -102,16 +102,20 @@ def test_a_neighbour_on_the_card_does_not_end_a_fit() -> None:
             if batch_idx == 2:
                 torch.cuda.empty_cache()
                 total = torch.cuda.get_device_properties(0).total_memory
-                kept = torch.cuda.memory_allocated() + 64 * MIB
+                kept = torch.cuda.memory_allocated() + 192 * MIB
                 torch.cuda.set_per_process_memory_fraction(kept / total)
 
         def on_train_batch_end(self, *_: Any) -> None:
             torch.cuda.set_per_process_memory_fraction(1.0)
 
+    class Descending(Wide):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
     weights = []
     for others in ([], [Neighbour()]):
         pl.seed_everything(3, verbose=False)
-        module = Wide()
+        module = Descending()
         callback = BatchSize(max_batch_size=128, multiple_of=128)
         trainer(callback, *others).fit(module)
         weights.append({name: value.cpu() for name, value in module.state_dict().items()})
@@ -121,10 +125,7 @@ def test_a_neighbour_on_the_card_does_not_end_a_fit() -> None:
 
 def test_predictions_are_planned_without_gradients() -> None:
     module = Wide()
-    fit, predict = (
-        BatchSize(memory_limit="2GiB", objective="largest"),
-        BatchSize(memory_limit="2GiB", objective="largest"),
-    )
+    fit, predict = (BatchSize(memory_limit="2GiB", objective="largest") for _ in range(2))
     trainer(fit, limit_train_batches=1).fit(module)
     answers = trainer(predict).predict(module)
     assert predict.batch_size >= fit.batch_size

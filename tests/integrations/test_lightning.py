@@ -142,6 +142,17 @@ def test_another_attribute_is_set_by_name_in_hparams() -> None:
     assert module.hparams.rows == ran.train_dataloader.batch_size == callback.batch_size != 2
 
 
+def test_a_property_that_reads_hparams_is_left_to_read_them() -> None:
+    class Reading(InHparams):
+        @property
+        def rows(self) -> int:
+            return self.hparams.rows
+
+    module = Reading()
+    run("fit", module, BatchSize("rows", max_batch_size=16, objective="largest"))
+    assert module.rows == 16
+
+
 def test_without_an_attribute_the_error_says_where_to_put_one() -> None:
     with pytest.raises(RequestError, match=r"set self\.batch_size in __init__"):
         run("fit", Classifier(None), BatchSize())
@@ -254,6 +265,22 @@ def test_batches_repeat_the_costliest_sample() -> None:
     assert "the costliest of 3 samples" in callback.notes[0]
 
 
+def test_hooks_of_the_data_module_prepare_the_batches_that_are_tried() -> None:
+    class Lists(Parts):
+        def train_dataloader(self) -> Any:
+            rows = [(row.tolist(), int(label)) for row, label in samples()]
+            return DataLoader(rows, batch_size=self.batch_size, collate_fn=list)
+
+        val_dataloader = train_dataloader
+
+        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return torch.tensor([row for row, _ in batch]), torch.tensor([label for _, label in batch])
+
+    data = Lists()
+    trainer(BatchSize(max_batch_size=16, objective="largest")).fit(Plain(None), datamodule=data)
+    assert data.batch_size == 16
+
+
 def test_several_training_loaders_are_tried_together() -> None:
     class Two(Plain):
         def train_dataloader(self) -> Any:
@@ -308,6 +335,12 @@ def test_a_schedule_is_made_for_the_number_of_steps_that_there_are() -> None:
     ran = run("fit", Scheduled(2), callback, max_epochs=3, limit_val_batches=0)
     assert callback.batch_size == 16
     assert ran.lr_scheduler_configs[0].scheduler.total_steps == ran.global_step == 3 * SAMPLES // 16
+
+
+def test_an_epoch_has_as_many_batches_as_the_validation_interval() -> None:
+    module = Plain(2)
+    run("fit", module, BatchSize(objective="largest"), val_check_interval=4)
+    assert module.batch_size == SAMPLES // 4
 
 
 def test_the_effective_batch_is_kept_by_accumulation() -> None:

@@ -1,4 +1,4 @@
-"""An out-of-memory error in the middle of a Lightning run: its batch runs again in pieces, or the error says why not."""
+"""An out-of-memory error in the middle of a Lightning run: its batch runs again in pieces, or it says why not."""
 
 from __future__ import annotations
 

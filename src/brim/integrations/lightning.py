@@ -211,7 +211,7 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
             size, accumulate = resumed
             plan = self._found(stage, dataclasses.replace(self.settings, batch_size=size, fixed=True))
             if plan.size == size:
-                return plan, accumulate
+                return dataclasses.replace(plan, reason="the size of the checkpoint, and it fits"), accumulate
             share = size * accumulate if share is not None else None
             self._note(
                 f"the checkpoint was written at batch size {size}, which does not fit here: it is {plan.size} from "
@@ -255,7 +255,7 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
             return int(before * stage.trainer.accumulate_grad_batches)
         if wanted % ranks:
             raise RequestError(f"effective_batch={wanted}: {ranks} ranks cannot share it evenly; give a multiple")
-        return wanted // ranks
+        return int(wanted // ranks)
 
     def _of_checkpoint(self, stage: LightningStage) -> tuple[int, int] | None:
         """Size and accumulated batches that a continued fit keeps, so that its position within an epoch is the same."""
@@ -265,7 +265,9 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
         self._kept, self._within_epoch = {}, False
         if not self.keep_on_resume:
             return None
-        accumulate = kept.get("accumulate_grad_batches", stage.trainer.accumulate_grad_batches)
+        accumulate = stage.trainer.accumulate_grad_batches
+        if self.effective_batch is not None:  # otherwise it is the trainer's setting
+            accumulate = kept.get("accumulate_grad_batches", accumulate)
         size = kept.get("batch_size")
         if size is None and within_epoch:
             size = stage.current_size()  # written without this callback: what the module has is what it had

@@ -174,7 +174,7 @@ def _shows_samples(loader: Any) -> bool:
 def _spread_samples(data: Any) -> Iterator[Any]:
     end = time.perf_counter() + LOOKING_SECONDS
     samples: Iterable[Any]
-    if isinstance(data, IterableDataset) or not isinstance(data, Sized):
+    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
         samples = itertools.islice(data, MOST_STREAMED_SAMPLES)
     else:
         count = min(len(data), MOST_SAMPLES)

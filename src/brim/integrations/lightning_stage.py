@@ -52,9 +52,14 @@ class LightningStage:
             if owner is None:
                 continue
             hparams = getattr(owner, "hparams", None)
-            found += [owner] if hasattr(owner, self.attribute) else []
+            found += [owner] if hasattr(owner, self.attribute) and not self._is_derived(owner) else []
             found += [hparams] if hparams is not None and self.attribute in hparams else []
         return found
+
+    def _is_derived(self, owner: Any) -> bool:
+        """Whether the attribute is a property that only reads what is set elsewhere, as in `hparams`."""
+        declared = getattr(type(owner), self.attribute, None)
+        return isinstance(declared, property) and declared.fset is None
 
     def current_size(self) -> int | None:
         """The batch size as it is set now; None where there is no whole number."""
@@ -91,7 +96,7 @@ class LightningStage:
             return None
         interval, every = self.trainer.val_check_interval, self.trainer.check_val_every_n_epoch
         counts = self.name == "fit" and type(interval) is int and every is not None and self.trainer.enable_validation
-        return max(length // (self.trainer.world_size * (interval if counts else 1)), 1)
+        return max(int(length // (self.trainer.world_size * (interval if counts else 1))), 1)
 
     # ------------------------------------------------------------------------------------------ loaders
 

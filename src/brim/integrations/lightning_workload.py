@@ -77,7 +77,7 @@ class StageWorkload(Workload):
 
     def batch_length(self, batch: Any) -> int:
         """Samples that each loader gave."""
-        return min(made.length for made in batch)
+        return min(int(made.length) for made in batch)
 
     def step(self, batch: Any) -> Any:
         """The module's step on the batch of each loader, with the hooks around it."""
