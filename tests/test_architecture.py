@@ -23,7 +23,7 @@ LAYERS = (
     "errors", "records", "settings", "units", "intervals", "storage", "ranks", "monitor", "memory", "diagnosis",
     "generation", "workloads", "sizing", "forecasting", "running", "searching", "models", "data", "metrics", "tasks",
     "comparing", "evaluation", "planning", "profiling", "training", "molecules",
-    "sweeps", "demo", "advice", "reporting", "cli",
+    "sweeps", "demo", "advice", "reporting", "integrations", "cli",
 )  # fmt: skip
 
 # Not layers: the package's front, which names what is public and calls it, and `python -m brim`.

@@ -407,7 +407,5 @@ def _versions(value: nn.Module | Optimizer) -> list[tuple[int, int]]:
     if isinstance(value, nn.Module):
         tensors = [*value.parameters(), *value.buffers()]
     else:
-        tensors = [
-            one for state in value.state.values() for one in state.values() if isinstance(one, torch.Tensor)
-        ]
+        tensors = [one for state in value.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
     return [(id(tensor), tensor._version) for tensor in tensors]

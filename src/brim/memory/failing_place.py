@@ -13,6 +13,7 @@ from torch import nn
 
 __all__ = ["progress_at"]
 
+FORWARD_PART = 0.9  # of a training step's memory is in use when its forward ends; the backward adds the rest
 _AFTER_FORWARD = ("torch.autograd", "torch.optim.")  # whose frames are those of a backward or of an optimizer's step
 
 
@@ -20,7 +21,7 @@ def progress_at(trace: TracebackType | None) -> float | None:
     """The part of the step's memory that was in use, by where the error was raised; None where that does not show.
 
     1 in a backward or an optimizer's step, which come when all activations are there; in a forward the part of the
-    model's modules that were done, in the order in which they were made.
+    model's modules up to the one that failed, in the order in which they were made.
     """
     modules: list[nn.Module] = []
     for frame in _frames(trace):
@@ -35,7 +36,7 @@ def progress_at(trace: TracebackType | None) -> float | None:
     place = next((at for at, leaf in enumerate(leaves) if leaf is _first_leaf(modules[-1])), None)
     if place is None or len(leaves) < 2 or modules[-1] is modules[0]:
         return None
-    return place / len(leaves)
+    return FORWARD_PART * (place + 1) / len(leaves)  # the one that failed may just have been too much
 
 
 def _first_leaf(module: nn.Module) -> nn.Module:

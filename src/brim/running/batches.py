@@ -12,16 +12,14 @@ calls a function, here the loop is the caller's. Torch is not needed until a dev
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from brim.errors import DoesNotFitError, RequestError, plural
 from brim.memory.failures import Failure, FailureKind, classify
 from brim.records import BatchSizes, Plan
+from brim.running.batch_attempt import BatchAttempt, BlockMemory
 from brim.running.executor import ItemFailure, WorkQueue, padded_cost
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
 from brim.running.notes import log_note
@@ -35,95 +33,9 @@ from brim.sizing.sizer import Trial
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BatchAttempt", "Batches", "batches"]
+__all__ = ["Batches", "batches"]
 
 MOST_NAMED = 10  # samples that an error lists
-_SMALLER_HELPS = (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT, FailureKind.AMBIGUOUS)
-
-
-class BatchAttempt:
-    """One batch of `brim.batches`: a context manager that gives its data, and survives running out of memory.
-
-    `with batch as data:` around everything that the loop does with it. What the block did before it failed stays done,
-    so keep results at its end.
-    """
-
-    def __init__(self, data: Any, indices: Sequence[int], memory: _BlockMemory) -> None:
-        self.indices = tuple(indices)  # the places of its samples in the data set
-        self.entered = False
-        self.failure: Failure | None = None  # why its samples come again, in smaller batches
-        self.error: Exception | None = None
-        self.seconds = 0.0
-        self.reading: Any = None
-        self._data = data
-        self._memory = memory
-        self._block = contextlib.ExitStack()
-        self._started = 0.0
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __enter__(self) -> Any:
-        if self.entered:
-            raise RequestError("a batch is entered once: its block has ended, and the loop gives the next one")
-        self.entered = True
-        data, self._data = self._data, None
-        self.reading = self._block.enter_context(self._memory.watched(data))
-        self._started = time.perf_counter()
-        return data
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        """Whether the error is one that smaller batches may not have: then it ends here."""
-        if error is None:
-            self._memory.drain()
-            self.seconds = time.perf_counter() - self._started
-        try:
-            self._block.__exit__(kind, error, trace)
-        except Exception as changed:  # a limit's refusal, which a library had passed on as an error of its own
-            error = changed
-        if not isinstance(error, Exception):
-            return False
-        failure = classify(error)
-        alone = len(self.indices) == 1 and failure.kind is FailureKind.AMBIGUOUS
-        if failure.kind not in _SMALLER_HELPS or alone:
-            return False
-        self.failure = failure
-        self.error = error.with_traceback(None)
-        return True
-
-
-class _BlockMemory:
-    """The memory of the device that blocks run on: limited, measured and waited for, as far as that was asked for."""
-
-    def __init__(self, memory: Any, *, limit_bytes: int | None, metered: bool) -> None:
-        self.memory = memory
-        self.timed = True  # whether the next block's time decides on a size
-        self._limit_bytes = limit_bytes  # as named
-        self._metered = metered and memory is not None
-
-    @contextlib.contextmanager
-    def watched(self, data: Any) -> Iterator[Any]:
-        if not self._metered:
-            yield None
-            return
-        limited = contextlib.nullcontext() if self._limit_bytes is None else self.memory.limited(self._limit_bytes)
-        with limited, self.memory.metered(_tensors(data)) as reading:
-            yield reading
-
-    def drain(self) -> None:
-        """Wait for the device, where the time is needed: a settled size is not held up."""
-        if self.memory is not None and self.timed:
-            self.memory.timed(_nothing, repeats=1)
-
-    def left_by_others(self) -> int | None:
-        left: int | None = None if self.memory is None else self.memory.left_by_others_bytes()
-        return left
-
-    def release(self) -> None:
-        if self.memory is not None:
-            self.memory.release()
 
 
 class Batches:
@@ -148,7 +60,7 @@ class Batches:
         *,
         costs: Sequence[int],
         sizer: LiveSizer,
-        memory: _BlockMemory,
+        memory: BlockMemory,
         by_count: bool,
         fail_on_oom: bool,
         collate: Callable[[list[Any]], Any] | None,
@@ -196,8 +108,8 @@ class Batches:
             shown = ", ".join(map(str, sorted(self.failures)[:MOST_NAMED]))
             more = f" and {len(self.failures) - MOST_NAMED} more" if len(self.failures) > MOST_NAMED else ""
             raise DoesNotFitError(
-                f"{plural(len(self.failures), 'sample')} of {len(self._costs)} did not fit, even alone (at {shown}{more} "
-                "of the data set); all others are done. failures= of the batches says why"
+                f"{plural(len(self.failures), 'sample')} of {len(self._costs)} did not fit, even alone (number {shown}"
+                f"{more}); all others are done, and `failures` says why"
             )
 
     def _loader(self, order: Sequence[int]) -> Loader:
@@ -262,10 +174,7 @@ class Batches:
                     raise RequestError(f"sample {item} of the data set cannot be read: {sample.message}")
         else:
             samples = [self._data[item] for item in batch]
-        collate = self._collate
-        if collate is None:
-            from torch.utils.data import default_collate as collate
-        data = collate(samples)
+        data = _collated(samples) if self._collate is None else self._collate(samples)
         if self._device is None:
             return data
         import torch
@@ -332,19 +241,10 @@ class Batches:
         self._report(line)
 
 
-def _tensors(data: Any) -> list[Any]:
-    """The tensors of a batch, which are in memory before its block begins."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None:
-        return []
-    if isinstance(data, torch.Tensor):
-        return [data]
-    values = data.values() if isinstance(data, Mapping) else data if isinstance(data, (list, tuple)) else ()
-    return [tensor for value in values for tensor in _tensors(value)]
+def _collated(samples: list[Any]) -> Any:
+    from torch.utils.data import default_collate
 
-
-def _nothing() -> None:
-    pass
+    return default_collate(samples)
 
 
 def batches(
@@ -404,7 +304,7 @@ def batches(
     counted = [1] * len(dataset) if costs is None else [max(int(cost), 1) for cost in costs]
     asked_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     memory, usable, place = _device_memory(device, asked_bytes)
-    block = _BlockMemory(
+    block = BlockMemory(
         memory,
         limit_bytes=None if asked_bytes is None else usable,
         metered=memory is not None and (not memory.meter_slows or asked_bytes is not None),
@@ -454,7 +354,7 @@ def _sizer(
 
 
 def _device_memory(device: Any, asked_bytes: int | None) -> tuple[Any, int | None, Any]:
-    """The memory that is watched, what may be used of it, and where batches are moved; no torch where none is in use."""
+    """What memory is watched, what may be used of it, and where batches are moved; no torch where none is in use."""
     torch: Any = sys.modules.get("torch")
     if device is None and asked_bytes is not None:
         raise RequestError("memory_limit needs device=, the device whose memory it limits")

@@ -104,7 +104,9 @@ MOST_CALM_READINGS = 64  # with enough free memory, before a size returns that o
 
 # --- A whole function at a falling size -------------------------------------------------------------------------------
 LEAST_FALL = 0.9  # of a size that failed: what is nearer to it fails as well, most often
-MOST_FALL = 0.5  # of it, where the bytes do not say more: a function that returns is not run again, so no size is skipped
+MOST_FALL = (
+    0.5  # of it, where the bytes do not say more: a function that returns is not run again, so no size is skipped
+)
 
 # --- A generation pool ------------------------------------------------------------------------------------------------
 MOST_POOL_ROWS = 4096  # steps of more rows take in proportion longer: nothing is gained

@@ -33,6 +33,7 @@ class FallingSizer(Sizer):
         self._size = first
         self._ceiling = ceiling
         self._largest_run = 0
+        self._expected: float | None = None  # what fits by how far the last failure had come, where that was known
 
     @property
     def settled(self) -> bool:
@@ -66,7 +67,7 @@ class FallingSizer(Sizer):
     def record(self, trial: Trial) -> None:
         """A call has returned, or ran out of memory."""
         if trial.verdict in ("fits", "thrashes"):
-            self._largest_run = max(self._largest_run, trial.size)
+            self._largest_run, self._expected = max(self._largest_run, trial.size), None
             if trial.peak_bytes:
                 self.evidence.bytes.observe(trial.size, trial.peak_bytes)
             return
@@ -76,7 +77,11 @@ class FallingSizer(Sizer):
     def _below(self, trial: Trial) -> int:
         if trial.size <= 1:
             return 0
-        fall = MOST_FALL if trial.progress is None else min(max(trial.progress, MOST_FALL), LEAST_FALL)
+        progress = trial.progress
+        if progress is None and self._expected is not None:  # it has passed the place that a larger one failed at
+            progress = self._expected / trial.size
+        self._expected = None if progress is None else min(progress, 1.0) * trial.size
+        fall = MOST_FALL if progress is None else min(max(progress, MOST_FALL), LEAST_FALL)
         known = self._fitting()  # where a size has run, its bytes say more than how far this one has come
         wanted = trial.size * fall if known is None else min(known, trial.size * LEAST_FALL)
         wanted = min(wanted, self._bound(trial))

@@ -14,33 +14,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 
-from brim.errors import RequestError
+from brim.errors import LostError, RequestError
 from brim.memory.devices import existing_device, memory_of, resolve_limit
-from brim.memory.failures import memory_remedies
+from brim.memory.failures import classify, memory_remedies
 from brim.memory.transfer import moved, replaced
 from brim.models.placement import Precision
-from brim.ranks.agreement import Agreement, Vote
-from brim.ranks.gradients import RankGroup
-from brim.ranks.unwrap import data_parallel, without_collectives
+from brim.ranks.unwrap import data_parallel
 from brim.ranks.world import World, current_world
 from brim.records import Plan
 from brim.running.notes import log_note
 from brim.settings.sizes import parse_bytes
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
-from brim.training.batch_parts import part_of, samples_in
-from brim.training.loop import Window, epoch_order
 from brim.training.micro_batches import GradientPass, MicroBatches, PeakMeter, WindowDone, WindowWork
 from brim.training.objective import Batch, LossSum, Objective
 from brim.training.optimizers import GradientSums, absent_bytes, state_bytes_when_made, tensors_of_state
+from brim.training.own_windows import CollatedWindow, EpochRequest, LoopWindow, WindowSource, make_windows
+from brim.training.window_ranks import WindowRanks
 
 __all__ = ["Accumulation", "accumulate"]
 
@@ -129,7 +125,12 @@ class Accumulation:
     """
 
     def __init__(
-        self, function: LossFunction, modules: Sequence[nn.Module], source: _Source | None, asked: _Asked, device: Any
+        self,
+        function: LossFunction,
+        modules: Sequence[nn.Module],
+        source: WindowSource | None,
+        asked: _Asked,
+        device: Any,
     ) -> None:
         self._model = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
         self._asked = asked
@@ -142,7 +143,7 @@ class Accumulation:
         self._micro: MicroBatches | None = None
         self._restored: Mapping[str, Any] | None = None
         self._state_bytes: int | None = None
-        self._ranks = _Ranks(self._model, self._memory.device)
+        self._ranks = WindowRanks(self._model, self._memory.device)
         self._divisor = 0  # of all ranks' sums
         self.notes: list[str] = []
 
@@ -181,7 +182,7 @@ class Accumulation:
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """The mean loss of one window: a collated batch, whose samples are cut into micro-batches that fit."""
-        return self._run(_CollatedWindow(batch, self._asked.cost))
+        return self._run(CollatedWindow(batch, self._asked.cost))
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint should keep: the sizes, and the window at which the epoch stands. JSON values."""
@@ -205,7 +206,7 @@ class Accumulation:
         if self._source is not None and state["source"] is not None:
             self._source.load(state["source"])
 
-    def _run(self, window: _Window) -> torch.Tensor:
+    def _run(self, window: LoopWindow) -> torch.Tensor:
         """One window on this rank, then on all: an error of one is an error of all."""
         micro = self._micro_for(window)
         held = [(parameter, parameter.grad) for parameter in micro.gradients.trainable()]
@@ -216,6 +217,8 @@ class Accumulation:
         try:
             with self._limited(), self._ranks.alone():
                 outcome = micro.run(self._work(window, samples))
+        except LostError as error:
+            failed = _lost(error)
         except Exception as error:
             failed = error
         try:
@@ -234,7 +237,7 @@ class Accumulation:
             return contextlib.nullcontext()
         return self._memory.limited(self._limit_bytes)
 
-    def _work(self, window: _Window, samples: int) -> WindowWork:
+    def _work(self, window: LoopWindow, samples: int) -> WindowWork:
         items = sorted(range(len(window)), key=lambda item: -window.cost(item))
         costs = [window.cost(item) for item in items]
 
@@ -243,7 +246,7 @@ class Accumulation:
 
         return WindowWork(items=items, costs=costs, samples=samples, fetch=fetch)
 
-    def _micro_for(self, window: _Window) -> MicroBatches:
+    def _micro_for(self, window: LoopWindow) -> MicroBatches:
         """Made for the first window; a longer one later allows longer micro-batches."""
         if self._micro is not None:
             self._micro.sizes.allow(len(window))
@@ -266,9 +269,7 @@ class Accumulation:
             precision=Precision(weights=None),
             scaler=asked.scaler,
         )
-        meter = PeakMeter(
-            self._memory, resident=self._resident, absent_bytes=self._absent_bytes, enabled=self._metered
-        )
+        meter = PeakMeter(self._memory, resident=self._resident, absent_bytes=self._absent_bytes, enabled=self._metered)
         self._micro = MicroBatches(
             gradients,
             MicroBatchSizer(request),
@@ -315,209 +316,22 @@ def _add_back(held: Sequence[tuple[nn.Parameter, torch.Tensor | None]]) -> None:
             parameter.grad = before
 
 
+def _lost(error: LostError) -> LostError:
+    """The device is gone; where to continue is the caller's to know."""
+    if error.__cause__ is None:
+        return error
+    lost = LostError(
+        f"{classify(error.__cause__).reason}; the device cannot be used again by this process: start the program again "
+        "from its last checkpoint"
+    )
+    lost.__cause__ = error.__cause__
+    return lost
+
+
 def _smallest(model: nn.Module) -> int:
     """Batch normalisation that trains may see one value per channel in a micro-batch of one."""
     normalised = (one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm))
     return 2 if any(one.training for one in normalised) else 1
-
-
-# ------------------------------------------------------------------------------------------------ ranks
-
-
-class _Ranks:
-    """The other ranks of a model in `DistributedDataParallel`; alone, and for a model of this rank's own, a no-op."""
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._model = model
-        self._wrapped = data_parallel([model])
-        world = current_world()
-        self.world = world if self._wrapped else World(0, 1, 0)
-        self._device = device
-        self._agreement: Agreement | None = None
-        self._group: RankGroup | None = None
-
-    @property
-    def group(self) -> RankGroup:
-        """The ranks as one for arithmetic."""
-        if self._group is None:
-            self._group = RankGroup(self._device)
-            self._group.world = self.world
-        return self._group
-
-    def begin(self, parameters: Sequence[nn.Parameter], samples: int) -> int:
-        """Connect the ranks; what the sums of every window are divided by on all of them, 0 alone: by its samples."""
-        if self.world.size == 1:
-            return 0
-        stack = contextlib.ExitStack()
-        self._agreement = stack.enter_context(Agreement(purpose="a window of brim.accumulate"))
-        weakref.finalize(self, stack.close)
-        with self._agreement.step(int) as step:
-            self.group.prepare(parameters)
-            step.value = samples
-        return max(sum(step.values), 1)
-
-    def alone(self) -> contextlib.AbstractContextManager[None]:
-        """While inside, forwards and backwards involve no other rank."""
-        return contextlib.nullcontext() if self.world.size == 1 else without_collectives([self._model])
-
-    def vote(self, sums: GradientSums, micro: MicroBatches, failed: Exception | None) -> set[int]:
-        """All continue, or all stop with the same error; which parameters have a gradient on no rank."""
-        if self._agreement is None:
-            if failed is not None:
-                raise failed
-            return set()
-        moving = micro.rewinder.moving()
-        vote = Vote(error=failed) if failed is not None else Vote(value={"absent": sums.absent(), "moving": moving})
-        votes: list[Any] = self._agreement.gather(vote)
-        if any(one.broadcast_buffers for one in self._wrapped):  # rank 0's, as DistributedDataParallel has it
-            places = sorted({place for one in votes for place in one["moving"]})
-            self.group.copy_from_first(micro.rewinder.buffers_at(places))
-        return set.intersection(*(set(one["absent"]) for one in votes))
-
-
-# ------------------------------------------------------------------------------------------------ windows
-
-
-class _Window(Sized):
-    """The samples of one optimizer step on this rank."""
-
-    def cost(self, item: int) -> int:
-        """Of one of them."""
-        raise NotImplementedError
-
-    def part(self, items: Sequence[int], collate: Callable[[list[Any]], Any]) -> Any:
-        """Some of them as a micro-batch."""
-        raise NotImplementedError
-
-
-class _CollatedWindow(_Window):
-    """A batch as a `DataLoader` made it."""
-
-    def __init__(self, batch: Any, cost: Callable[[Any], int] | None) -> None:
-        self._batch = batch
-        self._length = samples_in(batch)
-        self._cost = 1 if cost is None else _checked_cost(cost(batch))
-
-    def __len__(self) -> int:
-        return self._length
-
-    def cost(self, item: int) -> int:
-        del item  # all are padded to the same length
-        return self._cost
-
-    def part(self, items: Sequence[int], collate: Callable[[list[Any]], Any]) -> Any:
-        del collate
-        return part_of(self._batch, items[0], items[-1] + 1)
-
-
-class _SampleWindow(_Window):
-    """Samples that are put together micro-batch by micro-batch."""
-
-    def __init__(self, samples: Sequence[Any], cost: Callable[[Any], int] | None) -> None:
-        self._samples = samples
-        self._costs = [1 if cost is None else _checked_cost(cost(sample)) for sample in samples]
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def cost(self, item: int) -> int:
-        return self._costs[item]
-
-    def part(self, items: Sequence[int], collate: Callable[[list[Any]], Any]) -> Any:
-        return collate([self._samples[item] for item in items])
-
-
-def _checked_cost(cost: Any) -> int:
-    if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
-        raise RequestError(f"cost= returned {cost!r:.60}: it must be a whole number from 0")
-    return max(cost, 1)
-
-
-class _Source(Sized):
-    """Where windows come from."""
-
-    def windows(self) -> Iterator[_Window]:
-        """Those of one epoch."""
-        raise NotImplementedError
-
-    def state(self) -> Any:
-        """Where it stands, as JSON values."""
-        return None
-
-    def load(self, state: Any) -> None:
-        """Continue there."""
-
-
-class _Batches(_Source):
-    """Windows that the caller's own loader makes."""
-
-    def __init__(self, batches: Iterable[Any], cost: Callable[[Any], int] | None) -> None:
-        self._batches = batches
-        self._cost = cost
-
-    def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]  # an iterable without a length says so itself
-
-    def windows(self) -> Iterator[_Window]:
-        for batch in self._batches:
-            yield _CollatedWindow(batch, self._cost)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _EpochRequest:
-    """How a data set is divided into windows."""
-
-    effective_batch: int
-    shuffle: bool
-    seed: int
-    drop_last: bool
-    num_workers: int
-
-
-class _DataSet(_Source):
-    """Windows of a data set: each rank has its share of every one."""
-
-    def __init__(self, data: Any, asked: _EpochRequest, cost: Callable[[Any], int] | None, world: World) -> None:
-        self._data = data
-        self._asked = asked
-        self._cost = cost
-        self._world = world
-        self._epoch = 0
-        self._done = 0  # windows of this epoch
-
-    def __len__(self) -> int:
-        count = len(self._data) / self._asked.effective_batch
-        return math.floor(count) if self._asked.drop_last else math.ceil(count)
-
-    def windows(self) -> Iterator[_Window]:
-        shares = self._shares()[self._done :]
-        loader: Any = DataLoader(
-            self._data,
-            batch_sampler=shares,
-            num_workers=self._asked.num_workers,
-            collate_fn=list,  # samples as they are: micro-batches are put together later
-            generator=torch.Generator().manual_seed(self._asked.seed + self._epoch),  # a draw from the run's own moves it
-        )
-        for samples in loader:
-            self._done += 1
-            yield _SampleWindow(samples, self._cost)
-        self._epoch, self._done = self._epoch + 1, 0
-
-    def state(self) -> Any:
-        return {"epoch": self._epoch, "windows": self._done}
-
-    def load(self, state: Any) -> None:
-        self._epoch, self._done = int(state["epoch"]), int(state["windows"])
-
-    def _shares(self) -> list[list[int]]:
-        count, asked = len(self._data), self._asked
-        order = epoch_order(count, seed=asked.seed, epoch=self._epoch) if asked.shuffle else range(count)
-        starts = range(0, len(self) * asked.effective_batch, asked.effective_batch)
-        windows = [Window(start=start, stop=min(start + asked.effective_batch, count)) for start in starts]
-        return [window.share(order, rank=self._world.rank, ranks=self._world.size) for window in windows]
-
-
-# ------------------------------------------------------------------------------------------------ the call
 
 
 def accumulate(
@@ -607,39 +421,12 @@ def accumulate(
     world = current_world() if data_parallel(modules) else World(0, 1, 0)
     epochs = None
     if effective_batch_size is not None:
-        epochs = _EpochRequest(
+        epochs = EpochRequest(
             effective_batch=effective_batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
             num_workers=num_workers,
         )  # fmt: skip
-    source = _source(samples, epochs, cost, world)
+    source = make_windows(samples, epochs, cost, world)
     return Accumulation(loss, modules, source, asked, _device(device, modules))
-
-
-def _source(
-    samples: Any, epochs: _EpochRequest | None, cost: Callable[[Any], int] | None, world: World
-) -> _Source | None:
-    if epochs is None:
-        if samples is None:
-            return None
-        if not isinstance(samples, Iterable) or isinstance(samples, torch.Tensor):
-            raise RequestError(
-                f"samples: a {type(samples).__name__} without effective_batch_size=; give both, or a DataLoader whose "
-                "batches are the windows"
-            )
-        return _Batches(samples, cost)
-    if not isinstance(epochs.effective_batch, int) or epochs.effective_batch < 1:
-        raise RequestError(f"effective_batch_size={epochs.effective_batch!r}: give a whole number from 1")
-    if isinstance(samples, DataLoader):
-        raise RequestError(
-            "samples is a DataLoader, whose batches are the effective batch already; leave effective_batch_size= out, "
-            "or give its data set"
-        )
-    if not hasattr(samples, "__getitem__") or not hasattr(samples, "__len__"):
-        raise RequestError(
-            f"samples: a {type(samples).__name__} has no length or no samples by number; give a data set that has both, "
-            "or a DataLoader without effective_batch_size="
-        )
-    return _DataSet(samples, epochs, cost, world)
 
 
 def _check(loss: Any, modules: Sequence[Any], batch_size: Any, sizer: Any) -> None:

@@ -67,7 +67,6 @@ def _lengths(batch: Any) -> Iterator[int]:
 def _holds_tensors(values: Any) -> bool:
     """Whether it is a container of columns, not a column of texts or numbers."""
     return any(
-        isinstance(value, (torch.Tensor, Mapping))
-        or (isinstance(value, (list, tuple)) and _holds_tensors(value))
+        isinstance(value, (torch.Tensor, Mapping)) or (isinstance(value, (list, tuple)) and _holds_tensors(value))
         for value in values
     )
