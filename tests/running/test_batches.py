@@ -69,7 +69,7 @@ def test_a_block_that_runs_out_of_memory_comes_again_in_smaller_batches() -> Non
     assert sorted(done) == list(range(100))
     assert set(done.values()) == {1}
     assert loop.oom_events == len(notes) >= 2
-    assert "a batch of 32 failed (CUDA out of memory): its samples come again in smaller ones" in notes[0]
+    assert "a batch of 32 failed (CUDA out of memory): its samples run again in smaller ones" in notes[0]
     assert loop.batch_sizes is not None
     assert loop.batch_sizes.largest <= 7
 

@@ -39,6 +39,15 @@ def test_a_late_failure_falls_a_little() -> None:
     assert sizer.next_size() == 62
 
 
+def test_a_smaller_size_that_fails_at_the_same_place_falls_by_the_bytes_needed_there() -> None:
+    sizer = FallingSizer(first=1000)
+    sizer.begin(limit_bytes=10 * GIB)
+    sizer.record(failed(1000, needed=30 * GIB, progress=0.1))
+    assert sizer.next_size() == 333
+    sizer.record(failed(333, needed=11 * GIB, progress=0.1))
+    assert sizer.next_size() == 299  # a tenth less, not half
+
+
 def test_a_smaller_size_that_fails_at_an_unknown_place_has_come_further_than_the_larger_one() -> None:
     sizer = FallingSizer(first=100)
     sizer.record(failed(100, progress=0.6))

@@ -212,10 +212,12 @@ class Batches:
         self._memory.release()
         self.figures.oom_events += failure.kind is FailureKind.OUT_OF_MEMORY
         if self._fail_on_oom:
-            raise DoesNotFitError(f"a batch of {len(batch)} does not fit: {failure.reason} (fail_on_oom=)") from error
+            raise DoesNotFitError(
+                f"a batch of {len(batch)} does not fit: {failure.reason} (fail on OOM was asked)"
+            ) from error
         if len(batch) > 1:
             self.sizer.record(Trial(size=self._weight(batch), verdict="oom"))
-            self._note(f"a batch of {len(batch)} failed ({failure.reason}): its samples come again in smaller ones")
+            self._note(f"a batch of {len(batch)} failed ({failure.reason}): its samples run again in smaller ones")
             if failure.kind is FailureKind.AMBIGUOUS:
                 queue.split(batch)
             else:

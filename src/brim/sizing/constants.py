@@ -104,9 +104,9 @@ MOST_CALM_READINGS = 64  # with enough free memory, before a size returns that o
 
 # --- A whole function at a falling size -------------------------------------------------------------------------------
 LEAST_FALL = 0.9  # of a size that failed: what is nearer to it fails as well, most often
-MOST_FALL = (
-    0.5  # of it, where the bytes do not say more: a function that returns is not run again, so no size is skipped
-)
+MOST_FALL = 0.5  # of it at most in one go: a function that has returned is not run again, larger sizes are lost
+SMALLER_BY = 0.75  # of the size before: a step that fills memory bit by bit must come further at such a size …
+FURTHER = 1.2  # … at least by this factor; one that does not has met the place that needs most
 
 # --- A generation pool ------------------------------------------------------------------------------------------------
 MOST_POOL_ROWS = 4096  # steps of more rows take in proportion longer: nothing is gained

@@ -11,7 +11,14 @@ from __future__ import annotations
 import math
 
 from brim.sizing.byte_model import ByteModel
-from brim.sizing.constants import ALLOCATOR_NOISE, LEAST_FALL, MOST_FALL, USABLE_LIMIT_FRACTION
+from brim.sizing.constants import (
+    ALLOCATOR_NOISE,
+    FURTHER,
+    LEAST_FALL,
+    MOST_FALL,
+    SMALLER_BY,
+    USABLE_LIMIT_FRACTION,
+)
 from brim.sizing.sizer import Evidence, Sizer, Trial
 
 __all__ = ["FallingSizer"]
@@ -34,6 +41,7 @@ class FallingSizer(Sizer):
         self._ceiling = ceiling
         self._largest_run = 0
         self._expected: float | None = None  # what fits by how far the last failure had come, where that was known
+        self._last: Trial | None = None  # that failed in this call
 
     @property
     def settled(self) -> bool:
@@ -67,7 +75,8 @@ class FallingSizer(Sizer):
     def record(self, trial: Trial) -> None:
         """A call has returned, or ran out of memory."""
         if trial.verdict in ("fits", "thrashes"):
-            self._largest_run, self._expected = max(self._largest_run, trial.size), None
+            self._largest_run = max(self._largest_run, trial.size)
+            self._expected = self._last = None
             if trial.peak_bytes:
                 self.evidence.bytes.observe(trial.size, trial.peak_bytes)
             return
@@ -80,7 +89,10 @@ class FallingSizer(Sizer):
         progress = trial.progress
         if progress is None and self._expected is not None:  # it has passed the place that a larger one failed at
             progress = self._expected / trial.size
+        if self._stays_at_its_place(trial):
+            progress = 1.0
         self._expected = None if progress is None else min(progress, 1.0) * trial.size
+        self._last = trial
         fall = MOST_FALL if progress is None else min(max(progress, MOST_FALL), LEAST_FALL)
         known = self._fitting()  # where a size has run, its bytes say more than how far this one has come
         wanted = trial.size * fall if known is None else min(known, trial.size * LEAST_FALL)
@@ -88,6 +100,16 @@ class FallingSizer(Sizer):
         if self._largest_run < trial.size:  # what has run is smaller, and is not passed over
             wanted = max(wanted, self._largest_run)
         return max(math.floor(min(wanted, trial.size - 1)), 1)
+
+    def _stays_at_its_place(self, trial: Trial) -> bool:
+        """Whether a much smaller size came no further than the one before: that place is what needs most memory.
+
+        So it is in a forward that keeps nothing; the bytes needed there say what fits.
+        """
+        last = self._last
+        if last is None or last.progress is None or trial.progress is None or trial.size > SMALLER_BY * last.size:
+            return False
+        return trial.progress < FURTHER * last.progress
 
     def _fitting(self) -> float | None:
         """The largest size that should fit by those that have run; None without."""
