@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -330,6 +331,30 @@ def test_it_says_what_the_failed_call_has_changed_and_puts_back_what_is_named() 
     single_optimizer.step()
     pairs = zip(model.state_dict().values(), single.state_dict().values(), strict=True)
     assert all(torch.equal(one, two) for one, two in pairs)  # one step was made, not two
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_a_failed_call_held_is_gone_before_the_next_one(wrapped: bool) -> None:
+    """Not even by the error that an error was raised from; nothing here waits for the garbage collector."""
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def fail(kept: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError(OOM)
+
+    def train(batch_size: int) -> list[bool]:
+        gone = [one() is None for one in held]
+        activations = torch.ones(batch_size)
+        held.append(weakref.ref(activations))
+        if batch_size > 2:
+            try:
+                fail(activations)
+            except torch.OutOfMemoryError as error:
+                if wrapped:
+                    raise RuntimeError("the step failed") from error
+                raise
+        return gone
+
+    assert brim.find_executable_batch_size(train, starting_batch_size=8, note=lambda line: None)() == [True, True]
 
 
 def test_without_a_listener_a_retry_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -194,6 +195,23 @@ def test_costs_cap_the_padded_cost_and_bring_the_costliest_first() -> None:
     assert sorted(seen) == list(range(60))
     assert [costs[number] for number in seen] == sorted(costs, reverse=True)
     assert largest <= 40
+
+
+def test_what_a_failed_block_held_is_gone_when_the_next_batch_comes() -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+    gone: list[bool] = []
+
+    def step(numbers: torch.Tensor) -> None:
+        gone.extend(one() is None for one in held)
+        activations = numbers.float()
+        held.append(weakref.ref(activations))
+        if len(numbers) > 2:
+            raise torch.OutOfMemoryError(OOM)
+
+    for batch in brim.batches(list(range(4)), batch_size=4, note=silent):
+        with batch as numbers:
+            step(numbers)
+    assert gone == [True, True, True]
 
 
 def test_fail_on_oom_stops_at_once() -> None:

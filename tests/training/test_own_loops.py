@@ -328,6 +328,28 @@ def _stepped(windows: brim.Accumulation, optimizer: torch.optim.Optimizer) -> It
         yield loss
 
 
+def test_an_epoch_that_is_left_early_is_followed_by_a_whole_one() -> None:
+    model = network()
+    windows = brim.accumulate(mean_loss(model), TensorDataset(*data(40)), model=model, effective_batch_size=10)
+    for _ in windows:
+        break
+    assert len(list(windows)) == len(windows) == 4
+
+
+def test_autocast_around_the_loop_holds_inside_the_loss_function() -> None:
+    model = network().float()
+    dtypes = []
+
+    def loss_of(batch: Any) -> torch.Tensor:
+        scores = model(batch[0].float())
+        dtypes.append(scores.dtype)
+        return functional.cross_entropy(scores.float(), batch[1])
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        brim.accumulate(loss_of, model=model)(data(8))
+    assert set(dtypes) == {torch.bfloat16}
+
+
 def test_a_plan_is_where_micro_batches_start() -> None:
     model = network()
     plan = brim.find(

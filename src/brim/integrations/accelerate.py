@@ -21,8 +21,9 @@ from torch.optim import Optimizer
 from brim.errors import DoesNotFitError, LostError, RequestError
 from brim.memory.devices import DeviceMemory, MemoryReading, existing_device, memory_of, resolve_limit
 from brim.memory.failing_place import progress_at
-from brim.memory.failures import Failure, FailureKind, classify, memory_remedies
+from brim.memory.failures import Failure, FailureKind, classify, memory_remedies, without_tracebacks
 from brim.memory.snapshot import StateSnapshot
+from brim.models.placement import resolve_device
 from brim.ranks.world import current_world
 from brim.records import Probe, Verdict
 from brim.running.notes import log_note
@@ -248,7 +249,8 @@ class _SizedCalls:
     def _memory(self) -> DeviceMemory:
         if self._device is not None:
             return memory_of(existing_device(self._device, argument="device="))
-        return memory_of("cuda" if torch.cuda.is_available() else "cpu")
+        # A rank that has not chosen its card yet will take its own: a context on another would stay there.
+        return memory_of("cuda" if torch.cuda.is_initialized() else resolve_device("auto"))
 
     def _limit_now(self, memory: DeviceMemory) -> int | None:
         """What the function may use: what was named, or what there is; on the CPU nothing is measured without."""
@@ -277,7 +279,7 @@ class _SizedCalls:
                 raise
             self._ambiguous = failure.kind is FailureKind.AMBIGUOUS
             trial = self._failed(size, failure, reading, progress_at(error.__traceback__))
-            return (), (failure, error.with_traceback(None), trial)
+            return (), (failure, without_tracebacks(error), trial)
         self._ran(size, reading)
         return (result,), None
 
@@ -397,7 +399,7 @@ def _referred_to(function: Callable[..., Any]) -> dict[str, Any]:
     """The variables outside of a function that its body names."""
     try:
         variables = inspect.getclosurevars(inspect.unwrap(function))
-    except TypeError:  # no Python function: an object with __call__, or one written in C
+    except (TypeError, ValueError):  # no Python function, or a variable that has no value yet
         return {}
     return {**variables.globals, **variables.nonlocals}
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from brim.errors import RequestError
-from brim.memory.failures import Failure, FailureKind, classify
+from brim.memory.failures import Failure, FailureKind, classify, without_tracebacks
 
 __all__ = ["BatchAttempt", "BlockMemory"]
 
@@ -70,7 +70,7 @@ class BatchAttempt:
         if failure.kind not in _SMALLER_HELPS or alone:
             return False
         self.failure = failure
-        self.error = error.with_traceback(None)
+        self.error = without_tracebacks(error)
         return True
 
 

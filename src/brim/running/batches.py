@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from brim.errors import DoesNotFitError, RequestError, plural
-from brim.memory.failures import Failure, FailureKind, classify
+from brim.memory.failures import Failure, FailureKind, classify, without_tracebacks
 from brim.records import BatchSizes, Plan
 from brim.running.batch_attempt import BatchAttempt, BlockMemory
 from brim.running.executor import ItemFailure, WorkQueue, padded_cost
@@ -161,7 +161,7 @@ class Batches:
             failed = classify(error)
             if failed.kind is not FailureKind.OUT_OF_MEMORY:
                 raise
-            raised = error.with_traceback(None)
+            raised = without_tracebacks(error)
         attempt = BatchAttempt(data, batch, self._memory)
         attempt.failure, attempt.error = failed, raised
         return attempt

@@ -136,12 +136,16 @@ class DataSetWindows(WindowSource):
         self._world = world
         self._epoch = 0
         self._done = 0  # windows of this epoch
+        self._resumes = False  # in the middle of it, where a checkpoint was
 
     def __len__(self) -> int:
         count = len(self._data) / self._asked.effective_batch
         return math.floor(count) if self._asked.drop_last else math.ceil(count)
 
     def windows(self) -> Iterator[LoopWindow]:
+        if self._done > 0 and not self._resumes:  # the last epoch was left before its end
+            self._epoch, self._done = self._epoch + 1, 0
+        self._resumes = False
         shares = self._shares()[self._done :]
         loader: Any = DataLoader(
             self._data,
@@ -161,7 +165,7 @@ class DataSetWindows(WindowSource):
         return {"epoch": self._epoch, "windows": self._done}
 
     def load(self, state: Any) -> None:
-        self._epoch, self._done = int(state["epoch"]), int(state["windows"])
+        self._epoch, self._done, self._resumes = int(state["epoch"]), int(state["windows"]), True
 
     def _shares(self) -> list[list[int]]:
         count, asked = len(self._data), self._asked
