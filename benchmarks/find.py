@@ -323,6 +323,8 @@ def _with_decorator(workload: Any, limit: int | None, contender: str) -> dict[st
 
     capped = workload.device.type == "cpu" and limit is not None  # on a GPU torch's allocator holds the limit already
 
+    notes: list[str] = []
+
     def run(batch_size: int) -> int:
         workload.step(workload.make_batch(batch_size))
         _synchronize(workload)
@@ -333,11 +335,11 @@ def _with_decorator(workload: Any, limit: int | None, contender: str) -> dict[st
         starting_batch_size=int(contender.split("-")[-1]),
         device=workload.device,
         memory_limit=limit if capped else None,
-        note=[].append,  # retries are counted, not printed
+        note=notes.append,
     )
     size = decorated()
     probes = [probe.to_json() for probe in decorated.trials]
-    return {"size": size, "tries": len(probes), "ooms": len(probes) - 1, "probes": probes}
+    return {"size": size, "tries": len(probes), "ooms": len(probes) - 1, "probes": probes, "notes": notes}
 
 
 def _with_accelerate(workload: Any, limit: int | None, contender: str) -> dict[str, Any]:

@@ -224,7 +224,7 @@ def test_wrong_requests_are_refused_where_they_are_made(wrong: dict[str, Any]) -
     with pytest.raises(brim.RequestError, match=next(iter(wrong))):
         brim.find_executable_batch_size(fitting(1)[1], **{"starting_batch_size": 8} | wrong)
     with pytest.raises(brim.RequestError, match="function="):
-        brim.find_executable_batch_size(3)  # type: ignore[call-overload]
+        brim.find_executable_batch_size(3)
 
 
 def test_the_decorated_function_keeps_its_name_and_shows_what_it_takes() -> None:
@@ -272,8 +272,8 @@ def test_a_real_limit_is_met_near_the_largest_size_in_few_tries() -> None:
         train, starting_batch_size=4096, device="cpu", memory_limit="1MiB", note=lambda line: None
     )
     size = fits()
-    assert [trial.verdict for trial in fits.trials] == ["oom"] * (len(sizes) - 1) + ["fits"]  # type: ignore[attr-defined]
-    assert all(trial.needed_bytes > 2**20 for trial in fits.trials[:-1])  # type: ignore[attr-defined]
+    assert [trial.verdict for trial in fits.trials] == ["oom"] * (len(sizes) - 1) + ["fits"]
+    assert all(trial.needed_bytes > 2**20 for trial in fits.trials[:-1])
     assert 2 * len(sizes) < tries_by_tenths(4096, size)
     larger = brim.find_executable_batch_size(
         train, starting_batch_size=round(1.25 * size), device="cpu", memory_limit="1MiB", note=lambda line: None

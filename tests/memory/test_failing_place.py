@@ -40,10 +40,10 @@ def test_a_forward_that_fails_in_a_module_has_come_as_far_as_that_one() -> None:
 
 def test_a_failing_backward_or_optimizer_step_has_everything_in_memory() -> None:
     weight = torch.ones(2, requires_grad=True)
-    assert place_of(lambda: torch.autograd.backward(FailsBackward.apply(weight).sum())) == 1.0  # type: ignore[no-untyped-call]
+    assert place_of(lambda: torch.autograd.backward(FailsBackward.apply(weight).sum())) == 1.0
 
     class Exploding(torch.optim.SGD):
-        def step(self, closure: object = None) -> None:  # type: ignore[override]
+        def step(self, closure: object = None) -> None:
             raise RuntimeError("CUDA out of memory.")
 
     assert place_of(Exploding([weight], lr=0.1).step) == 1.0

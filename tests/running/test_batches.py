@@ -262,7 +262,7 @@ def test_a_plan_is_where_sizes_start() -> None:
 @pytest.mark.parametrize(
     ("dataset", "options", "message"),
     [
-        (DataLoader([1, 2]), {}, "give its data set"),  # type: ignore[arg-type]
+        (DataLoader([1, 2]), {}, "give its data set"),
         (iter([1]), {}, "give a list"),
         ([1, 2], {"batch_size": 0}, "batch_size=0"),
         ([1, 2], {"costs": [1]}, "there are 1 for 2 samples"),

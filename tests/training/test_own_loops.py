@@ -386,7 +386,7 @@ def test_what_a_loss_function_must_return_is_said(loss: Any, message: str) -> No
         ({"batch_size": 0}, "batch_size=0"),
         ({"sizer": 8}, "sizer=8"),
         ({"samples": torch.ones(4, 2)}, "without effective_batch_size="),
-        ({"samples": DataLoader(range(4)), "effective_batch_size": 2}, "is a DataLoader"),  # type: ignore[arg-type]
+        ({"samples": DataLoader(range(4)), "effective_batch_size": 2}, "is a DataLoader"),
         ({"samples": iter([1]), "effective_batch_size": 2}, "no length or no samples by number"),
         ({"samples": [1], "effective_batch_size": 0}, "effective_batch_size=0"),
     ],

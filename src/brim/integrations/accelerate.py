@@ -12,7 +12,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 from torch import nn
@@ -31,16 +31,28 @@ from brim.settings.sizes import format_bytes, parse_bytes
 from brim.sizing.falling import FallingSizer
 from brim.sizing.sizer import Trial
 
-__all__ = ["NoExecutableBatchSizeError", "find_executable_batch_size"]
+__all__ = ["NoExecutableBatchSizeError", "SizedFunction", "find_executable_batch_size"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_Decorated = Callable[[Callable[Concatenate[int, _P], _R]], Callable[_P, _R]]
+_R_co = TypeVar("_R_co", covariant=True)
 _SMALLER_HELPS = (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT, FailureKind.AMBIGUOUS)
 
 
 class NoExecutableBatchSizeError(DoesNotFitError, RuntimeError):
     """Not even a batch of one fits; also a `RuntimeError`, which callers of accelerate's decorator catch."""
+
+
+class SizedFunction(Protocol[_P, _R_co]):
+    """A function whose batch size is found: called without it."""
+
+    trials: list[Probe]  # of every call so far
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R_co: ...
+
+
+class _Decorator(Protocol):
+    def __call__(self, function: Callable[Concatenate[int, _P], _R], /) -> SizedFunction[_P, _R]: ...
 
 
 @overload
@@ -55,7 +67,7 @@ def find_executable_batch_size(
     restore: Sequence[Any] = (),
     per_rank: bool = False,
     note: Callable[[str], None] | None = None,
-) -> _Decorated[_P, _R]: ...
+) -> _Decorator: ...
 
 
 @overload
@@ -70,7 +82,7 @@ def find_executable_batch_size(
     restore: Sequence[Any] = (),
     per_rank: bool = False,
     note: Callable[[str], None] | None = None,
-) -> Callable[_P, _R]: ...
+) -> SizedFunction[_P, _R]: ...
 
 
 def find_executable_batch_size(
