@@ -68,11 +68,11 @@ def test_a_higher_start_is_taken_only_if_asked_and_only_as_far_as_bytes_allow() 
     plain, asked = FallingSizer(first=16), FallingSizer(first=16, ceiling=1000)
     for sizer in (plain, asked):
         sizer.begin(limit_bytes=10 * GIB, resident_bytes=GIB)
-        assert not sizer.begin_higher()  # nothing has run
+        assert not sizer.begin_call()  # nothing has run
         sizer.record(Trial(size=16, peak_bytes=2 * GIB))
-    assert not plain.begin_higher()
+    assert not plain.begin_call()
     assert plain.next_size() == 16
-    assert asked.begin_higher()
+    assert asked.begin_call()
     assert asked.next_size() == 139  # 16 x 8.7 / 1
 
 
@@ -80,7 +80,7 @@ def test_a_higher_start_that_fails_returns_no_lower_than_what_has_run() -> None:
     sizer = FallingSizer(first=16, ceiling=20)
     sizer.begin(limit_bytes=10 * GIB)
     sizer.record(Trial(size=16, peak_bytes=4 * GIB))
-    sizer.begin_higher()
+    sizer.begin_call()
     assert sizer.next_size() == 20
     sizer.record(failed(20))
     assert 16 <= sizer.next_size() < 20

@@ -246,7 +246,7 @@ class _SizedCalls:
 
     def _begin(self, memory: DeviceMemory) -> bool:
         self._sizer.begin(limit_bytes=self._limit_now(memory), resident_bytes=memory.resident_bytes())
-        return self._sizer.begin_higher()
+        return self._sizer.begin_call()
 
     def _check_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         try:

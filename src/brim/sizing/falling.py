@@ -31,7 +31,7 @@ class FallingSizer(Sizer):
         sizer.record(Trial(size=128, verdict="oom", needed_bytes=30 * 2**30))
         sizer.next_size()                    # 0: not even one fits
 
-    `begin` is called before each call with what the call may use. With `ceiling`, `begin_higher` lets a later call
+    `begin` is given what the next run of the function may use. With `ceiling`, `begin_call` lets a later call
     start above the size that has run, as far as its bytes allow.
     """
 
@@ -53,8 +53,9 @@ class FallingSizer(Sizer):
         self.evidence.limit_bytes = limit_bytes
         self.evidence.bytes.base_bytes = resident_bytes
 
-    def begin_higher(self) -> bool:
-        """Raise the size for a later call, if that was asked for and the bytes allow it; whether it is larger."""
+    def begin_call(self) -> bool:
+        """A call of its own begins: at a larger size if that was asked for and the bytes allow it; whether it is."""
+        self._expected = self._last = None
         if self._ceiling is None or not self.settled:
             return False
         fitting = self._fitting()
