@@ -1,8 +1,9 @@
 """brim: fill the GPU to the brim, never spill.
 
 Finds the fastest batch size that fits, and evaluates, profiles and trains at it: `brim.find`, `brim.forecast`,
-`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.watch`, `brim.check`, `brim.advise`,
-`brim.report`, `brim.doctor`, and for molecules `brim.ood` and `brim.encode`, each with the settings of its command.
+`brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.watch`, `brim.check`, `brim.advise`, `brim.report`,
+`brim.doctor`, and for molecules `brim.ood` and `brim.encode`, each with the settings of its command. For loops of your
+own: `brim.map`, `brim.batches`, `brim.accumulate`, and `brim.find_executable_batch_size` as accelerate has it.
 Names are loaded on first use, so that `import brim` stays free of torch.
 """
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
     from brim.evaluation.run import EvalResult
     from brim.forecasting.forecast import forecast_batch_size, forecast_memory
+    from brim.integrations.accelerate import find_executable_batch_size
     from brim.molecules.encoding import EncodedFile
     from brim.molecules.run import OodResult
     from brim.monitor.snapshot import Snapshot
@@ -43,19 +45,25 @@ if TYPE_CHECKING:
     from brim.profiling.run import ProfileResult
     from brim.records import Forecast, MemoryFigures, Plan, Probe
     from brim.reporting.write import ReportResult
+    from brim.running.batch_attempt import BatchAttempt
+    from brim.running.batches import Batches, batches
     from brim.running.executor import ItemFailure
     from brim.running.mapping import MapResult, map
     from brim.searching.find import SearchListener, find_plan
     from brim.settings.config_files import expand_grid, validate_grid
     from brim.settings.find_settings import SearchSettings
     from brim.sweeps.run import SweepResult
+    from brim.training.accumulate import Accumulation, accumulate
     from brim.training.run import TrainResult
     from brim.workloads.base import Workload
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Accumulation": "brim.training.accumulate",
     "AdviceResult": "brim.advice.advise",
+    "BatchAttempt": "brim.running.batch_attempt",
+    "Batches": "brim.running.batches",
     "BrimError": "brim.errors",
     "CheckResult": "brim.advice.checks",
     "DoctorResult": "brim.diagnosis.examine",
@@ -81,7 +89,9 @@ _HOMES = {
     "SweepResult": "brim.sweeps.run",
     "TrainResult": "brim.training.run",
     "Workload": "brim.workloads.base",
+    "accumulate": "brim.training.accumulate",
     "advise": "brim.api",
+    "batches": "brim.running.batches",
     "check": "brim.api",
     "doctor": "brim.api",
     "encode": "brim.api",
@@ -89,6 +99,7 @@ _HOMES = {
     "expand_grid": "brim.settings.config_files",
     "find": "brim.api",
     "find_batch_size": "brim.planning.find",
+    "find_executable_batch_size": "brim.integrations.accelerate",
     "find_plan": "brim.searching.find",
     "fit": "brim.api",
     "forecast": "brim.api",
@@ -107,7 +118,10 @@ _HOMES = {
 _OLDER = {"fit": "train", "profile_knob": "profile"}  # names of before
 
 __all__ = [
+    "Accumulation",
     "AdviceResult",
+    "BatchAttempt",
+    "Batches",
     "BrimError",
     "CheckResult",
     "DoctorResult",
@@ -134,7 +148,9 @@ __all__ = [
     "TrainResult",
     "Workload",
     "__version__",
+    "accumulate",
     "advise",
+    "batches",
     "check",
     "doctor",
     "encode",
@@ -142,6 +158,7 @@ __all__ = [
     "expand_grid",
     "find",
     "find_batch_size",
+    "find_executable_batch_size",
     "find_plan",
     "fit",
     "forecast",

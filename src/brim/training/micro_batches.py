@@ -91,8 +91,8 @@ class GradientPass:
 
     def backward(self, batch: Batch, samples: int) -> LossSum:
         """Add the gradients of the losses' sum over `samples` to `.grad`; gives the sum without its graph."""
-        autocast = self.precision.autocast
-        with torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
+        autocast = self.precision.autocast  # None: as the caller has it
+        with contextlib.nullcontext() if autocast is None else torch.autocast(self.device.type, dtype=autocast):
             loss = self.objective.loss(self.model, batch)
         share = loss.total * (self.averaging_ranks / samples)
         torch.autograd.backward(share if self.scaler is None else self.scaler.scale(share))
