@@ -82,7 +82,7 @@ def forecast(
     accumulation = trainer.args.gradient_accumulation_steps
     with prepared(trainer, training=True) as ready:
         costliest = CostliestSamples.of(trainer, trainer.train_dataset, "Training", samples, "samples")
-        workload = TrainingWorkload(ready, costliest, micro_batches=lambda _: accumulation)
+        workload = TrainingWorkload(ready, costliest, micro_batches=lambda _: accumulation).traced_as()
         own = OwnStep(
             step=workload.step,
             make_batch=workload.make_batch,
@@ -226,10 +226,12 @@ def _set_sizes(trainer: Any, plan: Plan | None, eval_plan: Plan | None, notes: l
                 f"{plan.size} would be the fastest, but {effective} samples between two steps of the optimizer are no "
                 f"multiple of it: {effective // size} micro-batches of {size}"
             )
+        notes += plan.notes
         args.per_device_train_batch_size = size
         args.gradient_accumulation_steps = effective // size
         trainer._train_batch_size = args.train_batch_size  # which was read when the trainer was made
     if eval_plan is not None:
+        notes += (note for note in eval_plan.notes if note not in notes)
         args.per_device_eval_batch_size = min(eval_plan.batch_sizes_per_rank or (eval_plan.size,))
         vars(trainer).pop("_eval_dataloaders", None)  # loaders of an earlier evaluation, with the size they had
 

@@ -1,4 +1,4 @@
-"""The costliest samples of a trainer's data, collated as its own loader would.
+"""The costliest sample of a trainer's data in batches, collated as its own loader would.
 
 Costs are read from the columns of a data set of `datasets` where it has lists of tokens, else from samples themselves:
 of many, from some that lie evenly among them. A longer one that was not seen may come later: then its batch is split.
@@ -6,7 +6,6 @@ of many, from some that lie evenly among them. A longer one that was not seen ma
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ _IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
 class CostliestSamples:
-    """The samples of some data, the costliest first; a batch has as many of them as asked, from the start again."""
+    """The samples of some data, the costliest first, and worst-case batches of them."""
 
     def __init__(self, order: Sequence[int], fetch: Callable[[int], Any], collate: Callable[[list[Any]], Any]) -> None:
         self.order = order
@@ -39,10 +38,10 @@ class CostliestSamples:
         if given is not None:
             if not given:
                 raise RequestError(f"{named(parameter)}[]: give at least one sample, the longest that will come")
-            return cls(range(len(given)), given.__getitem__, plain)
+            return cls(sorted(range(len(given)), key=lambda place: -item_cost(given[place])), given.__getitem__, plain)
         if isinstance(dataset, Mapping):
             sets = [cls.of(trainer, one, description, None, parameter) for one in dataset.values()]
-            return max(sets, key=lambda one: item_cost(one.item(0)))
+            return max(sets, key=lambda one: item_cost(one._fetch(one.order[0])))
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise RequestError(
                 f"{type(dataset).__name__} has no length and no samples by number, so its longest are not known; pass "
@@ -55,14 +54,13 @@ class CostliestSamples:
             plain = trainer.data_collator
         return cls(_costliest_first(dataset), dataset.__getitem__, plain)
 
-    def item(self, place: int) -> Any:
-        """The sample at a place of the order."""
-        return self._fetch(self.order[place % len(self.order)])
-
     def batch(self, size: int) -> Any:
-        """So many samples, collated."""
-        samples = [self._fetch(number) for number in itertools.islice(itertools.cycle(self.order), size)]
-        return self._collate(samples)
+        """The costliest sample so many times, but the last is the least costly: padded, as a batch of real data is.
+
+        A batch without padding has no mask, and attention runs otherwise without one.
+        """
+        numbers = [self.order[0]] * max(size - 1, 1) + [self.order[-1]] * (size > 1)
+        return self._collate([self._fetch(number) for number in numbers])
 
 
 def item_cost(sample: Any) -> int:

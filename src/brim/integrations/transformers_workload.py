@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -199,7 +201,7 @@ class TrainingWorkload(_TrainerWorkload):
     def traced_as(self) -> Workload:
         """The same step in the middle of a window, whatever the size: the same operations at every size."""
         several = 2 if self._micro_batches(1) > 1 else 1
-        return TrainingWorkload(self.ready, self._samples, micro_batches=lambda _: several, largest=self._largest)
+        return _TracedTraining(self.ready, self._samples, micro_batches=lambda _: several, largest=self._largest)
 
     def step(self, batch: Any) -> Any:
         """One micro-batch, and where it ends a window the optimizer's step."""
@@ -232,6 +234,49 @@ class TrainingWorkload(_TrainerWorkload):
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """The trainer's optimizer, without accelerate's wrapper."""
         return () if self.ready.inner_optimizer is None else (self.ready.inner_optimizer,)
+
+
+class _TracedTraining(TrainingWorkload):
+    """As a trace sees it: TRL launches kernels of its own on a card, which allocate nothing."""
+
+    def step(self, batch: Any) -> Any:
+        """One micro-batch, with those kernels left out."""
+        with _kernels_of_trl_left_out():
+            return super().step(batch)
+
+
+@contextlib.contextmanager
+def _kernels_of_trl_left_out() -> Iterator[None]:
+    """While inside, TRL's fused head takes its way of a card with Triton, and launches nothing there.
+
+    On the CPU it would take another way, with copies of whole tiles in float32. Its results have no values here anyway.
+    """
+    head, kernels = sys.modules.get("trl.trainer.utils"), sys.modules.get("trl.kernels.chunked_logprob")
+    launched = _Launched()
+    stand_ins: list[tuple[Any, str, Any]] = [
+        (head, "_use_triton", lambda device: True),
+        (kernels, "_use_triton", lambda device: True),
+        (kernels, "triton", types.SimpleNamespace(cdiv=lambda length, block: -(-length // block))),
+        (kernels, "_forward_kernel", launched),
+        (kernels, "_backward_kernel", launched),
+        (kernels, "_addmm_fp32", launched.leave_out),
+    ]
+    with contextlib.ExitStack() as undo:
+        for module, name, value in stand_ins if hasattr(kernels, "_forward_kernel") else ():
+            if hasattr(module, name):
+                undo.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, value)
+        yield
+
+
+class _Launched:
+    """A kernel of Triton for any grid, which does nothing."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return self.leave_out
+
+    def leave_out(self, *args: Any, **kwargs: Any) -> None:
+        """In the place of a launch."""
 
 
 class EvaluationWorkload(_TrainerWorkload):
