@@ -23,7 +23,7 @@ LAYERS = (
     "errors", "records", "settings", "units", "intervals", "storage", "ranks", "monitor", "memory", "diagnosis",
     "generation", "workloads", "sizing", "forecasting", "running", "searching", "models", "data", "metrics", "tasks",
     "comparing", "evaluation", "planning", "profiling", "training", "molecules",
-    "sweeps", "demo", "advice", "reporting", "cli",
+    "sweeps", "demo", "advice", "reporting", "integrations", "cli",
 )  # fmt: skip
 
 # Not layers: the package's front, which names what is public and calls it, and `python -m brim`.
@@ -33,7 +33,7 @@ FRONT = ("__init__.py", "__main__.py", "api.py", "calls.py")
 QUARANTINE = {
     "pynvml": ("monitor/nvml.py",),
     "torch.distributed": ("ranks/",),
-    "transformers": ("models/hf_", "generation/", "demo/model.py"),
+    "transformers": ("models/hf_", "generation/", "demo/model.py", "integrations/transformers.py"),
     "PIL": ("data/images.py", "demo/digitboard.py"),
     "altair": ("reporting/drawing.py",),
     "tensorboard": ("monitor/loggers/tensorboard_logger.py",),

@@ -53,7 +53,10 @@ def test_a_part_weighs_as_many_labels_as_it_has() -> None:
 
 
 def test_answers_are_joined_in_the_order_of_the_batch() -> None:
-    parts = [(torch.tensor(2.0), {"logits": torch.tensor([1, 2])}, None), (torch.tensor(4.0), {"logits": torch.tensor([3])}, None)]
+    parts = [
+        (torch.tensor(2.0), {"logits": torch.tensor([1, 2])}, None),
+        (torch.tensor(4.0), {"logits": torch.tensor([3])}, None),
+    ]
     loss, logits, labels = joined_answers(parts, [0.75, 0.25], paired=False)
     assert float(loss) == 2.5
     assert logits["logits"].tolist() == [1, 2, 3]

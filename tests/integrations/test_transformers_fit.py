@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("trl")
+pytest.importorskip("peft")
+
 import transformers
 
 from brim.errors import DoesNotFitError, RequestError

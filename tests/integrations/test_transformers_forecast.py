@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("trl")
+pytest.importorskip("peft")
+
 from brim.errors import DoesNotFitError
 from brim.forecasting.forecast import Forecaster, TracedWorkload
 from brim.forecasting.gpus import find_gpu

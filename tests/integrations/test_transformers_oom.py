@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("trl")
+pytest.importorskip("peft")
+
 from brim.errors import DoesNotFitError
 from brim.integrations.transformers import TrainerFit, fit_to_memory
 from tests.integrations.trainers import Neighbour, Texts, losses, make_dpo, make_sft, make_trainer, weights
@@ -24,11 +27,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch, short_probes: None) -> None:
 
 def fitted(trainer: Any, *, size: int, **options: Any) -> TrainerFit:
     """Fitted under a limit that training keeps to, with the per-device batch that a test is about."""
-    effective = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
-    fit = fit_to_memory(trainer, memory_limit=LIMIT, max_probes=1, **options)
-    trainer.args.per_device_train_batch_size = trainer._train_batch_size = size
-    trainer.args.gradient_accumulation_steps = effective // size
-    fit.guard.train_sizes.live.size = fit.guard.train_sizes.live.ceiling = size  # type: ignore[union-attr]
+    fit = fit_to_memory(trainer, batch_size=size, memory_limit=LIMIT, **options)
+    assert fit.per_device_train_batch_size == size
     return fit
 
 
@@ -53,7 +53,9 @@ def test_a_window_is_redone_with_the_same_losses_and_weights(name: str, size: in
     # Figures beside the loss; DPO's means over tokens are weighted by pairs where a batch is split.
     same = [name for name in trainer.state.log_history[0] if name not in ("loss", "grad_norm", "epoch", "step")]
     for entry, plain in zip(trainer.state.log_history[:4], undisturbed.state.log_history[:4], strict=True):
-        assert {name: entry[name] for name in same} == pytest.approx({name: plain[name] for name in same}, rel=1e-2, abs=1e-2)
+        assert {name: entry[name] for name in same} == pytest.approx(
+            {name: plain[name] for name in same}, rel=1e-2, abs=1e-2
+        )
 
 
 def test_lora_is_redone_too(tmp_path: Path) -> None:
@@ -104,9 +106,11 @@ def test_parts_grow_back_after_quiet_windows(tmp_path: Path) -> None:
     fit = fitted(trainer, size=8)
     with Neighbour(trainer, at_calls=(0,), take_bytes=LIMIT):
         trainer.train()
-    lengths = fit.guard.train_sizes.lengths  # type: ignore[union-attr]
+    sizes = fit.guard.train_sizes
     assert fit.oom_events == 1
-    assert max(lengths) > 4
+    assert sizes is not None
+    assert set(sizes.lengths) == {4}  # of 8, in equal parts
+    assert sizes.next_size() > 4
 
 
 def test_one_sample_that_does_not_fit_ends_the_run_with_remedies(tmp_path: Path) -> None:
@@ -159,7 +163,9 @@ def test_an_evaluation_is_split_with_the_same_result(name: str, tmp_path: Path) 
     shared = [name for name in expected if name.startswith("eval_") and "runtime" not in name and "second" not in name]
     shared = [name for name in shared if "preparation" not in name]
     assert "eval_loss" in shared
-    assert {name: found[name] for name in shared} == pytest.approx({name: expected[name] for name in shared}, rel=1e-2, abs=2e-3)
+    assert {name: found[name] for name in shared} == pytest.approx(
+        {name: expected[name] for name in shared}, rel=1e-2, abs=2e-3
+    )
     assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-5)
 
 
@@ -170,5 +176,7 @@ def test_predictions_of_a_split_batch_are_in_order(tmp_path: Path) -> None:
     fit.guard.eval_sizes.live.size = 1
     found = trainer.predict(Texts(8))
     assert found.predictions.shape == expected.predictions.shape
-    torch.testing.assert_close(torch.tensor(found.predictions), torch.tensor(expected.predictions), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.tensor(found.predictions), torch.tensor(expected.predictions), rtol=1e-4, atol=1e-5
+    )
     assert (found.label_ids == expected.label_ids).all()

@@ -1,4 +1,4 @@
-"""Small trainers of transformers and TRL on the CPU, the same each time they are made: no dropout, no shuffling luck."""
+"""Small trainers of transformers and TRL on the CPU, the same each time they are made, without dropout."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def forecast(
     Args:
         trainer: A `Trainer` of transformers, or TRL's `SFTTrainer`, `DPOTrainer` or `RewardTrainer`; nothing of it
             changes.
-        gpu: A card by name, such as `"rtx 4090"`, or several; without `gpu` and `memory` this machine's own, or an A100.
+        gpu: A card by name, such as `"rtx 4090"`, or several; without `gpu` and `memory` this machine's, or an A100.
         memory: A card by its memory, such as `"24GiB"`.
         batch_size: One per-device batch size; without it, sizes up to the largest that fits.
         margin: The fraction of the card's memory that is kept free (0.05).
@@ -131,6 +131,7 @@ class TrainerFit:
 def fit_to_memory(
     trainer: Any,
     *,
+    batch_size: int | None = None,
     memory_limit: int | str | None = None,
     margin: float | None = None,
     objective: Objective = "fastest",
@@ -148,6 +149,7 @@ def fit_to_memory(
 
     Args:
         trainer: A `Trainer` of transformers, or TRL's `SFTTrainer`, `DPOTrainer` or `RewardTrainer`.
+        batch_size: A per-device size of your own, lowered only where it does not fit; by default it is searched for.
         memory_limit: Use at most this much, e.g. `"24GiB"`; by default what is free. Training keeps to it too.
         margin: The fraction that is kept free: 0.05, or 0 with `memory_limit`.
         objective: `"fastest"`, or `"largest"` that fits.
@@ -180,7 +182,7 @@ def fit_to_memory(
     notes: list[str] = []
     plan = eval_plan = None
     if trainer.train_dataset is not None or samples is not None:
-        plan = _train_plan(trainer, settings, samples, notes)
+        plan = _train_plan(trainer, dataclasses.replace(settings, batch_size=batch_size), samples, notes)
     if evaluation and (trainer.eval_dataset is not None or eval_samples is not None):
         eval_plan = _eval_plan(trainer, settings, eval_samples)
     if plan is None and eval_plan is None:
@@ -192,7 +194,13 @@ def fit_to_memory(
 def _train_plan(trainer: Any, settings: SearchSettings, samples: Sequence[Any] | None, notes: list[str]) -> Plan:
     """Search for a micro-batch; the effective batch is the largest, and only its powers of two where it is one."""
     effective = _effective_per_device(trainer)
-    search = dataclasses.replace(settings, max_size=effective, power_of_two=effective & (effective - 1) == 0)
+    asked = settings.batch_size
+    if asked is not None and effective % asked:
+        raise RequestError(
+            f"{given('batch_size', asked)}: the effective batch is {effective} on a device, and no multiple of it"
+        )
+    by_twos = asked is None and effective & (effective - 1) == 0
+    search = dataclasses.replace(settings, max_size=effective, power_of_two=by_twos)
     with prepared(trainer, training=True) as ready:
         costliest = CostliestSamples.of(trainer, trainer.train_dataset, "Training", samples, "samples")
         workload = TrainingWorkload(
@@ -202,6 +210,10 @@ def _train_plan(trainer: Any, settings: SearchSettings, samples: Sequence[Any] |
         if layout.obstacle is not None:
             notes.append(
                 f"batches cannot be split, since {layout.obstacle}: a step that runs out of memory will end the run"
+            )
+        if "sft" in getattr(trainer, "loss_types", ()):
+            notes.append(
+                "the loss sft is a mean over the tokens of a batch: where one is split, its parts count by their pairs"
             )
         return find_plan(workload, search)
 

@@ -2,7 +2,7 @@
 
 No callback can catch an error inside `training_step`, so three methods of the one trainer that was handed over are
 replaced by the guard's: `get_batch_samples` (keeps the batches of the window), `training_step` and `prediction_step`.
-What is decided after a failure, and what is cleared, is decided as in brim's own training (`training/micro_batches.py`).
+What follows a failure, and what is cleared, is as in brim's own training (`training/micro_batches.py`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from brim.memory.failures import FailureKind, classify
 from brim.sizing.micro_batches import MicroBatchSizer
 from brim.training.micro_batches import (
     MOST_WAIT_SECONDS,
+    FailedMicroBatch,
     GradientPass,
     MicroBatches,
     PeakMeter,
-    _FailedMicroBatch,
     measured,
 )
 from brim.training.objective import Objective
@@ -84,7 +84,7 @@ class _Parts(MicroBatches):
 
     def attempt(self, batches: Sequence[Batch], run: Callable[[_Part], Any]) -> list[list[tuple[_Part, Any]]] | None:
         """Every part of the batches with its answer; None after a failure, which has been dealt with."""
-        failed: _FailedMicroBatch | None = None
+        failed: FailedMicroBatch | None = None
         answers: list[list[tuple[_Part, Any]]] = []
         try:
             with self._guard.limited():
@@ -126,7 +126,7 @@ class _Parts(MicroBatches):
                 yield _Part(batch=part, fraction=fraction, whole=False)
             start += self._length
 
-    def _recover(self, failed: _FailedMicroBatch, left_bytes: int | None) -> None:
+    def _recover(self, failed: FailedMicroBatch, left_bytes: int | None) -> None:
         if self._obstacle is None:
             self._after_failure(failed, left_bytes)
         elif self.sizes.live.evidence.others_hold(left_bytes) and self._waited_seconds < MOST_WAIT_SECONDS:
@@ -201,10 +201,10 @@ class TrainerGuard:
         step = functools.partial(self._train_part, model, num_items_in_batch)
         if window is None or self.train_sizes is None or window.done >= len(window.batches):
             return self._own["training_step"](model, inputs, num_items_in_batch)  # not from the loop that is known
-        if self.trainer.args.world_size > 1:
-            with self._ranks_stop("a training step"):
-                return self._own["training_step"](model, inputs, num_items_in_batch)
         parts = self._parts_of(self.train_sizes)
+        if self.trainer.args.world_size > 1:
+            with self._ranks_stop("a training step"), self.limited(), parts.meter.watched():
+                return self._own["training_step"](model, inputs, num_items_in_batch)
         if window.done == 0:
             self._figures = _Figures(self.trainer)
             parts.begin()
@@ -222,10 +222,10 @@ class TrainerGuard:
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """The trainer's own; after an out-of-memory error in parts, whose answers are put together."""
         own = self._own["prediction_step"]
-        if self.trainer.args.world_size > 1:
-            with self._ranks_stop("an evaluation"):
-                return own(model, inputs, *args, **kwargs)
         parts = self._parts_of(self.eval_sizes)
+        if self.trainer.args.world_size > 1:
+            with self._ranks_stop("an evaluation"), self.limited(), parts.meter.watched():
+                return own(model, inputs, *args, **kwargs)
         self._figures = _Figures(self.trainer)
         parts.begin()
         step: Callable[[_Part], Any] = lambda part: own(model, part.batch, *args, **kwargs)  # noqa: E731
@@ -256,7 +256,7 @@ class TrainerGuard:
         return contextlib.nullcontext() if self.limit_bytes is None else self.memory.limited(self.limit_bytes)
 
     def resident(self) -> list[torch.Tensor]:
-        """What is in memory whatever the part: for a meter that must be told."""
+        """What is in memory whatever the part: a meter on the CPU counts only what it is given."""
         model, optimizer = self.trainer.model, self.trainer.optimizer
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         state = [] if optimizer is None else tensors_of_state(optimizer)

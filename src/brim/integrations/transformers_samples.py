@@ -64,7 +64,7 @@ class CostliestSamples:
 
 
 def item_cost(sample: Any) -> int:
-    """What a sample weighs, as far as one can tell without a model: elements of its tensors, entries of its lists."""
+    """What a sample weighs, as far as that shows without a model: elements of its tensors, entries of its lists."""
     if isinstance(sample, torch.Tensor):
         return sample.numel()
     if isinstance(sample, Mapping):

@@ -254,8 +254,8 @@ def _kernels_of_trl_left_out() -> Iterator[None]:
     head, kernels = sys.modules.get("trl.trainer.utils"), sys.modules.get("trl.kernels.chunked_logprob")
     launched = _Launched()
     stand_ins: list[tuple[Any, str, Any]] = [
-        (head, "_use_triton", lambda device: True),
-        (kernels, "_use_triton", lambda device: True),
+        (head, "_use_triton", lambda _: True),
+        (kernels, "_use_triton", lambda _: True),
         (kernels, "triton", types.SimpleNamespace(cdiv=lambda length, block: -(-length // block))),
         (kernels, "_forward_kernel", launched),
         (kernels, "_backward_kernel", launched),
