@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import dataclasses
 import gc
+import importlib.util
 import itertools
 import json
 import logging
@@ -32,6 +33,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.environment import environment
+from benchmarks.training_steps import LoraLinear
 from brim.integrations.transformers import TrainerFit, fit_to_memory, forecast
 
 TRAINERS = ("Trainer", "SFTTrainer")
@@ -86,7 +88,6 @@ def shape_of(*, tiny: bool) -> Shape:
 
 def make_model(shape: Shape) -> Any:
     """A Llama shape (1.2 B weights on the card) with adapters of rank 16, made where it runs; the same every time."""
-    import peft
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -102,9 +103,22 @@ def make_model(shape: Shape) -> Any:
             model = LlamaForCausalLM(config)
     finally:
         torch.set_default_dtype(before)
+    return with_adapters(model, shape)
+
+
+def with_adapters(model: Any, shape: Shape) -> Any:
+    """PEFT's LoRA at the attention's projections; by hand where PEFT is not installed."""
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    adapters = peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM")
-    return peft.get_peft_model(model, adapters)
+    if installed("peft"):
+        peft: Any = importlib.import_module("peft")
+        config = peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM")
+        return peft.get_peft_model(model, config)
+    model.requires_grad_(False)
+    with shape.device:
+        for layer in model.model.layers:
+            for target in targets:
+                setattr(layer.self_attn, target, LoraLinear(getattr(layer.self_attn, target), rank=16))
+    return model
 
 
 class Tokens(torch.utils.data.Dataset[dict[str, list[int]]]):
@@ -150,7 +164,7 @@ def make_trainer(name: str, shape: Shape, folder: str, size: int, steps: int) ->
     import transformers
 
     options = arguments(shape, folder, size, steps)
-    if name == "SFTTrainer" and has_trl():
+    if name == "SFTTrainer" and installed("trl"):
         return _make_sft(shape, options)
     kind = transformers.Trainer if name == "Trainer" else _tokens_alone(transformers.Trainer)
     args = transformers.TrainingArguments(**options)
@@ -158,11 +172,10 @@ def make_trainer(name: str, shape: Shape, folder: str, size: int, steps: int) ->
 
 
 def _make_sft(shape: Shape, options: dict[str, Any]) -> Any:
-    import datasets
-    import trl
-
+    datasets: Any = importlib.import_module("datasets")
+    trl: Any = importlib.import_module("trl")
     data = datasets.Dataset.from_list([{"input_ids": row, "labels": row} for row in Tokens(shape).rows])
-    extra = {"bf16": False, "max_length": None, "gradient_checkpointing": False}
+    extra: dict[str, Any] = {"bf16": False, "max_length": None, "gradient_checkpointing": False}
     extra |= {"dataset_kwargs": {"skip_prepare_dataset": True}}
     args = trl.SFTConfig(**options, **extra)
     return trl.SFTTrainer(model=make_model(shape), args=args, train_dataset=data, processing_class=_tokenizer(shape))
@@ -193,12 +206,15 @@ def _tokens_alone(trainer: Any) -> Any:
     return TokenLoss
 
 
-def has_trl() -> bool:
-    try:
-        import trl  # noqa: F401
-    except ImportError:
-        return False
-    return True
+def installed(library: str) -> bool:
+    return importlib.util.find_spec(library) is not None
+
+
+def described(name: str) -> str:
+    """The trainer as the table names it: what stands in for a library that is not installed."""
+    if name != "Trainer" and not installed("trl"):
+        name = "SFTTrainer's loss in a Trainer (no TRL here)"
+    return name if installed("peft") else f"{name}, LoRA by hand (no PEFT here)"
 
 
 @contextlib.contextmanager
@@ -353,7 +369,7 @@ def run(name: str, shape: Shape, neighbour: Neighbour | None) -> dict[str, Any]:
     rates = fixed_sizes(name, shape)
     differences = [abs(a - b) / abs(b) for a, b in zip(disturbed["losses"], undisturbed["losses"], strict=True)]
     return {
-        "trainer": name if name == "Trainer" or has_trl() else "its loss in a Trainer (TRL is not installed)",
+        "trainer": described(name),
         "batch_size": size,
         "accumulation": accumulation,
         "search_seconds": search_seconds,

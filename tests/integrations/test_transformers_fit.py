@@ -48,6 +48,7 @@ def test_everything_but_the_sizes_is_as_it_was(tmp_path: Path) -> None:
     trainer = make_sft(tmp_path, eval_count=8, gradient_checkpointing=True)
     before, arguments = weights(trainer), trainer.args.to_dict()
     attributes, flags = dict(vars(trainer)), [(module, dict(vars(module))) for module in trainer.model.modules()]
+    hooks = [dict(module._forward_hooks) for module, _ in flags]
     random.seed(3)
     states = random.getstate(), torch.get_rng_state()
     fit = fit_to_memory(trainer, memory_limit="64MiB")
@@ -58,6 +59,7 @@ def test_everything_but_the_sizes_is_as_it_was(tmp_path: Path) -> None:
     for module, held in flags:
         assert vars(module).keys() == held.keys()
         assert all(vars(module)[name] is value for name, value in held.items())
+    assert [dict(module._forward_hooks) for module, _ in flags] == hooks
     changed = {name for name, value in trainer.args.to_dict().items() if arguments[name] != value}
     assert changed <= {
         "per_device_train_batch_size",

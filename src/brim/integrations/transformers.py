@@ -335,6 +335,11 @@ def _check(trainer: Any) -> None:
             "the trainer shards its model over ranks (DeepSpeed, FSDP or a parallelism_config): one rank cannot try "
             "sizes alone; give a fixed per_device_train_batch_size"
         )
+    if getattr(trainer, "is_model_parallel", False):
+        raise RequestError(
+            "the trainer's model lies on several devices (device_map): brim measures one; give a fixed "
+            "per_device_train_batch_size"
+        )
     if trainer.args.n_gpu > 1:
         raise RequestError(
             f"the trainer would use {trainer.args.n_gpu} GPUs in one process (DataParallel); start it with torchrun, "

@@ -62,7 +62,9 @@ class _Parts(MicroBatches):
         gradients = GradientPass(
             model=trainer.model, objective=cast(Objective, None), device=torch.device(trainer.args.device)
         )
-        meter = PeakMeter(guard.memory, resident=guard.resident, enabled=guard.limit_bytes is not None)
+        # Elsewhere the allocator holds the limit itself, and a meter would reset the peaks that the user reads.
+        metered = guard.limit_bytes is not None and guard.memory.meter_slows
+        meter = PeakMeter(guard.memory, resident=guard.resident, enabled=metered)
         super().__init__(gradients, sizes, meter, note=guard.note)
         self._guard = guard
         self._length = 0  # of the part that runs

@@ -64,6 +64,9 @@ def prepared(trainer: Any, *, training: bool) -> Iterator[PreparedTrainer]:
         _keep_attributes(undo, trainer)
         for module in trainer.model.modules():
             _keep_attributes(undo, module)
+            for held in vars(module).values():
+                if isinstance(held, dict):  # hooks, which checkpointing may add to
+                    undo.callback(_put_back_entries, held, dict(held))
         for name in _LISTS:
             undo.callback(_cut, getattr(accelerator, name), len(getattr(accelerator, name)))
         if accelerator.num_processes > 1:
@@ -102,6 +105,12 @@ def _keep_attributes(undo: contextlib.ExitStack, owner: Any) -> None:
         now.update(kept)
 
     undo.callback(put_back)
+
+
+def _put_back_entries(held: dict[Any, Any], entries: dict[Any, Any]) -> None:
+    if held.keys() != entries.keys() or any(held[key] is not value for key, value in entries.items()):
+        held.clear()
+        held.update(entries)
 
 
 def _lists(metrics: Mapping[str, Any]) -> dict[str, dict[str, list[Any]]]:
