@@ -41,6 +41,8 @@ def test_what_does_not_lie_in_rows_cannot_be_split() -> None:
     odd = {"input_ids": torch.zeros(3, 12)}
     assert "behind each other" in (BatchLayout.of(flattened, paired=False).obstacle or "")
     assert "pixel_values has 37 entries" in (BatchLayout.of(patches, paired=False).obstacle or "")
+    assert "not a mapping" in (BatchLayout.of((torch.zeros(3, 2),), paired=False).obstacle or "")
+    assert "no tensor" in (BatchLayout.of({"text": "a"}, paired=False).obstacle or "")
     assert "no pairs" in (BatchLayout.of(odd, paired=True).obstacle or "")
 
 
@@ -61,6 +63,8 @@ def test_answers_are_joined_in_the_order_of_the_batch() -> None:
     assert float(loss) == 2.5
     assert logits["logits"].tolist() == [1, 2, 3]
     assert labels is None
+    nothing = joined_answers([torch.tensor(2.0), torch.tensor(float("nan"))], [1.0, 0.0], paired=False)
+    assert float(nothing) == 2.0  # the mean over no labels
     pairs = [torch.tensor([0, 1, 100, 101]), torch.tensor([2, 102])]
     assert joined_answers(pairs, [2 / 3, 1 / 3], paired=True).tolist() == [0, 1, 2, 100, 101, 102]
 

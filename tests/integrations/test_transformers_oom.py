@@ -14,7 +14,7 @@ pytest.importorskip("peft")
 
 from brim.errors import DoesNotFitError
 from brim.integrations.transformers import TrainerFit, fit_to_memory
-from tests.integrations.trainers import Neighbour, Texts, losses, make_dpo, make_sft, make_trainer, weights
+from tests.integrations.trainers import Neighbour, Texts, losses, make_dpo, make_reward, make_sft, make_trainer, weights
 
 LIMIT = 64 * 2**20
 MAKERS: dict[str, Callable[..., Any]] = {"Trainer": make_trainer, "SFTTrainer": make_sft, "DPOTrainer": make_dpo}
@@ -69,6 +69,17 @@ def test_lora_is_redone_too(tmp_path: Path) -> None:
     assert_same_run(trainer, undisturbed)
 
 
+def test_pairs_of_a_reward_model_are_redone_too(tmp_path: Path) -> None:
+    undisturbed = make_reward(tmp_path / "a")
+    undisturbed.train()
+    trainer = make_reward(tmp_path / "b")
+    fit = fitted(trainer, size=4)
+    with Neighbour(trainer, at_calls=(3,), take_bytes=LIMIT):
+        trainer.train()
+    assert fit.oom_events == 1
+    assert_same_run(trainer, undisturbed)
+
+
 def test_a_loss_that_is_a_mean_over_the_batch_is_weighted_by_labels(tmp_path: Path) -> None:
     import transformers
 
@@ -86,6 +97,41 @@ def test_a_loss_that_is_a_mean_over_the_batch_is_weighted_by_labels(tmp_path: Pa
     with Neighbour(trainer, at_calls=(3,), take_bytes=LIMIT):
         trainer.train()
     assert fit.oom_events == 1
+    assert_same_run(trainer, undisturbed)
+
+
+def test_a_part_without_labels_adds_nothing(tmp_path: Path) -> None:
+    class Unlabelled(Texts):
+        def __getitem__(self, place: int) -> dict[str, list[int]]:
+            sample = super().__getitem__(place)
+            return {**sample, "labels": [-100] * len(sample["labels"])} if place % 2 else sample
+
+    runs = []
+    for name in ("a", "b"):
+        trainer = make_trainer(tmp_path / name, per_device_train_batch_size=8, gradient_accumulation_steps=1)
+        trainer.train_dataset = Unlabelled()
+        if name == "b":
+            fit = fitted(trainer, size=8)
+            fit.guard.train_sizes.live.size = 1  # type: ignore[union-attr]
+        trainer.train()
+        runs.append(trainer)
+    assert_same_run(runs[1], runs[0])
+
+
+def test_a_step_that_takes_entries_out_of_its_batch_is_redone(tmp_path: Path) -> None:
+    import transformers
+
+    class Popping(transformers.Trainer):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            labels = inputs.pop("labels")
+            return super().training_step(model, {**inputs, "labels": labels}, num_items_in_batch)
+
+    undisturbed = make_trainer(tmp_path / "a", kind=Popping)
+    undisturbed.train()
+    trainer = make_trainer(tmp_path / "b", kind=Popping)
+    fitted(trainer, size=4)
+    with Neighbour(trainer, at_calls=(3,), take_bytes=LIMIT):
+        trainer.train()
     assert_same_run(trainer, undisturbed)
 
 

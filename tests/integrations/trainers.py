@@ -107,6 +107,23 @@ def make_dpo(folder: Path, *, eval_count: int = 0, **arguments: Any) -> Any:
     )  # fmt: skip
 
 
+def make_reward(folder: Path, **arguments: Any) -> Any:
+    import datasets
+    import trl
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**IDS, **SHAPE, num_key_value_heads=2, num_labels=1)
+    args = trl.RewardConfig(output_dir=str(folder), **{**ARGUMENTS, "bf16": False, "max_length": 32, **arguments})
+    rows = [
+        {"chosen_ids": tokens(LENGTHS[place % 8], 2 * place), "rejected_ids": tokens(LENGTHS[place % 5], 2 * place + 1)}
+        for place in range(40)
+    ]
+    return trl.RewardTrainer(
+        model=transformers.LlamaForSequenceClassification(config), args=args,
+        train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer(),
+    )  # fmt: skip
+
+
 def losses(trainer: Any) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
@@ -154,4 +171,4 @@ class Neighbour:
 
     def _take(self) -> None:
         if self._model.training and self.calls in self._at:
-            self._held = torch.zeros(self._bytes, dtype=torch.uint8)
+            self._held = torch.zeros(self._bytes, dtype=torch.uint8, device=self._model.device)

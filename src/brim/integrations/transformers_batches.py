@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from brim.errors import RequestError
 from brim.workloads.base import leading_length
 
 __all__ = ["IGNORED_LABEL", "BatchLayout", "joined_answers", "label_weight"]
@@ -29,9 +30,14 @@ class BatchLayout:
     obstacle: str | None = None
 
     @classmethod
-    def of(cls, batch: Mapping[str, Any], *, paired: bool) -> BatchLayout:
+    def of(cls, batch: Any, *, paired: bool) -> BatchLayout:
         """The layout of a collated batch, pairs being `[chosen, rejected]` one half after the other."""
-        rows = _leading(batch)
+        try:
+            rows = _leading(batch)
+        except RequestError:
+            return cls(samples=1, rows=1, obstacle="it has no tensor with a dimension for samples")
+        if not isinstance(batch, Mapping):
+            return cls(samples=rows, rows=rows, obstacle=f"it is a {type(batch).__name__}, not a mapping")
         samples = rows // 2 if paired else rows
         layout = cls(samples=samples, rows=rows)
         flattened = [name for name in _FLATTENED if name in batch]
@@ -77,9 +83,9 @@ def _entries(value: Any) -> int | None:
     return len(value) if isinstance(value, (list, tuple)) else None
 
 
-def _leading(batch: Mapping[str, Any]) -> int:
-    ids = batch.get("input_ids")
-    return int(ids.shape[0]) if isinstance(ids, torch.Tensor) and ids.dim() > 0 else leading_length(dict(batch))
+def _leading(batch: Any) -> int:
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    return int(ids.shape[0]) if isinstance(ids, torch.Tensor) and ids.dim() > 0 else leading_length(batch)
 
 
 def label_weight(batch: Mapping[str, Any], samples: int, *, shifted: bool) -> float:
@@ -108,7 +114,7 @@ def joined_answers(parts: Sequence[Any], fractions: Sequence[float], *, paired: 
     if not isinstance(first, torch.Tensor):
         return first
     if first.dim() == 0:
-        return sum(part * fraction for part, fraction in zip(parts, fractions, strict=True))
+        return sum(part * fraction for part, fraction in zip(parts, fractions, strict=True) if fraction)
     if not paired or any(part.shape[0] % 2 for part in parts):
         return torch.cat(list(parts))
     halves = [part.chunk(2) for part in parts]

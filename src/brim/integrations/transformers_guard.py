@@ -8,6 +8,7 @@ What follows a failure, and what is cleared, is as in brim's own training (`trai
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,10 +40,15 @@ Batch = Mapping[str, Any]
 
 @dataclasses.dataclass
 class _Window:
-    """The batches between two steps of the optimizer, as the loader gave them."""
+    """The batches between two steps of the optimizer, and copies of them as the loader gave them."""
 
     batches: list[Batch]
+    kept: list[Batch]
     done: int = 0  # batches whose gradients are there
+
+    def expects(self, inputs: Any) -> bool:
+        """Whether these are the next ones: a loop that is not the trainer's own may pass others."""
+        return self.done < len(self.batches) and inputs is self.batches[self.done]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +122,7 @@ class _Parts(MicroBatches):
         self._obstacle = layout.obstacle
         self._length = layout.samples
         if layout.obstacle is not None or self.sizes.next_size() >= layout.samples:
-            yield _Part(batch=batch, fraction=1.0, whole=True)
+            yield _Part(batch=copy.copy(batch), fraction=1.0, whole=True)  # a step may take entries out
             return
         weight = self._guard.weight
         total, start = weight(batch, layout.samples), 0
@@ -124,8 +130,7 @@ class _Parts(MicroBatches):
             self._length = self.sizes.next_length(layout.samples - start)
             part = layout.part(batch, start, start + self._length)
             fraction = weight(part, self._length) / total if total else self._length / layout.samples
-            if fraction:  # without a label it adds nothing
-                yield _Part(batch=part, fraction=fraction, whole=False)
+            yield _Part(batch=part, fraction=fraction, whole=False)
             start += self._length
 
     def _recover(self, failed: FailedMicroBatch, left_bytes: int | None) -> None:
@@ -194,14 +199,14 @@ class TrainerGuard:
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """The trainer's own, whose batches are kept until their window is done."""
         batches, num_items = self._own["get_batch_samples"](*args, **kwargs)
-        self._window = _Window(batches=list(batches))
+        self._window = _Window(batches=list(batches), kept=[copy.copy(batch) for batch in batches])
         return batches, num_items
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """The trainer's own; after an out-of-memory error all batches of the window so far, in smaller parts."""
         window = self._window
         step = functools.partial(self._train_part, model, num_items_in_batch)
-        if window is None or self.train_sizes is None or window.done >= len(window.batches):
+        if window is None or self.train_sizes is None or not window.expects(inputs):
             return self._own["training_step"](model, inputs, num_items_in_batch)  # not from the loop that is known
         parts = self._parts_of(self.train_sizes)
         if self.trainer.args.world_size > 1:
@@ -211,7 +216,7 @@ class TrainerGuard:
             self._figures = _Figures(self.trainer)
             parts.begin()
         first = window.done
-        while (answers := parts.attempt(window.batches[first : window.done + 1], step)) is None:
+        while (answers := parts.attempt(window.kept[first : window.done + 1], step)) is None:
             parts.drop_gradients()
             first = 0
         window.done += 1
@@ -268,6 +273,8 @@ class TrainerGuard:
         """Forward and backward of a part. A mean over the batch is divided by the micro-batches of a window: by more,
         where it is the mean over a part."""
         trainer = self.trainer
+        if not part.fraction:  # without a label it adds nothing, and its mean is not a number
+            return torch.zeros((), device=trainer.args.device)
         steps = trainer.current_gradient_accumulation_steps
         if not part.whole:
             trainer.current_gradient_accumulation_steps = steps / part.fraction
@@ -330,6 +337,7 @@ class _Figures:
             for name, values in named.items():
                 before = self._lengths.get((mode, name), 0)
                 new = values[before:]
-                if len(new) == len(fractions) > 1:
-                    mean = sum(value * fraction for value, fraction in zip(new, fractions, strict=True))
-                    values[before:] = [mean / sum(fractions)]
+                counted = [fraction for fraction in fractions if fraction or len(new) == len(fractions)]
+                if len(new) == len(counted) > 1:
+                    mean = sum(value * fraction for value, fraction in zip(new, counted, strict=True))
+                    values[before:] = [mean / sum(counted)]
