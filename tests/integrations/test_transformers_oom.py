@@ -38,7 +38,7 @@ def assert_same_run(trainer: Any, undisturbed: Any) -> None:
         torch.testing.assert_close(weights(trainer)[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("size", [8, 4, 2])  # accumulation 1, 2 and 4
+@pytest.mark.parametrize("size", [8, 2])  # accumulation 1 and 4
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_window_is_redone_with_the_same_losses_and_weights(name: str, size: int, tmp_path: Path) -> None:
     undisturbed = MAKERS[name](tmp_path / "a", per_device_train_batch_size=size, gradient_accumulation_steps=8 // size)
