@@ -46,7 +46,7 @@ LONGEST_FILES = (
     "tests/forecasting/test_stored_peaks.py", "tests/reporting/test_pages_in_chromium.py", "tests/cli/test_fuzz.py",
     "tests/cli/test_train.py", "tests/cli/test_profile.py", "tests/cli/test_find.py", "tests/test_typed_calls.py",
     "tests/cli/test_guides.py", "tests/docs/test_snippets.py", "tests/docs/test_reference.py",
-    "tests/docs/test_site.py", "tests/test_recipes.py",
+    "tests/docs/test_site.py", "tests/test_recipes.py", "tests/integrations/test_transformers_ranks.py",
 )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ FRONT = ("__init__.py", "__main__.py", "api.py", "calls.py")
 QUARANTINE = {
     "pynvml": ("monitor/nvml.py",),
     "torch.distributed": ("ranks/",),
-    "transformers": ("models/hf_", "generation/", "demo/model.py"),
+    "transformers": ("models/hf_", "generation/", "demo/model.py", "integrations/transformers.py"),
     "PIL": ("data/images.py", "demo/digitboard.py"),
     "altair": ("reporting/drawing.py",),
     "tensorboard": ("monitor/loggers/tensorboard_logger.py",),
