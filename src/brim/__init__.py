@@ -1,8 +1,8 @@
 """brim: fill the GPU to the brim, never spill.
 
 Finds the fastest batch size that fits, and evaluates, profiles and trains at it: `brim.find`, `brim.forecast`,
-`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.watch`, `brim.check`, `brim.advise`,
-`brim.report`, `brim.doctor`, and for molecules `brim.ood` and `brim.encode`, each with the settings of its command.
+`brim.map`, `brim.evaluate`, `brim.lm_eval`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.watch`, `brim.check`,
+`brim.advise`, `brim.report`, `brim.doctor`, and for molecules `brim.ood` and `brim.encode`, each with the settings of its command.
 Names are loaded on first use, so that `import brim` stays free of torch.
 """
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         evaluate,
         find,
         forecast,
+        lm_eval,
         ood,
         profile,
         report,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
     from brim.evaluation.run import EvalResult
     from brim.forecasting.forecast import forecast_batch_size, forecast_memory
+    from brim.integrations.lm_eval_run import LmEvalResult
     from brim.molecules.encoding import EncodedFile
     from brim.molecules.run import OodResult
     from brim.monitor.snapshot import Snapshot
@@ -65,6 +67,7 @@ _HOMES = {
     "Forecast": "brim.records",
     "ForecastResult": "brim.planning.forecast",
     "ItemFailure": "brim.running.executor",
+    "LmEvalResult": "brim.integrations.lm_eval_run",
     "LostError": "brim.errors",
     "MapResult": "brim.running.mapping",
     "MemoryFigures": "brim.records",
@@ -94,6 +97,7 @@ _HOMES = {
     "forecast": "brim.api",
     "forecast_batch_size": "brim.forecasting.forecast",
     "forecast_memory": "brim.forecasting.forecast",
+    "lm_eval": "brim.api",
     "map": "brim.running.mapping",
     "ood": "brim.api",
     "profile": "brim.api",
@@ -117,6 +121,7 @@ __all__ = [
     "Forecast",
     "ForecastResult",
     "ItemFailure",
+    "LmEvalResult",
     "LostError",
     "MapResult",
     "MemoryFigures",
@@ -147,6 +152,7 @@ __all__ = [
     "forecast",
     "forecast_batch_size",
     "forecast_memory",
+    "lm_eval",
     "map",
     "ood",
     "profile",

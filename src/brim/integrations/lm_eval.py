@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from brim.errors import RequestError, first_line, nearest_names
+from brim.errors import RequestError, first_line, nearest_names, plural
 from brim.evaluation.journals import Journals, check_contents
 from brim.evaluation.worker import EvalListener
 from brim.integrations.harness_tasks import Writing
@@ -471,10 +471,13 @@ def open_work(
         if rank == 0:
             step.value = journals.gather_earlier(resume=request.resume, drop_failed=True)
     stack.enter_context(journals)
+    earlier = step.values[0]
     for note in journals.notes:
         listener.note(note)
+    if earlier:
+        listener.note(f"{plural(len(earlier), 'answer')} of earlier starts of this run are not computed again")
     monitor = folder / ("monitor.csv" if rank == 0 else f"monitor.rank-{rank}.csv")
     return HarnessWork(
-        request, model, listener=listener, journals=journals, earlier=step.values[0], agreement=agreement,
+        request, model, listener=listener, journals=journals, earlier=earlier, agreement=agreement,
         monitor=monitor,
     )  # fmt: skip

@@ -134,21 +134,38 @@ def _task_manager(request: LmEvalRequest) -> tuple[_Tasks, list[str]]:
     for path in request.include_path:
         if not Path(path).is_dir():
             raise RequestError(f"{given('include_path', path)}: there is no such folder; give one with YAML files")
-    manager = _Tasks(include_path=list(request.include_path) or None)
-    manager.request = request
+    manager = _index(request)
     names: list[str] = []
     for name in request.tasks:
-        if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+        if _is_file(name):
             names.append(str(Path(name).resolve()))
             continue
         matched = sorted(manager.match_tasks([name]))
         if not matched:
+            near = nearest_names(name, manager.all_tasks)
             raise RequestError(
-                f"{given('tasks', name)}: lm-eval knows no such task{nearest_names(name, manager.all_tasks)}; its "
-                f"names: lm-eval ls tasks. Tasks of your own: {written('include_path', 'DIR')}"
+                f"{given('tasks', name)}: lm-eval knows no such task{near or '.'} It lists its names with lm-eval ls "
+                f"tasks; tasks of your own are found with {written('include_path', 'DIR')}"
             )
         names += [one for one in matched if one not in names]
     return manager, names
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml")) and Path(name).is_file()
+
+
+def _index(request: LmEvalRequest) -> _Tasks:
+    """Which tasks there are. To read lm-eval's own takes seconds: not where all that are asked for are the user's."""
+    own = list(request.include_path)
+    if own:
+        manager = _Tasks(include_path=own, include_defaults=False)
+        if all(name in manager.all_subtasks or _is_file(name) for name in request.tasks):
+            manager.request = request
+            return manager
+    manager = _Tasks(include_path=own or None)
+    manager.request = request
+    return manager
 
 
 def _simple_evaluate(request: LmEvalRequest, lm: BrimLM, manager: _Tasks, names: list[str]) -> dict[str, Any] | None:
