@@ -25,6 +25,7 @@ from brim.evaluation.worker import EvalListener
 from brim.integrations.harness_tasks import Writing
 from brim.integrations.harness_work import HarnessWork, model_fingerprint
 from brim.models.base import LoadedModel, LoadRequest
+from brim.models.build import resolve_model
 from brim.models.load import load_model
 from brim.models.placement import resolve_device, resolve_precision
 from brim.ranks.agreement import Agreement
@@ -435,21 +436,24 @@ class _Bar(EvalListener):
 
 def load_language_model(request: EvalRequest) -> LoadedModel:
     """The model; of a kind that lm-eval's text requests suit."""
-    loaded = load_model(
-        LoadRequest(
-            model=request.model,
-            device=resolve_device(request.device),
-            dtype=resolve_precision(request.dtype, "forward").weights,
-            knobs=request.knobs,
-            trust_remote_code=request.trust_remote_code,
+    name = resolve_model(request.model)
+    kind = f"model of {name.source}"
+    if name.source == "hf":
+        loaded = load_model(
+            LoadRequest(
+                model=request.model,
+                device=resolve_device(request.device),
+                dtype=resolve_precision(request.dtype, "forward").weights,
+                knobs=request.knobs,
+                trust_remote_code=request.trust_remote_code,
+            )
         )
+        if loaded.kind in ("language", "seq2seq"):
+            return loaded
+        kind = loaded.kind.replace("_", " ")
+    raise RequestError(
+        f"{given('model', request.model)}: it is a {kind}; lm-eval's tasks need a language model of transformers"
     )
-    if loaded.kind not in ("language", "seq2seq"):
-        raise RequestError(
-            f"{given('model', request.model)}: it is a {loaded.kind.replace('_', ' ')}; lm-eval's tasks need a "
-            "language model"
-        )
-    return loaded
 
 
 def open_work(
