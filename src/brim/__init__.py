@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
     from brim.evaluation.run import EvalResult
     from brim.forecasting.forecast import forecast_batch_size, forecast_memory
-    from brim.integrations.lm_eval_run import LmEvalResult
+    from brim.integrations.harness_work import LmEvalResult
     from brim.molecules.encoding import EncodedFile
     from brim.molecules.run import OodResult
     from brim.monitor.snapshot import Snapshot
@@ -67,7 +67,7 @@ _HOMES = {
     "Forecast": "brim.records",
     "ForecastResult": "brim.planning.forecast",
     "ItemFailure": "brim.running.executor",
-    "LmEvalResult": "brim.integrations.lm_eval_run",
+    "LmEvalResult": "brim.integrations.harness_work",
     "LostError": "brim.errors",
     "MapResult": "brim.running.mapping",
     "MemoryFigures": "brim.records",

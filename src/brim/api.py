@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from brim.advice.checks import CheckResult
     from brim.diagnosis.examine import DoctorResult
     from brim.evaluation.run import EvalResult
-    from brim.integrations.lm_eval_run import LmEvalResult
+    from brim.integrations.harness_work import LmEvalResult
     from brim.molecules.encoding import EncodedFile
     from brim.molecules.run import OodResult
     from brim.monitor.snapshot import Snapshot
@@ -588,7 +588,7 @@ def lm_eval(
     Examples:
         >>> result = brim.lm_eval("./my-model", "sums", include_path="tasks")
         >>> sorted(result.metrics), len(result.samples['sums'])
-        (['sums/exact_match'], 4)
+        (['sums/exact_match'], 32)
     """
     result: LmEvalResult = call("lm-eval", locals())
     return result

@@ -24,7 +24,8 @@ import brim
 from brim.errors import DoesNotFitError, RequestError
 from brim.evaluation.worker import EvalListener, Lines
 from brim.integrations.harness_tasks import ContinueTask, ScoreTask
-from brim.integrations.lm_eval_run import LmEvalResult, run_lm_eval
+from brim.integrations.harness_work import LmEvalResult
+from brim.integrations.lm_eval_run import run_lm_eval
 from brim.settings.lm_eval_settings import LmEvalRequest, LmEvalSettings
 from tests.integrations import lm_eval_tasks
 from tests.integrations.lm_eval_tasks import NAMES, assert_same_answers, evaluated, ours, requests

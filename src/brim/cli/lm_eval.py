@@ -13,7 +13,8 @@ from brim.cli.console import error_console, output_console, print_document
 from brim.cli.evaluate import EvalProgress, summary_rows
 from brim.cli.report import leave_report
 from brim.evaluation.setup import SetupFacts
-from brim.integrations.lm_eval_run import LmEvalResult, run_lm_eval
+from brim.integrations.harness_work import LmEvalResult
+from brim.integrations.lm_eval_run import run_lm_eval
 from brim.ranks.world import current_world
 from brim.settings.lm_eval_settings import LmEvalSettings
 

@@ -33,12 +33,28 @@ from brim.settings.eval_settings import EvalRequest
 from brim.storage.fingerprint import combined_fingerprint
 from brim.tasks.base import Task, TaskSettings
 
-__all__ = ["HarnessWork", "Score", "model_fingerprint"]
+__all__ = ["HarnessWork", "LmEvalResult", "model_fingerprint"]
 
-Score = tuple[float, bool]  # log-likelihood, and whether greedy decoding writes the same
 Finished = Callable[[str, Any], None]  # is given the name of a request and its answer, as soon as it is there
 
 _SETTINGS = TaskSettings(generation=GenerationSettings(max_new_tokens=1), chat=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LmEvalResult:
+    """The result of a run: lm-eval's own `results`, the record's `summary`, logged `samples` by task, the `folder`."""
+
+    results: dict[str, Any]
+    summary: dict[str, Any]
+    samples: dict[str, list[dict[str, Any]]]
+    folder: Path
+    notes: tuple[str, ...] = ()
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Every metric of every task and group as `task/metric`, with its value and interval."""
+        metrics: dict[str, Any] = self.summary["metrics"]
+        return metrics
 
 
 def model_fingerprint(model: LoadedModel, request: EvalRequest) -> str:

@@ -11,7 +11,6 @@ import datetime
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from brim.errors import BrimError, RequestError, first_line, nearest_names
 from brim.evaluation.journals import check_contents
 from brim.evaluation.live_figures import LiveEvaluation
 from brim.evaluation.worker import EvalListener
-from brim.integrations.harness_work import HarnessWork, model_fingerprint
+from brim.integrations.harness_work import HarnessWork, LmEvalResult, model_fingerprint
 from brim.integrations.lm_eval import COMMAND, BrimLM, TextSettings, load_language_model, open_work, think_end
 from brim.memory.environment import environment_facts
 from brim.monitor.live import LiveRun, both
@@ -35,26 +34,9 @@ import lm_eval as harness
 from lm_eval import utils as harness_utils
 from lm_eval.tasks import TaskManager
 
-__all__ = ["LmEvalResult", "run_lm_eval"]
+__all__ = ["run_lm_eval"]
 
 RESULTS, TASKS = "results.json", "tasks"  # in the run's folder
-
-
-@dataclass(frozen=True, kw_only=True)
-class LmEvalResult:
-    """The result of a run: lm-eval's own `results`, the record's `summary`, logged `samples` by task, the `folder`."""
-
-    results: dict[str, Any]
-    summary: dict[str, Any]
-    samples: dict[str, list[dict[str, Any]]]
-    folder: Path
-    notes: tuple[str, ...] = ()
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """Every metric of every task and group as `task/metric`, with its value and interval."""
-        metrics: dict[str, Any] = self.summary["metrics"]
-        return metrics
 
 
 class _Tasks(TaskManager):  # type: ignore[misc]

@@ -99,12 +99,12 @@ COMMANDS = {
             example="brim lm-eval -m ./my-model --tasks hellaswag,gsm8k --num-fewshot 5 -o runs/harness",
             python=PythonCall(
                 name="lm_eval",
-                returns="brim.integrations.lm_eval_run:LmEvalResult",
+                returns="brim.integrations.harness_work:LmEvalResult",
                 holds="`results` as lm-eval returns them, `metrics` by `task/metric`, `samples` by task, `summary` and "
                 "the run's `folder`.",
                 example='>>> result = brim.lm_eval("./my-model", "sums", include_path="tasks")\n'
                 ">>> sorted(result.metrics), len(result.samples['sums'])\n"
-                "(['sums/exact_match'], 4)",
+                "(['sums/exact_match'], 32)",
             ),
         ),
         Command(

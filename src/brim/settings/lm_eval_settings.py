@@ -168,7 +168,7 @@ class LmEvalRequest:
         if not self.tasks:
             raise RequestError(f"{named('tasks')}: name at least one task of lm-eval, such as hellaswag")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
-            raise RequestError(f"{named('fewshot_as_multiturn')} goes with {named('apply_chat_template')}")
+            raise RequestError(f"{named('fewshot_as_multiturn')}: it goes with {named('apply_chat_template')}")
         if self.limit is not None and self.limit >= 1 and self.limit != int(self.limit):
             raise RequestError(f"{given('limit', self.limit)}: it must be a whole number, or a fraction below 1")
         self.as_evaluation()
