@@ -2,8 +2,8 @@
 
 Finds the fastest batch size that fits, and evaluates, profiles and trains at it: `brim.find`, `brim.forecast`,
 `brim.map`, `brim.evaluate`, `brim.lm_eval`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.watch`, `brim.check`,
-`brim.advise`, `brim.report`, `brim.doctor`, and for molecules `brim.ood` and `brim.encode`, each with the settings of its command.
-Names are loaded on first use, so that `import brim` stays free of torch.
+`brim.advise`, `brim.report`, `brim.doctor`, and for molecules `brim.ood` and `brim.encode`, each with the settings of
+its command. Names are loaded on first use, so that `import brim` stays free of torch.
 """
 
 from __future__ import annotations

@@ -137,7 +137,9 @@ def _places(row: ScoredRow) -> int:
 
 def _scores(logits: torch.Tensor, rows: Sequence[ScoredRow]) -> tuple[torch.Tensor, torch.Tensor]:
     """Of every continuation the sum of its tokens' log-likelihoods, and how many of them are not the likeliest."""
-    owner, place, target = [], [], []
+    owner: list[int] = []
+    place: list[int] = []
+    target: list[int] = []
     start = number = 0
     for row in rows:
         end = start + _places(row)  # every continuation ends with the row
@@ -161,7 +163,6 @@ class ContinueTask(GenerateTask):
     """Continues prompts until a stop string, as the harness cuts answers: white space stays, what was thought goes."""
 
     name = "generate_until"
-    default_metrics = ()
 
     def __init__(
         self, model: LoadedModel, prompts: Sequence[list[int]], writing: Writing, settings: TaskSettings

@@ -117,7 +117,8 @@ class HarnessWork:
         """The continuations of prompts; a repeated prompt is answered once, a sampled one as often as it comes."""
         how = json.dumps(dataclasses.asdict(writing), sort_keys=True, default=str)
         seen: dict[tuple[int, ...], int] = {}
-        names, unique = [], {}
+        names: list[str] = []
+        unique: dict[str, list[int]] = {}
         for prompt in map(tuple, prompts):
             again = seen[prompt] = seen.get(prompt, -1) + 1
             name = _name("generate_until", prompt, (again,) if writing.samples else (), how)
