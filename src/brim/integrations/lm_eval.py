@@ -38,7 +38,7 @@ try:
     from lm_eval import utils as harness_utils
     from lm_eval.api.model import TemplateLM
     from tqdm import tqdm
-except ImportError as error:
+except (ImportError, AttributeError) as error:  # the second: an old release beside a new transformers
     raise RequestError(f"lm-eval's tasks need lm-eval ({error}): pip install 'brim[lm-eval]'") from error
 
 __all__ = ["COMMAND", "BrimLM", "TextSettings", "load_language_model", "open_work", "think_end"]

@@ -172,7 +172,7 @@ def _simple_evaluate(request: LmEvalRequest, lm: BrimLM, manager: _Tasks, names:
         found: dict[str, Any] | None = harness.simple_evaluate(model=lm, tasks=names, task_manager=manager, **chosen)
     except BrimError:
         raise
-    except (ValueError, KeyError, AssertionError) as problem:
+    except (ValueError, KeyError, AssertionError, OSError) as problem:
         raise RequestError(
             f"{given('tasks', ','.join(request.tasks))}: lm-eval stopped with {type(problem).__name__}: "
             f"{first_line(problem)}"
