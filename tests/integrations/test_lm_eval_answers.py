@@ -143,6 +143,21 @@ def test_an_encoder_decoder_scores_and_writes_as_there(seq2seq_model: Path, task
     assert all(wanted.startswith(answer) for answer, wanted in zip(lm.generate_until(asked), theirs, strict=True))
 
 
+def test_where_hf_depends_on_its_batches_the_answers_are_those_of_batches_of_one(byte_model: Path) -> None:
+    """The table of docs/integrations/lm-eval.md."""
+    stopped = [
+        (text, {"until": ["<|done|>"], "max_gen_toks": 60}) for text in ("Q: what is it?\nA:", "lazy", "the", "a")
+    ]
+    begun = [(text, {"until": [], "max_gen_toks": 5}) for text in ("<s>The quick brown fox jumps", "lazy dog", "fox")]
+    lm = ours(byte_model)
+    for asked in (requests("generate_until", stopped), requests("generate_until", begun)):
+        assert lm.generate_until(asked) == hf(byte_model).generate_until(asked, disable_tqdm=True)
+    split = requests("loglikelihood", [("The quick", " brown fox jumps"), ("The quick brown", " fox jumps")])
+    alone = [hf(byte_model).loglikelihood([one], disable_tqdm=True)[0] for one in split]
+    for answer, wanted in zip(lm.loglikelihood(split), alone, strict=True):
+        assert_same_answer(answer, wanted)
+
+
 def test_sampled_answers_depend_on_neither_batch_nor_repetition(byte_model: Path) -> None:
     kwargs = {"do_sample": True, "temperature": 1.5, "max_gen_toks": 12, "until": []}
     asked = requests("generate_until", [(text, kwargs) for text in ("The", "The", "dog", "The")])

@@ -337,11 +337,14 @@ class BrimLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             )
         bos = getattr(self.tokenizer, "bos_token", None) if self.backend == "causal" else None
         usual = self._special_tokens(None) if self.backend == "causal" else {}
-        prompts = []
-        for context in contexts:
-            options = {"add_special_tokens": False} if bos and context.startswith(bos) else usual
-            ids = self.tokenizer(context, **options)["input_ids"][-room:]
-            prompts.append(ids or [self.prefix_token_id])
+        begun = [bool(bos) and context.startswith(bos) for context in contexts]
+        prompts: list[list[int]] = [[] for _ in contexts]
+        for with_bos, options in ((True, {"add_special_tokens": False}), (False, usual)):
+            places = [place for place, has in enumerate(begun) if has == with_bos]
+            if places:
+                encoded = self.tokenizer([contexts[place] for place in places], **options)["input_ids"]
+                for place, ids in zip(places, encoded, strict=True):
+                    prompts[place] = list(ids[-room:]) or [self.prefix_token_id]
         return prompts
 
     def _writing(self, asked: Mapping[str, Any]) -> Writing:
