@@ -335,7 +335,9 @@ class BrimLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                 f"{pair('gen_kwargs', 'max_gen_toks', writing.max_new_tokens)}: an answer of {writing.max_new_tokens} "
                 f"tokens leaves no room for a context within the model's {self.max_length}; lower it"
             )
-        bos = getattr(self.tokenizer, "bos_token", None) if self.backend == "causal" else None
+        bos: str = (getattr(self.tokenizer, "bos_token", None) or "") if self.backend == "causal" else ""
+        prefix = self.prefix_token_id
+        assert prefix is not None, "checked when the model was opened"
         usual = self._special_tokens(None) if self.backend == "causal" else {}
         begun = [bool(bos) and context.startswith(bos) for context in contexts]
         prompts: list[list[int]] = [[] for _ in contexts]
@@ -344,7 +346,7 @@ class BrimLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             if places:
                 encoded = self.tokenizer([contexts[place] for place in places], **options)["input_ids"]
                 for place, ids in zip(places, encoded, strict=True):
-                    prompts[place] = list(ids[-room:]) or [self.prefix_token_id]
+                    prompts[place] = list(ids[-room:]) or [prefix]
         return prompts
 
     def _writing(self, asked: Mapping[str, Any]) -> Writing:
