@@ -85,13 +85,14 @@ def test_add_bos_token_is_as_there(byte_model: Path, adds: bool) -> None:
 
 def test_a_continuation_that_greedy_decoding_writes_is_marked(byte_model: Path) -> None:
     lm = ours(byte_model)
-    prompt = "The quick"
-    (written,) = lm.generate_until(requests("generate_until", [(prompt, {"max_gen_toks": 1, "until": []})]))
-    tokens = lm.tok_encode(prompt + written)
-    if len(tokens) != len(lm.tok_encode(prompt)) + 1 or not written.strip():
-        pytest.skip("the token is read otherwise with its context")
-    (score,) = lm.loglikelihood(requests("loglikelihood", [(prompt, written)]))
-    assert score[1]
+    prompts = ["The quick", "Q: what", "lazy dog", "fox", "over", "42 more", "jumps", "and"]
+    asked = requests("generate_until", [(prompt, {"max_gen_toks": 1, "until": []}) for prompt in prompts])
+    pairs = list(zip(prompts, lm.generate_until(asked), strict=True))
+    # Read as one more token after the context; other texts are tokenised otherwise together with it.
+    whole = [(context, text) for context, text in pairs
+             if text and len(lm.tok_encode(context + text)) == len(lm.tok_encode(context)) + 1]  # fmt: skip
+    assert whole
+    assert all(greedy for _, greedy in lm.loglikelihood(requests("loglikelihood", whole)))
 
 
 @pytest.mark.parametrize(
