@@ -40,6 +40,7 @@ QUARANTINE = {
     "torch.utils.tensorboard": ("monitor/loggers/tensorboard_logger.py",),
     "mlflow": ("monitor/loggers/mlflow_logger.py",),
     "wandb": ("monitor/loggers/wandb_logger.py",),
+    "lm_eval": ("integrations/lm_eval",),
 }
 ONE_FILE_EACH = (
     "torchvision", "timm", "sacrebleu", "rouge_score", "ray", "submitit", "av", "datasets", "pyarrow", "yaml",
@@ -62,12 +63,13 @@ ENTRIES = (
     "brim.profiling.explain_speed", "brim.training.seeds.run", "brim.training.compare", "brim.molecules.run",
     "brim.molecules.encoding", "brim.sweeps.prepare", "brim.sweeps.preview", "brim.sweeps.results",
     "brim.monitor.snapshot", "brim.monitor.sampler", "brim.diagnosis.examine",
+    "brim.integrations.lm_eval_run", "brim.integrations.harness_work",
     "brim.models.build", "brim.forecasting.gpus", "brim.sizing.plans", "brim.demo.model",
 )  # fmt: skip
 MOST_STATEMENTS = 40  # of a function of the command line
 COMMAND_FILES = (
-    "find", "evaluate", "profile", "forecast", "train", "sweep", "ood", "encode", "knobs", "check", "advise", "report",
-    "demo", "cache", "watch", "doctor",
+    "find", "evaluate", "lm_eval", "profile", "forecast", "train", "sweep", "ood", "encode", "knobs", "check", "advise",
+    "report", "demo", "cache", "watch", "doctor",
 )  # fmt: skip
 
 

@@ -1,10 +1,10 @@
 """brim: fill the GPU to the brim, never spill.
 
 Finds the fastest batch size that fits, and evaluates, profiles and trains at it: `brim.find`, `brim.forecast`,
-`brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.watch`, `brim.check`, `brim.advise`, `brim.report`,
-`brim.doctor`, and for molecules `brim.ood` and `brim.encode`, each with the settings of its command. For loops of your
-own: `brim.map`, `brim.batches`, `brim.accumulate`, and `brim.find_executable_batch_size` as accelerate has it.
-Names are loaded on first use, so that `import brim` stays free of torch.
+`brim.evaluate`, `brim.lm_eval`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.watch`, `brim.check`, `brim.advise`,
+`brim.report`, `brim.doctor`, and for molecules `brim.ood` and `brim.encode`, each with the settings of its command. For
+loops of your own: `brim.map`, `brim.batches`, `brim.accumulate`, and `brim.find_executable_batch_size` as accelerate
+has it. Names are loaded on first use, so that `import brim` stays free of torch.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         evaluate,
         find,
         forecast,
+        lm_eval,
         ood,
         profile,
         report,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from brim.evaluation.run import EvalResult
     from brim.forecasting.forecast import forecast_batch_size, forecast_memory
     from brim.integrations.accelerate import find_executable_batch_size
+    from brim.integrations.harness_work import LmEvalResult
     from brim.molecules.encoding import EncodedFile
     from brim.molecules.run import OodResult
     from brim.monitor.snapshot import Snapshot
@@ -73,6 +75,7 @@ _HOMES = {
     "Forecast": "brim.records",
     "ForecastResult": "brim.planning.forecast",
     "ItemFailure": "brim.running.executor",
+    "LmEvalResult": "brim.integrations.harness_work",
     "LostError": "brim.errors",
     "MapResult": "brim.running.mapping",
     "MemoryFigures": "brim.records",
@@ -105,6 +108,7 @@ _HOMES = {
     "forecast": "brim.api",
     "forecast_batch_size": "brim.forecasting.forecast",
     "forecast_memory": "brim.forecasting.forecast",
+    "lm_eval": "brim.api",
     "map": "brim.running.mapping",
     "ood": "brim.api",
     "profile": "brim.api",
@@ -131,6 +135,7 @@ __all__ = [
     "Forecast",
     "ForecastResult",
     "ItemFailure",
+    "LmEvalResult",
     "LostError",
     "MapResult",
     "MemoryFigures",
@@ -164,6 +169,7 @@ __all__ = [
     "forecast",
     "forecast_batch_size",
     "forecast_memory",
+    "lm_eval",
     "map",
     "ood",
     "profile",

@@ -92,6 +92,22 @@ COMMANDS = {
             ),
         ),
         Command(
+            name="lm-eval",
+            summary="Run lm-eval's tasks on a language model, at the fastest batch size that fits.",
+            more="The tasks, prompts and metrics are lm-eval's, and so are the answers: those of its hf model.",
+            settings="lm_eval_settings:LmEvalSettings",
+            example="brim lm-eval -m ./my-model --tasks hellaswag,gsm8k --num-fewshot 5 -o runs/harness",
+            python=PythonCall(
+                name="lm_eval",
+                returns="brim.integrations.harness_work:LmEvalResult",
+                holds="`results` as lm-eval returns them, `metrics` by `task/metric`, `samples` by task, `summary` and "
+                "the run's `folder`.",
+                example='>>> result = brim.lm_eval("./my-model", "sums", include_path="tasks")\n'
+                ">>> sorted(result.metrics), len(result.samples['sums'])\n"
+                "(['sums/exact_match'], 32)",
+            ),
+        ),
+        Command(
             name="profile",
             summary="Evaluate a model at every value of a knob: accuracy, speed, memory and latency, and which value "
             "to take.",
