@@ -189,6 +189,15 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ModuleBytes:
+    """The bytes of one module at the allocated peak, without those of modules that have a row of their own."""
+
+    module: str  # as `get_submodule` takes it, "" for the model itself; in brackets what no module takes: `(batch)`
+    bytes: int
+    parts: Mapping[str, int]  # by what they are for; they sum to `bytes`
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Forecast:
     """The peak memory of one batch size on one card, obtained without running on it."""
 
@@ -206,6 +215,7 @@ class Forecast:
     trace_seconds: float = 0.0
     notes: tuple[str, ...] = ()
     made_for: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the settings that its bytes depend on
+    by_module: tuple[ModuleBytes, ...] = ()  # most bytes first; sums to `peak_allocated_bytes`; empty: not asked for
 
     def to_json(self) -> dict[str, Any]:
         """The forecast as plain JSON values, schema first."""
@@ -218,7 +228,8 @@ class Forecast:
         if schema != FORECAST_SCHEMA:
             raise RequestError(f"not a forecast: schema is {schema!r}, expected {FORECAST_SCHEMA!r}")
         fields = _known_fields(cls, data)
-        return cls(**{**fields, "notes": tuple(fields.get("notes", ()))})
+        modules = tuple(ModuleBytes(**_checked_fields(ModuleBytes, one, "row")) for one in fields.get("by_module", ()))
+        return cls(**{**fields, "notes": tuple(fields.get("notes", ())), "by_module": modules})
 
 
 def settings_in_words(made_for: Mapping[str, Any]) -> str:
