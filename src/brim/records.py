@@ -16,8 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from brim.errors import RequestError
 
 __all__ = [
-    "FORECAST_SCHEMA", "PLAN_SCHEMA", "BatchSizes", "Forecast", "MemoryFigures", "Mode", "Objective", "Plan", "Probe",
-    "SearchSeconds", "Unit", "Verdict", "settings_in_words",
+    "FORECAST_SCHEMA", "PART_NAMES", "PLAN_SCHEMA", "BatchSizes", "Forecast", "MemoryFigures", "Mode", "ModuleBytes",
+    "Objective", "Plan", "Probe", "SearchSeconds", "Unit", "Verdict", "settings_in_words",
 ]  # fmt: skip
 
 FORECAST_SCHEMA = "brim.forecast/1"
@@ -230,6 +230,21 @@ class Forecast:
         fields = _known_fields(cls, data)
         modules = tuple(ModuleBytes(**_checked_fields(ModuleBytes, one, "row")) for one in fields.get("by_module", ()))
         return cls(**{**fields, "notes": tuple(fields.get("notes", ())), "by_module": modules})
+
+
+PART_NAMES = {  # of a forecast's breakdown, in words
+    "weights": "weights and buffers",
+    "gradients": "gradients",
+    "optimizer_state": "optimizer state",
+    "inputs": "the batch itself",
+    "activations": "activations",
+    "kv_cache": "keys and values",
+    "temporary": "temporary",
+    "workspaces": "workspaces (cuBLAS, cuDNN)",
+    "communication": "communication buckets",
+    "cached": "cached by the allocator",
+    "context": "CUDA context",
+}
 
 
 def settings_in_words(made_for: Mapping[str, Any]) -> str:
