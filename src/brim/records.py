@@ -219,7 +219,8 @@ class Forecast:
 
     def to_json(self) -> dict[str, Any]:
         """The forecast as plain JSON values, schema first."""
-        return {"schema": FORECAST_SCHEMA, **dataclasses.asdict(self)}
+        plain = dataclasses.asdict(self)
+        return {"schema": FORECAST_SCHEMA, **plain, "by_module": list(plain["by_module"])}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Forecast:

@@ -59,7 +59,8 @@ def _print_result(result: ForecastResult, *, by_module: bool) -> None:
             for card in workload.cards:
                 print_modules(console, workload.name if several else "", card.document)
     if result.check is not None:
-        console.print()
+        if by_module or not result.of_file:
+            console.print()
         print_check(console, result)
 
 

@@ -92,20 +92,15 @@ def read_base(file: Path) -> Base:
 def base_of(document: Any, file: str = "") -> Base:
     """The forecasts of a document, as `--save` or `--json` write it."""
     schema = document.get("schema") if isinstance(document, Mapping) else None
-    if schema == FORECAST_SCHEMA:
-        forecasts = document.get("forecasts", [document])
-        workloads = [{"name": _name_of(forecasts), "forecasts": forecasts}]
-    elif schema == FORECASTS_SCHEMA:
-        workloads = document.get("workloads")
-    else:
+    if schema not in (FORECAST_SCHEMA, FORECASTS_SCHEMA):
         raise RequestError(
             f"{given('against', file)}: it is no forecast (schema {schema!r}); write one with {named('save')}"
         )
     found: dict[str, Sequence[Document]] = {}
     try:
-        for one in workloads:
+        for one in document["workloads"] if schema == FORECASTS_SCHEMA else [_alone(document)]:
             found[str(one["name"])] = [_checked(forecast) for forecast in one["forecasts"]]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise RequestError(
             f"{given('against', file)}: the forecast in it is damaged ({type(error).__name__}: {first_line(error)}); "
             f"write it again with {named('save')}"
@@ -135,8 +130,10 @@ def versions() -> dict[str, str]:
     return {"brim": __version__, "torch": importlib.metadata.version("torch").partition("+")[0]}
 
 
-def _name_of(forecasts: Sequence[Document]) -> str:
-    return str(forecasts[0].get("model") or "step")
+def _alone(document: Document) -> Document:
+    """What `--json` prints of one workload, as one of several."""
+    forecasts = document.get("forecasts", [document])
+    return {"name": str(forecasts[0].get("model") or "step"), "forecasts": forecasts}
 
 
 def _checked(forecast: Document) -> Document:

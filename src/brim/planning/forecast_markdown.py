@@ -47,16 +47,13 @@ def headline(check: ForecastCheck) -> str:
         return f"{plural(len(check.lines), 'workload')}: {grown}"
     words = {
         "grew": "grew beyond what is allowed",
-        "does_not_fit": "does not fit",
-        "not_comparable": "cannot be compared",
-        "failed": "could not be forecast",
+        "does_not_fit": "not within its card",
+        "not_comparable": "not comparable",
+        "failed": "without a forecast",
     }
     counts = {verdict: sum(line.verdict == verdict for line in failed) for verdict in words}
-    return ", ".join(
-        f"{count} of {plural(len(check.lines), 'workload')} {words[verdict]}"
-        for verdict, count in counts.items()
-        if count
-    )
+    found = [f"{count:,} {words[verdict]}" for verdict, count in counts.items() if count]
+    return f"{plural(len(check.lines), 'workload')}: {', '.join(found)}"
 
 
 def _check(workloads: Sequence[WorkloadDocument], check: ForecastCheck) -> Iterator[str]:
@@ -70,8 +67,8 @@ def _check(workloads: Sequence[WorkloadDocument], check: ForecastCheck) -> Itera
         for line in check.lines[:MOST_ROWS]:
             yield _check_row(line)
     yield from _left_out(len(check.lines), MOST_ROWS, "workload")
-    for line in (line for line in check.lines if line.failed and line.text):
-        yield f"\n- {_code(line.name)}: {_plain(line.text)}"
+    for line in (line for line in check.lines if line.failed and line.verdict != "grew"):
+        yield f"\n- {_code(line.name)}: {_code(line.text)}"
     changed = [line for line in check.lines if line.worst is not None and line.worst.modules]
     changed.sort(key=lambda line: not line.failed)
     for line in changed[:MOST_FOLDED]:
@@ -167,7 +164,7 @@ def _left_out(count: int, most: int, what: str) -> Iterator[str]:
 def _plain(text: str) -> str:
     """Text from outside, in which nothing is obeyed."""
     visible = _UNSAFE.sub(lambda found: " " if found[0] in "\n\t" else ascii(found[0])[1:-1], text)
-    return re.sub(r"([\\`*_\[\]<>|#@])", r"\\\1", visible)
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", visible).replace("@", "@\u200b")  # nobody is mentioned
 
 
 def _code(text: str) -> str:

@@ -70,7 +70,7 @@ def read_forecast_file(file: Path) -> tuple[NamedForecast, ...]:
     if document.data.get("defaults"):
         values, lines, problems = settings_at(document, ("defaults",), known)
         problems += _value_problems(document, ("defaults",), values, known)
-        defaults = (values, lines)
+        defaults = ({}, {}) if problems else (values, lines)  # what is wrong there is said once
     found = []
     for name in document.data["workloads"]:
         workload, wrong = _read_workload(document, name, known, defaults)
