@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from brim.monitor.snapshot import Snapshot
     from brim.planning.find import find_batch_size
     from brim.planning.forecast import ForecastResult
+    from brim.planning.forecast_check import ForecastCheck
     from brim.profiling.run import ProfileResult
-    from brim.records import Forecast, MemoryFigures, Plan, Probe
+    from brim.records import Forecast, MemoryFigures, ModuleBytes, Plan, Probe
     from brim.reporting.write import ReportResult
     from brim.running.executor import ItemFailure
     from brim.running.mapping import MapResult, map
@@ -63,11 +64,13 @@ _HOMES = {
     "EncodedFile": "brim.molecules.encoding",
     "EvalResult": "brim.evaluation.run",
     "Forecast": "brim.records",
+    "ForecastCheck": "brim.planning.forecast_check",
     "ForecastResult": "brim.planning.forecast",
     "ItemFailure": "brim.running.executor",
     "LostError": "brim.errors",
     "MapResult": "brim.running.mapping",
     "MemoryFigures": "brim.records",
+    "ModuleBytes": "brim.records",
     "OodResult": "brim.molecules.run",
     "Plan": "brim.records",
     "Probe": "brim.records",
@@ -115,11 +118,13 @@ __all__ = [
     "EncodedFile",
     "EvalResult",
     "Forecast",
+    "ForecastCheck",
     "ForecastResult",
     "ItemFailure",
     "LostError",
     "MapResult",
     "MemoryFigures",
+    "ModuleBytes",
     "OodResult",
     "Plan",
     "Probe",

@@ -142,7 +142,7 @@ def test_growth_beyond_what_is_allowed_ends_with_one_and_names_the_modules(brim:
     result = brim(*ONE, "--against", "base.json", "--allow", "3%", "--markdown", "comment.md")
     assert result.code == 1
     assert "GREW" in result.out
-    _, _, tables = result.out.partition("peak allocated bytes against base.json")
+    _, _, tables = result.out.partition("peak allocated bytes on t4-16gb against base.json")
     assert all(len(line) <= 80 for line in tables.splitlines() if not line.startswith("note:"))
     grown = [line.split() for line in result.out.splitlines() if line.startswith(("body.", "head"))]
     assert grown[0][0] in ("body.0", "body.1", "body.2")

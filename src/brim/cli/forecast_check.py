@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from brim.errors import plural
 from brim.planning.forecast_base import shown_size
 from brim.planning.forecast_markdown import change_text, headline, largest_part, module_name, signed_bytes
 from brim.settings.sizes import format_bytes
@@ -32,6 +33,7 @@ COLUMNS = {
     "temp.": ("temporary",),
     "other": ("inputs", "kv_cache", "workspaces"),
 }
+_Row = tuple[str, str, Sequence[str], Text]  # workload, card, figures, verdict
 STYLES = {"ok": "green", "new": "yellow", "gone": "yellow"}
 
 
@@ -94,31 +96,41 @@ def print_check(console: Console, result: ForecastResult) -> None:
 def _print_workloads(console: Console, result: ForecastResult) -> None:
     """Workloads held to their cards alone."""
     assert result.check is not None
-    table = _table("workload", "card", "size", "allocated", "nvidia-smi", "largest", "verdict")
     verdicts = {line.name: line for line in result.check.lines}
+    rows: list[_Row] = []
     for workload in result.workloads:
         verdict = _verdict(verdicts[workload.name])
         if not workload.cards:
-            table.add_row(Text(workload.name), "", "", "", "", "", verdict)
+            rows.append((workload.name, "", [""] * 4, verdict))
         for card in workload.cards:
             size = shown_size(card.document)
-            table.add_row(
-                Text(workload.name), Text(card.gpu.key), Text(f"{size['batch_size']:,}"),
-                Text(format_bytes(size["peak_allocated_bytes"])), Text(format_bytes(size["device_bytes"])),
-                Text(f"{card.batch_size_max:,}"), verdict,
-            )  # fmt: skip
+            figures = [
+                f"{size['batch_size']:,}", format_bytes(size["peak_allocated_bytes"]),
+                format_bytes(size["device_bytes"]), f"{card.batch_size_max:,}",
+            ]  # fmt: skip
+            rows.append((workload.name, card.gpu.key, figures, verdict))
+    _print_rows(console, "memory", "", ("size", "allocated", "nvidia-smi", "largest"), rows)
+
+
+def _print_rows(console: Console, what: str, against: str, titles: Sequence[str], rows: Sequence[_Row]) -> None:
+    """A line for each workload; the card is in the title where it is the same for all."""
+    cards = sorted({card for _, card, _, _ in rows if card})
+    several = len(cards) > 1
+    _say(console, f"{what}{f' on {cards[0]}' if len(cards) == 1 else ''}{against}")
+    table = _table("workload", *(["card"] if several else []), *titles, "verdict")
+    for name, card, figures, verdict in rows:
+        table.add_row(Text(name), *([Text(card)] if several else []), *map(Text, figures), verdict)
     console.print(table, soft_wrap=False, width=min(console.width, WIDTH))
 
 
 def _print_comparison(console: Console, check: ForecastCheck) -> None:
-    made_with = ", ".join(f"{name} {version}" for name, version in check.base_versions.items())
-    _say(console, f"peak allocated bytes against {check.against}" + (f" ({made_with})" if made_with else ""))
-    table = _table("workload", "card", "size", "base", "now", "change", "allowed", "verdict")
+    rows: list[_Row] = []
     for line in check.lines:
         size = line.worst
-        figures = [""] * 5 if size is None else _figures(size)
-        table.add_row(Text(line.name), *map(Text, figures), Text(line.allow if size else ""), _verdict(line))
-    console.print(table, soft_wrap=False, width=min(console.width, WIDTH))
+        figures = [""] * 5 if size is None else [*_figures(size), line.allow]
+        rows.append((line.name, "" if size is None else size.gpu, figures, _verdict(line)))
+    titles = ("size", "base", "now", "change", "allowed")
+    _print_rows(console, "peak allocated bytes", f" against {check.against}", titles, rows)
     for line in check.lines:
         for card, (before, now) in line.batch_size_max.items():
             if before is not None and before != now:
@@ -126,9 +138,7 @@ def _print_comparison(console: Console, check: ForecastCheck) -> None:
 
 
 def _figures(size: ComparedSize) -> list[str]:
-    return [
-        size.gpu, f"{size.batch_size:,}", format_bytes(size.base_bytes), format_bytes(size.bytes), change_text(size),
-    ]  # fmt: skip
+    return [f"{size.batch_size:,}", format_bytes(size.base_bytes), format_bytes(size.bytes), change_text(size)]
 
 
 def _print_growth(console: Console, line: CheckedWorkload) -> None:
@@ -150,7 +160,7 @@ def _print_growth(console: Console, line: CheckedWorkload) -> None:
         )  # fmt: skip
     console.print(table, soft_wrap=False, width=min(console.width, WIDTH))
     if len(size.modules) > MOST_CHANGED:
-        _say(console, f"and {len(size.modules) - MOST_CHANGED:,} more modules that changed (--json has all)")
+        _say(console, f"and {plural(len(size.modules) - MOST_CHANGED, 'more module')} that changed (--json has all)")
 
 
 def _verdict(line: CheckedWorkload) -> Text:

@@ -215,7 +215,8 @@ def _cards(settings: ForecastSettings) -> tuple[list[Gpu], tuple[str, ...]]:
     if cards:
         return cards, ()
     assumed = choose_gpu(None, None)
-    return [assumed], (f"no {named('gpu')} given; this is for {assumed.name}",)
+    notes = (f"no {named('gpu')} given; this is for {assumed.name}",)
+    return [assumed], notes
 
 
 def _forecast(settings: ForecastSettings, cards: Sequence[Gpu], depth: int | None) -> tuple[CardForecast, ...]:
