@@ -46,7 +46,7 @@ NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
 NO_TORCH_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 current_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 current_autograd_node: Callable[[], Any] = torch._C._current_autograd_node  # None between two nodes
-next_node_number: Callable[[], int] = torch.autograd._get_sequence_nr  # of this thread
+next_node_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]  # of this thread
 without_dispatch: Callable[[], Any] = torch._C._DisableTorchDispatch  # as long as what it returns is held
 make_wrapper_subclass: Any = torch.Tensor._make_wrapper_subclass
 

@@ -170,8 +170,8 @@ def _label_state(tracer: Tracer, workload: Workload, watch: ModuleWatch) -> None
         for parameter in module.parameters():
             _label(tracer, [parameter.grad], "gradients", watch.of_parameter(parameter))
     for optimizer in workload.optimizers():
-        for parameter, state in optimizer.state.items():
-            _label(tracer, tree_leaves(state), "optimizer", watch.of_parameter(parameter))
+        for held, state in optimizer.state.items():
+            _label(tracer, tree_leaves(state), "optimizer", watch.of_parameter(held))
 
 
 def _adopt(tracer: Tracer, workload: Workload, watch: ModuleWatch) -> None:
@@ -191,10 +191,10 @@ def _adopt(tracer: Tracer, workload: Workload, watch: ModuleWatch) -> None:
                 if buffer is not None:
                     tracer.values.adopt(buffer, "buffers", name)
     for optimizer in workload.optimizers():
-        for parameter, state in optimizer.state.items():
+        for held, state in optimizer.state.items():
             for value in tree_leaves(state):
                 if isinstance(value, torch.Tensor) and value.dim() > 0:  # a step count stays on the host
-                    tracer.values.adopt(value, "optimizer", watch.of_parameter(parameter))
+                    tracer.values.adopt(value, "optimizer", watch.of_parameter(held))
 
 
 def _children_first(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -325,8 +325,8 @@ def _label_metered(meter: _Meter, workload: Workload, watch: ModuleWatch) -> Non
         for parameter in module.parameters():
             meter.label([parameter.grad], "gradients", watch.of_parameter(parameter))
     for optimizer in workload.optimizers():
-        for parameter, state in optimizer.state.items():
-            meter.label(tree_leaves(state), "optimizer", watch.of_parameter(parameter))
+        for held, state in optimizer.state.items():
+            meter.label(tree_leaves(state), "optimizer", watch.of_parameter(held))
 
 
 class _Meter(TorchDispatchMode):
