@@ -50,7 +50,8 @@ WITHOUT_TORCH = (
     "settings/", "storage/", "running/", "metrics/", "data/", "records.py", "errors.py",
     "sizing/", "forecasting/workspaces.py",
     "forecasting/allocator.py", "forecasting/events.py", "forecasting/extrapolate.py", "forecasting/gpus.py",
-    "forecasting/overheads.py", "__init__.py", "api.py", "calls.py", "cli/", "memory/failures.py", "reporting/",
+    "forecasting/overheads.py", "planning/forecast_base.py", "planning/forecast_check.py",
+    "planning/forecast_markdown.py", "__init__.py", "api.py", "calls.py", "cli/", "memory/failures.py", "reporting/",
     "units.py", "intervals.py", "comparing/", "diagnosis/",
 )  # fmt: skip
 

@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from brim.monitor.snapshot import Snapshot
     from brim.planning.find import find_batch_size
     from brim.planning.forecast import ForecastResult
+    from brim.planning.forecast_check import ForecastCheck
     from brim.profiling.run import ProfileResult
-    from brim.records import Forecast, MemoryFigures, Plan, Probe
+    from brim.records import Forecast, MemoryFigures, ModuleBytes, Plan, Probe
     from brim.reporting.write import ReportResult
     from brim.running.batch_attempt import BatchAttempt
     from brim.running.batches import Batches, batches
@@ -73,12 +74,14 @@ _HOMES = {
     "EncodedFile": "brim.molecules.encoding",
     "EvalResult": "brim.evaluation.run",
     "Forecast": "brim.records",
+    "ForecastCheck": "brim.planning.forecast_check",
     "ForecastResult": "brim.planning.forecast",
     "ItemFailure": "brim.running.executor",
     "LmEvalResult": "brim.integrations.harness_work",
     "LostError": "brim.errors",
     "MapResult": "brim.running.mapping",
     "MemoryFigures": "brim.records",
+    "ModuleBytes": "brim.records",
     "OodResult": "brim.molecules.run",
     "Plan": "brim.records",
     "Probe": "brim.records",
@@ -133,12 +136,14 @@ __all__ = [
     "EncodedFile",
     "EvalResult",
     "Forecast",
+    "ForecastCheck",
     "ForecastResult",
     "ItemFailure",
     "LmEvalResult",
     "LostError",
     "MapResult",
     "MemoryFigures",
+    "ModuleBytes",
     "OodResult",
     "Plan",
     "Probe",

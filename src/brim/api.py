@@ -452,10 +452,18 @@ def forecast(
     gpu: str | Sequence[str] | None = None,
     memory: int | str | None = None,
     batch_size: int | Literal["auto"] = "auto",
+    memory_limit: int | str | None = None,
     margin: float | None = None,
     multiple_of: int = 1,
     power_of_two: bool = False,
     max_batch_size: int | None = None,
+    file: str | os.PathLike[str] | None = None,
+    save: str | os.PathLike[str] | None = None,
+    against: str | os.PathLike[str] | None = None,
+    allow: int | str | None = None,
+    by_module: int | bool | None = None,
+    markdown: str | os.PathLike[str] | None = None,
+    output: str | os.PathLike[str] | None = None,
     plot: str | os.PathLike[str] | None = None,
 ) -> ForecastResult:
     """Forecast peak memory and the largest batch size for a card, without a GPU.
@@ -487,10 +495,18 @@ def forecast(
         gpu: A card by name, such as a100-80gb or 'rtx 4090', or several.
         memory: Any other card by its memory, as the driver reports it: 24GiB.
         batch_size: auto: sizes up to the largest that fits; or one size N.
+        memory_limit: Use at most this much of the card, e.g. 20GiB.
         margin: Keep this fraction of the card free (0.05).
         multiple_of: Only multiples of N.
         power_of_two: Only powers of two.
         max_batch_size: The largest size to try.
+        file: A YAML file of several workloads, checked in one go.
+        save: Keep the forecast in this file, for against.
+        against: Compare with a file of save; the result's check says whether a peak has grown.
+        allow: With against: how much a peak may grow, 3% or 200MiB (0).
+        by_module: Also the bytes by module at the peak, so many names deep; True: 2.
+        markdown: Also write it as Markdown, for a comment on a pull request.
+        output: Also write run.json into this folder, for brim report.
         plot: Also draw it, as one HTML file that needs no network.
 
     Returns:

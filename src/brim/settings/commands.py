@@ -174,7 +174,8 @@ COMMANDS = {
         Command(
             name="forecast",
             summary="Forecast peak memory and the largest batch size for a card, without a GPU.",
-            settings="find_settings:ForecastSettings",
+            settings="forecast_settings:ForecastSettings",
+            schema="forecast.schema.json",
             example="brim forecast swin3d_t --mode train --knob frames=16 --dtype bfloat16 --gpu a100-80gb",
             python=PythonCall(
                 name="forecast",
