@@ -30,7 +30,8 @@ from brim.planning.forecast import forecast as forecast_workload
 from brim.records import Objective, Plan
 from brim.searching.find import find_plan
 from brim.settings.caller import given
-from brim.settings.find_settings import DEFAULT_MAX_SIZE, ForecastSettings, OwnStep, SearchSettings
+from brim.settings.find_settings import DEFAULT_MAX_SIZE, OwnStep, SearchSettings
+from brim.settings.forecast_settings import ForecastSettings
 from brim.settings.sizes import parse_bytes
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 
