@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["environment"]
 
-_PACKAGES = ("torch", "torchvision", "transformers", "accelerate", "pytorch-lightning")
+_PACKAGES = ("torch", "torchvision", "transformers", "accelerate", "pytorch-lightning", "peft", "trl")
 
 
 def environment() -> dict[str, Any]:

@@ -1,10 +1,15 @@
 """brim, accelerate and Lightning look for a batch size on the same workloads, each in a fresh process.
 
+`brim` is `brim.find`; `brim-decorator-1024` is `brim.find_executable_batch_size` from a start of 1,024, in the place of
+accelerate's decorator (`accelerate-1024`) and around the same function: one step.
+
     python -m benchmarks.find --limit 24GiB --json results.json       # the table
     python -m benchmarks.find --limit 24GiB --before runs/before      # with an older checkout of brim in the same run
     python -m benchmarks.find --limit 24GiB --curves                  # fill the exhaustive curves first
     python -m benchmarks.find --contenders brim --workloads vit       # a part of it, also of those without a curve
     python -m benchmarks.find --tiny --contenders brim,accelerate-64  # to try it out, on a CPU
+    python -m benchmarks.find --limit 24GiB --contenders brim-decorator-1024,accelerate-1024   # the two decorators
+    python -m benchmarks.find --tiny --limit 1GiB --contenders brim-decorator-1024,accelerate-1024
 
 Seconds are those from a built model to an answer, whoever searches. `--before PATH` is an old commit unpacked, for
 instance below runs/, which git ignores: `mkdir -p runs/before; git archive COMMIT src | tar -x -C runs/before`; it is
@@ -20,6 +25,7 @@ best rate that the curve, or any contender, reached.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -37,7 +43,9 @@ from benchmarks.workloads import FIRST_FIVE, WORKLOADS
 
 CONTENDERS = ("brim", "accelerate-1024", "accelerate-128", "lightning-power")
 BEFORE = "brim-before"
-IMPORTED = {"brim": "brim.searching.find", "accelerate": "accelerate.utils"}  # before the clock runs
+IMPORTED = {
+    "brim": "brim.searching.find", "accelerate": "accelerate.utils", "brim-decorator": "brim.integrations.accelerate",
+}  # before the clock runs  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "data"
 PARTS = ("forecast", "warm_up", "steady", "release", "state", "ranks", "other")  # of `seconds` in a plan
@@ -236,13 +244,17 @@ def _worker(job: dict[str, Any]) -> None:
     workload = build(tiny(spec), "cpu") if job.get("tiny") else build(spec)
     _synchronize(workload)
     contender = job.get("contender", "brim")
-    importlib.import_module(IMPORTED.get(contender.split("-")[0], "brim.searching.find"))
+    kind = _kind(contender)
+    importlib.import_module(IMPORTED.get(kind, "brim.searching.find"))
     sys.stdin.readline()  # wait for the job before this one to end
     if job["task"] == "curve":
         print(json.dumps(_measure_curve(job, workload, limit)))
         return
-    search = {"brim": _with_brim, "accelerate": _with_accelerate, "lightning": _with_lightning}[contender.split("-")[0]]
-    if contender.split("-")[0] != "brim":
+    search = {
+        "brim": _with_brim, "brim-decorator": _with_decorator, "accelerate": _with_accelerate,
+        "lightning": _with_lightning,
+    }[kind]  # fmt: skip
+    if kind != "brim":
         _cap(workload, limit)
     started = time.perf_counter()
     found = search(workload, limit, contender)
@@ -301,10 +313,38 @@ def _with_brim(workload: Any, limit: int | None, contender: str) -> dict[str, An
     }
 
 
+def _kind(contender: str) -> str:
+    """`brim-decorator` of `brim-decorator-1024`, `accelerate` of `accelerate-128`, `brim` also of `brim-before`."""
+    return "brim-decorator" if contender.startswith("brim-decorator") else contender.split("-")[0]
+
+
+def _with_decorator(workload: Any, limit: int | None, contender: str) -> dict[str, Any]:
+    from brim.integrations.accelerate import find_executable_batch_size
+
+    capped = workload.device.type == "cpu" and limit is not None  # on a GPU torch's allocator holds the limit already
+
+    notes: list[str] = []
+
+    def run(batch_size: int) -> int:
+        workload.step(workload.make_batch(batch_size))
+        _synchronize(workload)
+        return batch_size
+
+    decorated: Any = find_executable_batch_size(
+        run,
+        starting_batch_size=int(contender.split("-")[-1]),
+        device=workload.device,
+        memory_limit=limit if capped else None,
+        note=notes.append,
+    )
+    size = decorated()
+    probes = [probe.to_json() for probe in decorated.trials]
+    return {"size": size, "tries": len(probes), "ooms": len(probes) - 1, "probes": probes, "notes": notes}
+
+
 def _with_accelerate(workload: Any, limit: int | None, contender: str) -> dict[str, Any]:
     from accelerate.utils import find_executable_batch_size
 
-    del limit
     tried: list[int] = []
 
     @find_executable_batch_size(  # type: ignore[untyped-decorator]
@@ -312,8 +352,9 @@ def _with_accelerate(workload: Any, limit: int | None, contender: str) -> dict[s
     )
     def run(batch_size: int) -> int:
         tried.append(batch_size)
-        workload.step(workload.make_batch(batch_size))
-        _synchronize(workload)
+        with _cpu_limit(workload, limit):
+            workload.step(workload.make_batch(batch_size))
+            _synchronize(workload)
         return batch_size
 
     size = run()
@@ -450,6 +491,24 @@ def _cap(workload: Any, limit: int | None) -> None:
 
     if limit is not None and workload.device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
+
+
+@contextlib.contextmanager
+def _cpu_limit(workload: Any, limit: int | None) -> Iterator[None]:
+    """On a CPU, which has no allocator to limit, brim's meter, with an error in the words that accelerate knows."""
+    import torch
+
+    from brim.memory.devices import memory_of
+
+    if limit is None or workload.device.type != "cpu":
+        yield
+        return
+    memory = memory_of(workload.device)
+    try:
+        with memory.limited(limit), memory.metered():
+            yield
+    except torch.OutOfMemoryError as error:
+        raise RuntimeError(f"CUDA out of memory. {error}") from None
 
 
 def _retries(workload: Any) -> int:

@@ -41,11 +41,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Ten seconds or more each: the last of them must not run while other workers have nothing left to do.
 LONGEST_FILES = (
     "tests/evaluation/test_ranks.py", "tests/evaluation/test_on_ray.py", "tests/training/test_ranks.py",
+    "tests/training/test_own_loop_ranks.py",
     "tests/sweeps/test_launch_ray.py", "tests/searching/test_ranks_agree.py", "tests/searching/test_isolate.py",
     "tests/forecasting/test_stored_peaks.py", "tests/reporting/test_pages_in_chromium.py", "tests/cli/test_fuzz.py",
     "tests/cli/test_train.py", "tests/cli/test_profile.py", "tests/cli/test_find.py", "tests/test_typed_calls.py",
     "tests/cli/test_guides.py", "tests/docs/test_snippets.py", "tests/docs/test_reference.py",
-    "tests/docs/test_site.py", "tests/test_recipes.py",
+    "tests/docs/test_site.py", "tests/test_recipes.py", "tests/integrations/test_transformers_ranks.py",
 )  # fmt: skip
 
 

@@ -254,6 +254,47 @@ def write_run(folder: Path, *, kind: str, **parts: Any) -> Path:
     return folder
 
 
+def forecast_document(model: str = "resnet18", module: str = "layer1.0") -> dict[str, Any]:
+    """A forecast of two sizes for one card, with the bytes by module."""
+    sizes = [
+        {
+            "batch_size": size, "peak_allocated_bytes": size * 2**30, "peak_reserved_bytes": size * 2**30,
+            "device_bytes": size * 2**30 + 2**29, "fits": size < 4,
+            "breakdown": {"weights": 2**28, "activations": size * 2**30 - 2**28, "cached": 0, "context": 2**29},
+            "by_module": [
+                {"module": module, "bytes": size * 2**30 - 2**28, "parts": {"activations": size * 2**30 - 2**28}},
+                {"module": "", "bytes": 2**28, "parts": {"weights": 2**28}},
+            ],
+        }
+        for size in (2, 4)
+    ]  # fmt: skip
+    card = {"key": "t4-16gb", "name": "NVIDIA T4", "memory_bytes": 15 * 2**30, "context_bytes": 2**29}
+    return {
+        "schema": "brim.forecast/1", "model": model, "mode": "train", "knobs": {}, "max_batch_size": 65536,
+        "limit_bytes": 3 * 2**30, "batch_size_max": 2, "approximate": None, "trace_seconds": 0.3, "notes": [],
+        "made_for": {}, "gpu": card, "margin": 0.05, "sizes": sizes,
+    }  # fmt: skip
+
+
+def write_forecast(folder: Path, *names: str, module: str = "layer1.0") -> Path:
+    """A forecast of some workloads, the first of which has grown."""
+    compared = {
+        "gpu": "t4-16gb", "batch_size": 2, "base_bytes": 2**30, "bytes": 2**31, "allowed_bytes": 0,
+        "change_bytes": 2**30, "change_fraction": 1.0, "grew": True, "modules": [],
+    }  # fmt: skip
+    lines = [
+        {"name": name, "verdict": "ok" if place else "grew", "text": "why", "allow": "0", "sizes": [compared]}
+        for place, name in enumerate(names)
+    ]
+    workloads = [
+        {"name": name, "error": None, "allow": None, "forecasts": [forecast_document(name, module)]} for name in names
+    ]
+    failed = {"name": "broken", "error": f"{module}: it raised", "allow": None, "forecasts": []}
+    check = {"ok": False, "against": "base.json", "allow": "3%", "notes": ["a note"], "workloads": lines}
+    summary = {"workloads": [*workloads, failed] if len(names) > 1 else workloads, "check": check, "notes": []}
+    return write_run(folder, kind="forecast", request={"file": "forecasts.yaml"}, plan=None, summary=summary)
+
+
 def gain(field: str, rate: float, factor: float | None, *, clear: bool | None = True) -> dict[str, Any]:
     """The figures of a compared row: its rate and its gain, each with an interval."""
     wide = 0.02 if clear else 0.3

@@ -23,7 +23,7 @@ LAYERS = (
     "errors", "records", "settings", "units", "intervals", "storage", "ranks", "monitor", "memory", "diagnosis",
     "generation", "workloads", "sizing", "forecasting", "running", "searching", "models", "data", "metrics", "tasks",
     "comparing", "evaluation", "planning", "profiling", "training", "molecules",
-    "sweeps", "demo", "advice", "reporting", "cli",
+    "sweeps", "demo", "advice", "reporting", "integrations", "cli",
 )  # fmt: skip
 
 # Not layers: the package's front, which names what is public and calls it, and `python -m brim`.
@@ -33,13 +33,14 @@ FRONT = ("__init__.py", "__main__.py", "api.py", "calls.py")
 QUARANTINE = {
     "pynvml": ("monitor/nvml.py",),
     "torch.distributed": ("ranks/",),
-    "transformers": ("models/hf_", "generation/", "demo/model.py"),
+    "transformers": ("models/hf_", "generation/", "demo/model.py", "integrations/transformers.py"),
     "PIL": ("data/images.py", "demo/digitboard.py"),
     "altair": ("reporting/drawing.py",),
     "tensorboard": ("monitor/loggers/tensorboard_logger.py",),
     "torch.utils.tensorboard": ("monitor/loggers/tensorboard_logger.py",),
     "mlflow": ("monitor/loggers/mlflow_logger.py",),
     "wandb": ("monitor/loggers/wandb_logger.py",),
+    "lm_eval": ("integrations/lm_eval",),
 }
 ONE_FILE_EACH = (
     "torchvision", "timm", "sacrebleu", "rouge_score", "ray", "submitit", "av", "datasets", "pyarrow", "yaml",
@@ -49,7 +50,8 @@ WITHOUT_TORCH = (
     "settings/", "storage/", "running/", "metrics/", "data/", "records.py", "errors.py",
     "sizing/", "forecasting/workspaces.py",
     "forecasting/allocator.py", "forecasting/events.py", "forecasting/extrapolate.py", "forecasting/gpus.py",
-    "forecasting/overheads.py", "__init__.py", "api.py", "calls.py", "cli/", "memory/failures.py", "reporting/",
+    "forecasting/overheads.py", "planning/forecast_base.py", "planning/forecast_check.py",
+    "planning/forecast_markdown.py", "__init__.py", "api.py", "calls.py", "cli/", "memory/failures.py", "reporting/",
     "units.py", "intervals.py", "comparing/", "diagnosis/",
 )  # fmt: skip
 
@@ -62,12 +64,13 @@ ENTRIES = (
     "brim.profiling.explain_speed", "brim.training.seeds.run", "brim.training.compare", "brim.molecules.run",
     "brim.molecules.encoding", "brim.sweeps.prepare", "brim.sweeps.preview", "brim.sweeps.results",
     "brim.monitor.snapshot", "brim.monitor.sampler", "brim.diagnosis.examine",
+    "brim.integrations.lm_eval_run", "brim.integrations.harness_work",
     "brim.models.build", "brim.forecasting.gpus", "brim.sizing.plans", "brim.demo.model",
 )  # fmt: skip
 MOST_STATEMENTS = 40  # of a function of the command line
 COMMAND_FILES = (
-    "find", "evaluate", "profile", "forecast", "train", "sweep", "ood", "encode", "knobs", "check", "advise", "report",
-    "demo", "cache", "watch", "doctor",
+    "find", "evaluate", "lm_eval", "profile", "forecast", "train", "sweep", "ood", "encode", "knobs", "check", "advise",
+    "report", "demo", "cache", "watch", "doctor",
 )  # fmt: skip
 
 

@@ -67,6 +67,7 @@ def test_a_grid_is_expanded_without_torch() -> None:
         ["--help"],
         ["find", "--help"],
         ["eval", "--help"],
+        ["lm-eval", "--help"],
         ["cache", "--help"],
         ["doctor", "--help"],
         ["--show-completion", "bash"],

@@ -24,6 +24,24 @@ brim.train({"model": {"type": "mlp"}}, {"hp.epochs": 3}, seeds=10, lr_scale="sqr
 brim.fit("config.yaml", seeds=[1, 2])
 brim.sweep("grid.yaml", on="slurm", slurm={"partition": "gpu"})
 brim.report(["a", Path("b")], output="c.html")
+
+
+@brim.find_executable_batch_size(starting_batch_size=64)
+def train(batch_size: int, name: str, *, rate: float = 0.1) -> float:
+    return batch_size * rate
+
+
+@brim.find_executable_batch_size
+def evaluate(batch_size: int) -> str:
+    return str(batch_size)
+
+
+trained: float = train("first", rate=0.2)
+answer: str = evaluate()
+verdicts: list[str] = [trial.verdict for trial in train.trials]
+for batch in brim.batches([1, 2, 3], plan, device="cpu"):
+    with batch as numbers:
+        print(batch.indices, numbers)
 """
 BAD = {
     'brim.find("resnet50", batchsize=8)': "batchsize",
@@ -38,6 +56,10 @@ BAD = {
     'brim.sweep("g.yaml", on="cloud")': "on",
     "brim.report(7)": "report",
     "brim.find_batch_size(len, len, max_bach_size=4)": "max_bach_size",
+    "brim.find_executable_batch_size(starting_batchsize=4)": "starting_batchsize",
+    'brim.batches([1], batch_size="many")': "batch_size",
+    "brim.accumulate(len, [1], model=3)": "accumulate",
+    "brim.find_executable_batch_size(lambda size, steps: steps)(1, 2)": "arguments",
 }
 
 

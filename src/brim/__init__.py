@@ -1,9 +1,10 @@
 """brim: fill the GPU to the brim, never spill.
 
 Finds the fastest batch size that fits, and evaluates, profiles and trains at it: `brim.find`, `brim.forecast`,
-`brim.map`, `brim.evaluate`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.watch`, `brim.check`, `brim.advise`,
-`brim.report`, `brim.doctor`, and for molecules `brim.ood` and `brim.encode`, each with the settings of its command.
-Names are loaded on first use, so that `import brim` stays free of torch.
+`brim.evaluate`, `brim.lm_eval`, `brim.profile`, `brim.train`, `brim.sweep`, `brim.watch`, `brim.check`, `brim.advise`,
+`brim.report`, `brim.doctor`, and for molecules `brim.ood` and `brim.encode`, each with the settings of its command. For
+loops of your own: `brim.map`, `brim.batches`, `brim.accumulate`, and `brim.find_executable_batch_size` as accelerate
+has it. Names are loaded on first use, so that `import brim` stays free of torch.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         evaluate,
         find,
         forecast,
+        lm_eval,
         ood,
         profile,
         report,
@@ -35,27 +37,36 @@ if TYPE_CHECKING:
     from brim.errors import BrimError, DoesNotFitError, LostError, RankError, RequestError
     from brim.evaluation.run import EvalResult
     from brim.forecasting.forecast import forecast_batch_size, forecast_memory
+    from brim.integrations.accelerate import find_executable_batch_size
+    from brim.integrations.harness_work import LmEvalResult
     from brim.molecules.encoding import EncodedFile
     from brim.molecules.run import OodResult
     from brim.monitor.snapshot import Snapshot
     from brim.planning.find import find_batch_size
     from brim.planning.forecast import ForecastResult
+    from brim.planning.forecast_check import ForecastCheck
     from brim.profiling.run import ProfileResult
-    from brim.records import Forecast, MemoryFigures, Plan, Probe
+    from brim.records import Forecast, MemoryFigures, ModuleBytes, Plan, Probe
     from brim.reporting.write import ReportResult
+    from brim.running.batch_attempt import BatchAttempt
+    from brim.running.batches import Batches, batches
     from brim.running.executor import ItemFailure
     from brim.running.mapping import MapResult, map
     from brim.searching.find import SearchListener, find_plan
     from brim.settings.config_files import expand_grid, validate_grid
     from brim.settings.find_settings import SearchSettings
     from brim.sweeps.run import SweepResult
+    from brim.training.accumulate import Accumulation, accumulate
     from brim.training.run import TrainResult
     from brim.workloads.base import Workload
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Accumulation": "brim.training.accumulate",
     "AdviceResult": "brim.advice.advise",
+    "BatchAttempt": "brim.running.batch_attempt",
+    "Batches": "brim.running.batches",
     "BrimError": "brim.errors",
     "CheckResult": "brim.advice.checks",
     "DoctorResult": "brim.diagnosis.examine",
@@ -63,11 +74,14 @@ _HOMES = {
     "EncodedFile": "brim.molecules.encoding",
     "EvalResult": "brim.evaluation.run",
     "Forecast": "brim.records",
+    "ForecastCheck": "brim.planning.forecast_check",
     "ForecastResult": "brim.planning.forecast",
     "ItemFailure": "brim.running.executor",
+    "LmEvalResult": "brim.integrations.harness_work",
     "LostError": "brim.errors",
     "MapResult": "brim.running.mapping",
     "MemoryFigures": "brim.records",
+    "ModuleBytes": "brim.records",
     "OodResult": "brim.molecules.run",
     "Plan": "brim.records",
     "Probe": "brim.records",
@@ -81,7 +95,9 @@ _HOMES = {
     "SweepResult": "brim.sweeps.run",
     "TrainResult": "brim.training.run",
     "Workload": "brim.workloads.base",
+    "accumulate": "brim.training.accumulate",
     "advise": "brim.api",
+    "batches": "brim.running.batches",
     "check": "brim.api",
     "doctor": "brim.api",
     "encode": "brim.api",
@@ -89,11 +105,13 @@ _HOMES = {
     "expand_grid": "brim.settings.config_files",
     "find": "brim.api",
     "find_batch_size": "brim.planning.find",
+    "find_executable_batch_size": "brim.integrations.accelerate",
     "find_plan": "brim.searching.find",
     "fit": "brim.api",
     "forecast": "brim.api",
     "forecast_batch_size": "brim.forecasting.forecast",
     "forecast_memory": "brim.forecasting.forecast",
+    "lm_eval": "brim.api",
     "map": "brim.running.mapping",
     "ood": "brim.api",
     "profile": "brim.api",
@@ -107,7 +125,10 @@ _HOMES = {
 _OLDER = {"fit": "train", "profile_knob": "profile"}  # names of before
 
 __all__ = [
+    "Accumulation",
     "AdviceResult",
+    "BatchAttempt",
+    "Batches",
     "BrimError",
     "CheckResult",
     "DoctorResult",
@@ -115,11 +136,14 @@ __all__ = [
     "EncodedFile",
     "EvalResult",
     "Forecast",
+    "ForecastCheck",
     "ForecastResult",
     "ItemFailure",
+    "LmEvalResult",
     "LostError",
     "MapResult",
     "MemoryFigures",
+    "ModuleBytes",
     "OodResult",
     "Plan",
     "Probe",
@@ -134,7 +158,9 @@ __all__ = [
     "TrainResult",
     "Workload",
     "__version__",
+    "accumulate",
     "advise",
+    "batches",
     "check",
     "doctor",
     "encode",
@@ -142,11 +168,13 @@ __all__ = [
     "expand_grid",
     "find",
     "find_batch_size",
+    "find_executable_batch_size",
     "find_plan",
     "fit",
     "forecast",
     "forecast_batch_size",
     "forecast_memory",
+    "lm_eval",
     "map",
     "ood",
     "profile",

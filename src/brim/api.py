@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from brim.advice.checks import CheckResult
     from brim.diagnosis.examine import DoctorResult
     from brim.evaluation.run import EvalResult
+    from brim.integrations.harness_work import LmEvalResult
     from brim.molecules.encoding import EncodedFile
     from brim.molecules.run import OodResult
     from brim.monitor.snapshot import Snapshot
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from brim.training.run import TrainResult
 
 __all__ = [
-    "advise", "check", "doctor", "encode", "evaluate", "find", "forecast", "ood", "profile", "report", "sweep",
-    "train", "watch",
+    "advise", "check", "doctor", "encode", "evaluate", "find", "forecast", "lm_eval", "ood", "profile", "report",
+    "sweep", "train", "watch",
 ]  # fmt: skip
 
 
@@ -451,10 +452,18 @@ def forecast(
     gpu: str | Sequence[str] | None = None,
     memory: int | str | None = None,
     batch_size: int | Literal["auto"] = "auto",
+    memory_limit: int | str | None = None,
     margin: float | None = None,
     multiple_of: int = 1,
     power_of_two: bool = False,
     max_batch_size: int | None = None,
+    file: str | os.PathLike[str] | None = None,
+    save: str | os.PathLike[str] | None = None,
+    against: str | os.PathLike[str] | None = None,
+    allow: int | str | None = None,
+    by_module: int | bool | None = None,
+    markdown: str | os.PathLike[str] | None = None,
+    output: str | os.PathLike[str] | None = None,
     plot: str | os.PathLike[str] | None = None,
 ) -> ForecastResult:
     """Forecast peak memory and the largest batch size for a card, without a GPU.
@@ -486,10 +495,18 @@ def forecast(
         gpu: A card by name, such as a100-80gb or 'rtx 4090', or several.
         memory: Any other card by its memory, as the driver reports it: 24GiB.
         batch_size: auto: sizes up to the largest that fits; or one size N.
+        memory_limit: Use at most this much of the card, e.g. 20GiB.
         margin: Keep this fraction of the card free (0.05).
         multiple_of: Only multiples of N.
         power_of_two: Only powers of two.
         max_batch_size: The largest size to try.
+        file: A YAML file of several workloads, checked in one go.
+        save: Keep the forecast in this file, for against.
+        against: Compare with a file of save; the result's check says whether a peak has grown.
+        allow: With against: how much a peak may grow, 3% or 200MiB (0).
+        by_module: Also the bytes by module at the peak, so many names deep; True: 2.
+        markdown: Also write it as Markdown, for a comment on a pull request.
+        output: Also write run.json into this folder, for brim report.
         plot: Also draw it, as one HTML file that needs no network.
 
     Returns:
@@ -504,6 +521,95 @@ def forecast(
         569
     """
     result: ForecastResult = call("forecast", locals())
+    return result
+
+
+@command_of("lm-eval")
+def lm_eval(
+    model: str,
+    tasks: str | Sequence[str],
+    *,
+    include_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    num_fewshot: int | None = None,
+    limit: float | None = None,
+    apply_chat_template: bool = False,
+    fewshot_as_multiturn: bool | None = None,
+    system_instruction: str | None = None,
+    chat_template_args: str | Mapping[str, object] | None = None,
+    gen_kwargs: str | Mapping[str, object] | None = None,
+    think_end_token: str | None = None,
+    max_length: int | None = None,
+    add_bos_token: bool | None = None,
+    seed: int | None = None,
+    confirm_run_unsafe_code: bool = False,
+    bootstrap_iters: int | None = None,
+    log_samples: bool = True,
+    knob: Mapping[str, object] | None = None,
+    trust_remote_code: bool = False,
+    batch_size: int | Literal["auto"] = "auto",
+    cost_cap: int | None = None,
+    no_auto_batch_size: bool = False,
+    fail_on_oom: bool = False,
+    memory_limit: int | str | None = None,
+    margin: float | None = None,
+    no_cache: bool = False,
+    device: str = "auto",
+    dtype: str = "auto",
+    resume: bool = False,
+    output: str | os.PathLike[str] | None = None,
+) -> LmEvalResult:
+    """Run lm-eval's tasks on a language model, at the fastest batch size that fits.
+
+    As `brim lm-eval` on the command line.
+
+    Args:
+        model: A transformers folder or hf:ID of a language model.
+        tasks: lm-eval's tasks, groups or tags by commas; also patterns (mmlu_*) and YAML files.
+        include_path: A folder with tasks of your own as YAML files; repeatable.
+        num_fewshot: Examples before each question.
+        limit: Only the first N documents of each task; below 1, a fraction.
+        apply_chat_template: Put prompts into the model's chat template.
+        fewshot_as_multiturn: With a chat template: each example as a turn of its own.
+        system_instruction: A system prompt before every request.
+        chat_template_args: Arguments of the chat template, such as enable_thinking=false.
+        gen_kwargs: How answers are generated, in place of the tasks' own: temperature=0.8,max_gen_toks=64.
+        think_end_token: An answer begins after this text, such as </think>.
+        max_length: Tokens that context and answer may have; longer contexts lose their beginning (the model's
+            own).
+        add_bos_token: Begin every text with the special tokens; by default as the tokenizer does.
+        seed: Seed of few-shot examples and sampling (by default lm-eval's).
+        confirm_run_unsafe_code: Allow tasks that run the code that a model writes.
+        bootstrap_iters: Samples of the bootstrap behind standard errors; 0 for none (100,000).
+        log_samples: Keep every document with its answers, in tasks/NAME.jsonl.
+        knob: Settings of the model: {'size': 224, 'frames': 16}.
+        trust_remote_code: Let a transformers folder run its own Python code.
+        batch_size: auto, or N as a ceiling: lowered only where N does not fit.
+        cost_cap: At most so many tokens (padding included) in a batch, instead of a number of requests.
+        no_auto_batch_size: With batch_size=N: exactly N; split where it does not fit.
+        fail_on_oom: With no_auto_batch_size: an error instead of a split.
+        memory_limit: Use at most this much, e.g. 24GiB. On the CPU this bounds eager operations only.
+        margin: Keep this fraction free (0.05; 0 with memory_limit).
+        no_cache: Neither use a cached plan nor keep this one.
+        device: auto, cpu, cuda, cuda:N or mps.
+        dtype: auto, float32, float16 or bfloat16; in training, autocast.
+        resume: Continue the run in output: finished samples are kept.
+        output: The run's folder (default runs/<command>-<time>).
+
+    Returns:
+        `results` as lm-eval returns them, `metrics` by `task/metric`, `samples` by task, `summary` and the
+        run's `folder`.
+
+    Raises:
+        RequestError: The request is wrong; the message names the parameter, its value and what to do.
+        DoesNotFitError: Nothing fits, even at the smallest size.
+        LostError: The device, a child process or a rank was lost; what was finished is kept.
+
+    Examples:
+        >>> result = brim.lm_eval("./my-model", "sums", include_path="tasks")
+        >>> sorted(result.metrics), len(result.samples['sums'])
+        (['sums/exact_match'], 32)
+    """
+    result: LmEvalResult = call("lm-eval", locals())
     return result
 
 

@@ -23,6 +23,7 @@ _RUNNERS = {  # the function that the command line calls as well
     "find": "brim.planning.find:find_recorded",
     "forecast": "brim.planning.forecast:forecast",
     "eval": "brim.evaluation.run:evaluate_as",
+    "lm-eval": "brim.integrations.lm_eval_run:run_lm_eval",
     "profile": "brim.profiling.run:profile_as",
     "train": "brim.training.seeds.run:train_as",
     "sweep": "brim.sweeps.prepare:sweep",

@@ -16,8 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from brim.errors import RequestError
 
 __all__ = [
-    "FORECAST_SCHEMA", "PLAN_SCHEMA", "BatchSizes", "Forecast", "MemoryFigures", "Mode", "Objective", "Plan", "Probe",
-    "SearchSeconds", "Unit", "Verdict", "settings_in_words",
+    "FORECAST_SCHEMA", "PART_NAMES", "PLAN_SCHEMA", "BatchSizes", "Forecast", "MemoryFigures", "Mode", "ModuleBytes",
+    "Objective", "Plan", "Probe", "SearchSeconds", "Unit", "Verdict", "settings_in_words",
 ]  # fmt: skip
 
 FORECAST_SCHEMA = "brim.forecast/1"
@@ -189,6 +189,15 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ModuleBytes:
+    """The bytes of one module at the allocated peak, without those of modules that have a row of their own."""
+
+    module: str  # as `get_submodule` takes it, "" for the model itself; in brackets what no module takes: `(batch)`
+    bytes: int
+    parts: Mapping[str, int]  # by what they are for; they sum to `bytes`
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Forecast:
     """The peak memory of one batch size on one card, obtained without running on it."""
 
@@ -206,10 +215,12 @@ class Forecast:
     trace_seconds: float = 0.0
     notes: tuple[str, ...] = ()
     made_for: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the settings that its bytes depend on
+    by_module: tuple[ModuleBytes, ...] = ()  # most bytes first; sums to `peak_allocated_bytes`; empty: not asked for
 
     def to_json(self) -> dict[str, Any]:
         """The forecast as plain JSON values, schema first."""
-        return {"schema": FORECAST_SCHEMA, **dataclasses.asdict(self)}
+        plain = dataclasses.asdict(self)
+        return {"schema": FORECAST_SCHEMA, **plain, "by_module": list(plain["by_module"])}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Forecast:
@@ -218,7 +229,23 @@ class Forecast:
         if schema != FORECAST_SCHEMA:
             raise RequestError(f"not a forecast: schema is {schema!r}, expected {FORECAST_SCHEMA!r}")
         fields = _known_fields(cls, data)
-        return cls(**{**fields, "notes": tuple(fields.get("notes", ()))})
+        modules = tuple(ModuleBytes(**_checked_fields(ModuleBytes, one, "row")) for one in fields.get("by_module", ()))
+        return cls(**{**fields, "notes": tuple(fields.get("notes", ())), "by_module": modules})
+
+
+PART_NAMES = {  # of a forecast's breakdown, in words
+    "weights": "weights and buffers",
+    "gradients": "gradients",
+    "optimizer_state": "optimizer state",
+    "inputs": "the batch itself",
+    "activations": "activations",
+    "kv_cache": "keys and values",
+    "temporary": "temporary",
+    "workspaces": "workspaces (cuBLAS, cuDNN)",
+    "communication": "communication buckets",
+    "cached": "cached by the allocator",
+    "context": "CUDA context",
+}
 
 
 def settings_in_words(made_for: Mapping[str, Any]) -> str:

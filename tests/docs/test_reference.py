@@ -31,6 +31,17 @@ data: {root: table.csv}
 hp: {epochs: 1, effective_batch: 16, learning_rate: 0.01}
 training: {device: cpu}
 """
+HARNESS_TASK = """\
+task: sums
+dataset_path: json
+dataset_kwargs: {data_files: {test: questions.jsonl}}
+output_type: generate_until
+test_split: test
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+generation_kwargs: {max_gen_toks: 8}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+"""
 GRID = """\
 grid_search:
   grid: {hp.learning_rate: [0.1, 0.01]}
@@ -72,6 +83,8 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "table.csv").write_text("a,b,label\n" + "".join(f"{n},{n % 3},{n % 2}\n" for n in range(32)))
     (folder / "config.yaml").write_text(TRAINING)
     (folder / "grid.yaml").write_text(TRAINING + GRID)
+    (folder / "tasks").mkdir()
+    (folder / "tasks" / "sums.yaml").write_text(HARNESS_TASK)
     for name, atom in (("in", "C"), ("out", "N")):
         rows = "".join(f"{atom}{'C' * length}O\n" for length in range(1, 33))
         (folder / f"{name}.csv").write_text(f"smiles\n{rows}")

@@ -7,19 +7,12 @@ may not. `python -m tests.docs.refresh PAGE` writes what is printed now into a p
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.docs.blocks import RUN, Page, all_pages, pages
-from tests.docs.page_run import PageRun, Server, server
-
-
-@pytest.fixture(scope="module")
-def commands() -> Iterator[Server]:
-    with server() as running:
-        yield running
+from tests.docs.page_run import PageRun, Server
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)

@@ -38,6 +38,32 @@ def test_a_dispatch_mode_separates_forward_and_backward_operations() -> None:
     assert torch_private.current_graph_task_id() == -1
 
 
+def test_the_node_that_runs_is_known_by_the_number_it_was_made_with() -> None:
+    seen: list[int] = []
+
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+            return given.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            seen.append(torch_private.node_number(torch_private.current_autograd_node()))
+            return gradient
+
+    leaf = torch.ones(3, requires_grad=True)
+    before = torch_private.next_node_number()
+    result: Any = Watched.apply(leaf)  # type: ignore[no-untyped-call]
+    after = torch_private.next_node_number()
+    result.sum().backward()
+    assert len(seen) == 1
+    assert before <= seen[0] < after
+    accumulates = result.grad_fn.next_functions[0][0]
+    assert torch_private.node_number(accumulates) > torch_private.next_node_number()
+    assert accumulates.variable is leaf
+    assert torch_private.current_autograd_node() is None
+
+
 def test_modes_can_be_left_for_a_while() -> None:
     with Names() as names:
         with torch_private.without_dispatch_modes():

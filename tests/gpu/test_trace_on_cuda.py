@@ -54,6 +54,17 @@ def test_the_events_are_those_of_a_trace_without_a_card(name: str) -> None:
     assert described(here) == described(without)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_the_modules_are_those_of_a_trace_without_a_card(name: str) -> None:
+    """There the backward runs in a thread of its own, which numbers its nodes by itself."""
+    here, without = (trace_workload(CASES[name](device), 8, target=this_card()) for device in ("cuda", "cpu"))
+    counts = (
+        Counter((event.module, event.op) for event in trace.events if event.kind == "alloc" and event.bytes > 512)
+        for trace in (here, without)
+    )
+    assert next(counts) == next(counts)
+
+
 def test_a_trace_takes_no_memory_of_the_card_and_leaves_the_model_there() -> None:
     workload = CASES["convnet"]("cuda")
     torch.cuda.synchronize()

@@ -17,6 +17,7 @@ from tests.reported_runs import (
     write_evaluation,
     write_explained_speed,
     write_find,
+    write_forecast,
     write_profile,
     write_run,
 )
@@ -128,11 +129,19 @@ def explained_speed(folder: Path) -> Path:
     return write_report(write_explained_speed(folder))
 
 
+def forecast(folder: Path) -> Path:
+    return write_report(write_forecast(folder, "resnet18"))
+
+
+def forecast_of_several(folder: Path) -> Path:
+    return write_report(write_forecast(folder, "resnet18", HOSTILE, module=HOSTILE))
+
+
 PAGES: dict[str, Callable[[Path], Path]] = {
     function.__name__: function
     for function in (
         full, one_value, failures, nothing_worked, two_knobs, words, long_range, many_points, evaluation,
         bare_evaluation, find, unknown_kind, hostile_profile, compared_evaluations, compared_profiles,
-        compared_sizes, explained_speed,
+        compared_sizes, explained_speed, forecast, forecast_of_several,
     )
 } | TRAINED_PAGES  # fmt: skip

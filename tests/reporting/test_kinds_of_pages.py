@@ -21,6 +21,7 @@ from tests.reported_runs import (
     sample_line,
     write_evaluation,
     write_find,
+    write_forecast,
     write_json,
     write_profile,
     write_run,
@@ -38,6 +39,26 @@ def section(of: Page, title: str) -> Section:
 def cells(of: Section) -> list[list[str]]:
     assert of.table is not None
     return [[cell.text for cell in row] for row in of.table.cells()]
+
+
+def test_a_forecast_shows_memory_by_module_and_what_its_check_found(tmp_path: Path) -> None:
+    made = page(write_forecast(tmp_path, "resnet18"))
+    assert made.headline == "Largest batch size that fits: 2 on NVIDIA T4"
+    rows = cells(section(made, "NVIDIA T4: memory by module"))
+    assert [row[:3] for row in rows] == [
+        ["layer1.0", "1.8 GiB", "87.5 %"],
+        ["(the model itself)", "256.0 MiB", "12.5 %"],
+    ]
+    assert cells(section(made, "Check"))[0][:2] == ["resnet18", "grew"]
+
+
+def test_workloads_of_a_file_are_shown_each_and_failures_on_top(tmp_path: Path) -> None:
+    made = page(write_forecast(tmp_path, "one", "two"))
+    assert made.title == "Forecast of 3 workloads"
+    assert made.warnings == ("broken: layer1.0: it raised",)
+    titles = [one.title for one in made.sections]
+    assert titles[:3] == ["Check", "one, NVIDIA T4", "one, NVIDIA T4: memory by module"]
+    assert "two, NVIDIA T4: memory by module" in titles
 
 
 def test_a_profile_opens_with_what_to_take_and_what_it_costs(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from brim.data.base import SampleSet
 from brim.evaluation.setup import read_data
 from brim.settings.declare import read_settings
 from brim.settings.eval_settings import EvalRequest
-from brim.settings.find_settings import ForecastSettings
+from brim.settings.forecast_settings import ForecastSettings
 from brim.sizing.plans import PlanCache
 from brim.units import fraction_text
 

@@ -44,7 +44,7 @@ from brim.units import bytes_text, count_text, duration_text, number
 __all__ = ["CHECKED_KINDS", "CHECKS", "CheckResult", "check_as", "check_run"]
 
 CHECK_SCHEMA = "brim.check_run/1"
-CHECKED_KINDS = ("eval", "profile", "train", "sweep")  # `brim ood` is a training
+CHECKED_KINDS = ("eval", "lm-eval", "profile", "train", "sweep")  # `brim ood` is a training
 
 
 def _over_parts(
@@ -135,7 +135,7 @@ def _failed_line(checked: CheckedRun) -> CheckLine | None:
 def _failures(run: Run) -> tuple[float | None, float | None, str] | None:
     """How many failed, of how many, and of what; None for a run in which nothing can fail alone."""
     summary = run.summary
-    if run.kind == "eval":
+    if run.kind in ("eval", "lm-eval"):
         return number(summary.get("num_failed")), number(summary.get("num_samples")), "samples"
     if run.profile is not None:
         points = entries(run.profile["summary"])

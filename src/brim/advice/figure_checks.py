@@ -95,7 +95,7 @@ def _waiting_fraction(part: CheckedPart) -> tuple[float | None, bool]:
     if between_batches is not None:
         return between_batches, True
     waited, seconds = number(value_at(part.summary, "loader.wait_seconds")), number(part.summary.get("seconds"))
-    if part.kind == "eval" or waited is None or not seconds:
+    if part.kind in ("eval", "lm-eval") or waited is None or not seconds:
         return None, False
     return waited / seconds, not part.resumed
 
@@ -124,7 +124,9 @@ def epoch_seconds(part: CheckedPart, limits: CheckLimits) -> JudgedFigure:
     """The longest epoch's steps."""
     seconds = part.epoch_seconds()
     if not seconds:
-        return JudgedFigure(None, why="no epochs on record" if part.kind != "eval" else "an evaluation has no epochs")
+        return JudgedFigure(
+            None, why="no epochs on record" if "eval" not in part.kind else "an evaluation has no epochs"
+        )
     longest, most = max(seconds), limits.max_epoch_seconds
     kept = most is None or longest <= most
     return JudgedFigure(kept, longest, f"{duration_text(longest)} at most", f"above {duration_text(most)}")

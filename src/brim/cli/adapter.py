@@ -25,7 +25,7 @@ __all__ = ["build_command"]
 
 _PANELS = (  # in the order of the help
     "", "Points", "Data", "Loss", "Training", "Answers", "Batch size", "Seeds", "Device and precision", "Loading",
-    "Recommendation", "Experiments", "Running", "Where", "Before a run", "Trying", "Rounds", "Output",
+    "Recommendation", "Experiments", "Running", "Where", "Before a run", "Trying", "Rounds", "Checking", "Output",
 )  # fmt: skip
 _FLAG = "_flag"  # after the name of an argument that can be given with a flag as well
 _LINES = "brim.settings.lines"  # in a context: where the settings of a file stand

@@ -25,7 +25,7 @@ from brim.running.results import ExecutionFigures
 from brim.settings.eval_settings import EvaluateSettings, failed_fast
 from brim.settings.sizes import format_bytes
 
-__all__ = ["EvalProgress", "comparison_table", "evaluate", "print_result"]
+__all__ = ["EvalProgress", "comparison_table", "evaluate", "print_result", "summary_rows"]
 
 
 def evaluate(settings: EvaluateSettings) -> bool:
@@ -144,7 +144,7 @@ def print_result(console: Console, result: EvalResult, *, examples: int = 0) -> 
     table.add_column(justify="right", no_wrap=True)
     for name, figure in summary["metrics"].items():
         table.add_row(name, f"{figure['value']:.4f} ± {figure['ci95']:.4f}")
-    for label, value in _figures(summary):
+    for label, value in summary_rows(summary):
         table.add_row(label, value)
     console.print(table)
     for entry in result.samples[:examples]:
@@ -153,7 +153,8 @@ def print_result(console: Console, result: EvalResult, *, examples: int = 0) -> 
     console.print(f"in {result.folder}", markup=False, highlight=False)
 
 
-def _figures(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The figures of a run, by what they are called on the terminal."""
     rows = [("samples", f"{summary['num_samples']:,}")]
     if summary["num_failed"]:
         rows.append(("failed", f"{summary['num_failed']:,}"))

@@ -11,35 +11,57 @@ from rich.table import Table
 from rich.text import Text
 
 from brim.cli.console import error_console, output_console, print_document
-from brim.records import settings_in_words
+from brim.planning.forecast_base import shown_size, sizes_of
+from brim.records import PART_NAMES, settings_in_words
 from brim.settings.sizes import format_bytes
 
 if TYPE_CHECKING:
     from brim.forecasting.gpus import Gpu
     from brim.forecasting.table import BatchTable
     from brim.planning.forecast import ForecastResult
-    from brim.settings.find_settings import ForecastSettings
+    from brim.settings.forecast_settings import ForecastSettings
 
-__all__ = ["PART_NAMES", "forecast", "print_batch_table", "print_forecasts", "print_gpus", "sizes_of"]
+__all__ = ["forecast", "print_batch_table", "print_forecasts", "print_gpus"]
 
 
-def forecast(settings: ForecastSettings) -> None:
-    """Print a forecast, the table of language models, or the cards that are known."""
+def forecast(settings: ForecastSettings) -> bool:
+    """Print a forecast, the table of language models, or the cards that are known; whether a check failed."""
     if settings.gpus:
         _list_gpus(json_output=settings.json_output)
-        return
+        return False
     if settings.table:
         _show_batch_table(json_output=settings.json_output)
-        return
+        return False
     from brim.planning.forecast import forecast as run
 
     result = run(settings, note=_note)
     if settings.json_output:
         print_document(result.document)
     else:
-        print_forecasts(output_console(), [dict(card.document) for card in result.cards])
+        _print_result(result, by_module=settings.by_module is not None)
     if settings.plot is not None:
         _draw(result, settings.plot)
+    for file in (settings.save, settings.markdown, settings.output):
+        if file is not None and file.exists():
+            error_console().print(f"written to {file}", markup=False, highlight=False)
+    return result.check is not None and not result.check.ok
+
+
+def _print_result(result: ForecastResult, *, by_module: bool) -> None:
+    from brim.cli.forecast_check import print_check, print_modules
+
+    console = output_console()
+    if not result.of_file:
+        print_forecasts(console, [dict(card.document) for card in result.cards])
+    if by_module:
+        several = len(result.cards) > 1
+        for workload in result.workloads:
+            for card in workload.cards:
+                print_modules(console, workload.name if several else "", card.document)
+    if result.check is not None:
+        if by_module or not result.of_file:
+            console.print()
+        print_check(console, result)
 
 
 def _note(line: str) -> None:
@@ -47,7 +69,7 @@ def _note(line: str) -> None:
 
 
 def _draw(result: ForecastResult, path: Path) -> None:
-    from brim.cli.forecast_page import forecast_page
+    from brim.reporting.kinds.forecast import forecast_page
     from brim.reporting.page import render
     from brim.storage.files import write_atomic
 
@@ -81,20 +103,6 @@ def _show_batch_table(*, json_output: bool) -> None:
 
 
 MOST_SIDE_BY_SIDE = 4  # cards whose figures fit beside each other
-PART_NAMES = {
-    "weights": "weights and buffers",
-    "gradients": "gradients",
-    "optimizer_state": "optimizer state",
-    "inputs": "the batch itself",
-    "activations": "activations",
-    "kv_cache": "keys and values",
-    "temporary": "temporary",
-    "workspaces": "workspaces (cuBLAS, cuDNN)",
-    "communication": "communication buckets",
-    "cached": "cached by the allocator",
-    "context": "CUDA context",
-}
-
 Document = Mapping[str, Any]
 
 
@@ -164,7 +172,7 @@ def _print_one(console: Console, document: Document) -> None:
         )
     console.print(table, soft_wrap=False)
     console.print(_answer(document), markup=False, highlight=False)
-    shown = _shown_size(document, sizes)
+    shown = shown_size(document)
     console.print(f"\nat batch size {shown['batch_size']:,}:", markup=False, highlight=False)
     console.print(_breakdown(shown), soft_wrap=False)
 
@@ -232,19 +240,6 @@ def _remarks(documents: Sequence[Document]) -> list[str]:
     lines += [f"note: {note}" for document in documents for note in document["notes"]]
     seconds = max(document["trace_seconds"] for document in documents)
     return [*dict.fromkeys(lines), f"traced in {seconds:.1f} s, without a GPU"]
-
-
-def sizes_of(document: Document) -> Sequence[Mapping[str, Any]]:
-    """The sizes of a forecast: those listed, or the one it is about."""
-    sizes: Sequence[Mapping[str, Any]] = document.get("sizes", [document])
-    return sizes
-
-
-def _shown_size(document: Document, sizes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The size whose breakdown is worth seeing: the largest that fits, else the smallest."""
-    fitting = [size for size in sizes if size["fits"]]
-    at_largest = [size for size in sizes if size["batch_size"] == document["batch_size_max"]]
-    return (at_largest or fitting[-1:] or list(sizes))[0]
 
 
 def _verdict(fits: bool) -> Text:

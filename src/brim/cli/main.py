@@ -29,10 +29,13 @@ __all__ = ["app", "run"]
 
 INTERRUPTED = 130  # what typer, too, leaves with after Ctrl-C
 _SHOWN = (
-    "find", "eval", "profile", "sweep", "forecast", "ood", "encode", "knobs", "check", "advise", "report",
+    "find", "eval", "lm-eval", "profile", "sweep", "forecast", "ood", "encode", "knobs", "check", "advise", "report",
     "demo", "train", "watch", "doctor",
 )  # fmt: skip
-_FUNCTIONS = {"eval": "evaluate:evaluate", "cache list": "cache:list_plans", "cache clear": "cache:clear"}
+_FUNCTIONS = {
+    "eval": "evaluate:evaluate", "lm-eval": "lm_eval:run", "cache list": "cache:list_plans",
+    "cache clear": "cache:clear",
+}  # fmt: skip
 
 
 class LazyGroup(SuggestingGroup):

@@ -3,7 +3,8 @@
     rewritten(["profile", "--max_crops_list", "12", "13"])  # ["profile", "--knob", "max_crops", "--values", "12,13"]
 
 `OLD_FLAGS` has every flag of the guides in docs/coming-from/hand-made-scripts.md that brim spells otherwise, `LISTS`
-every option whose values may be separated by spaces. Does not know what a flag does, and loads no torch.
+every option whose values may be separated by spaces, `OPTIONAL` those that may have none. Does not know what a flag
+does, and loads no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,17 @@ from typer.core import TyperCommand, TyperGroup
 
 from brim.errors import RequestError
 
-__all__ = ["LISTS", "OLD_FLAGS", "ListFlag", "OldFlag", "SuggestingCommand", "SuggestingGroup", "dashed", "rewritten"]
+__all__ = [
+    "LISTS",
+    "OLD_FLAGS",
+    "OPTIONAL",
+    "ListFlag",
+    "OldFlag",
+    "SuggestingCommand",
+    "SuggestingGroup",
+    "dashed",
+    "rewritten",
+]
 
 VALUE = "VALUE"  # in a row: the value that follows the old flag; of a list, its values joined by commas
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
@@ -96,13 +107,16 @@ LISTS: tuple[ListFlag, ...] = (
     ),
 )  # fmt: skip
 
+# Options whose value may be left out: what a value looks like, since a word that is none belongs to the command.
+OPTIONAL = {("forecast", "--by-module"): re.compile(r"[+-]?\d+|true|false", re.IGNORECASE)}
+
 
 def rewritten(arguments: Sequence[str]) -> list[str]:
     """The line in brim's own flags; an old flag that none replaces is a `RequestError` that says what to do."""
     words = _renamed(dashed(arguments))
     end = words.index("--") if "--" in words else len(words)
     command = _command(words[:end])
-    return [*_joined_lists(_modern_flags(words[:end], command), command), *words[end:]]
+    return [*_with_values(_joined_lists(_modern_flags(words[:end], command), command), command), *words[end:]]
 
 
 def dashed(arguments: Sequence[str]) -> list[str]:
@@ -186,6 +200,15 @@ def _joined_lists(words: Sequence[str], command: str) -> list[str]:
             result += [part for value in values for part in (word, value)]
         else:
             result += [word, values[0] if len(values) == 1 else _comma_list(values)]
+    return result
+
+
+def _with_values(words: Sequence[str], command: str) -> list[str]:
+    """An option of `OPTIONAL` that is given without a value gets the word that stands for its default."""
+    result: list[str] = []
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        row = OPTIONAL.get((command, word))
+        result.append(word if row is None or row.fullmatch(following) else f"{word}=true")
     return result
 
 

@@ -24,9 +24,9 @@ NAME = "samples.jsonl"
 LABEL = "journal.json"
 
 
-def check_contents(folder: Path, *, resume: bool) -> None:
+def check_contents(folder: Path, *, resume: bool, command: str = "eval") -> None:
     """Refuse a folder that holds another run, or results without `resume`, or nothing to resume. Reads no model."""
-    check_no_other_run(folder, "eval")
+    check_no_other_run(folder, command)
     found = _leftovers(folder)
     if resume and not found:
         raise RequestError(f"{named('resume')}: {folder} holds no {NAME} to resume from; leave {named('resume')} out")
@@ -39,7 +39,7 @@ def check_contents(folder: Path, *, resume: bool) -> None:
             "or choose another folder"
         )
     raise RequestError(
-        f"{given('output', folder)}: it holds a {NAME} that brim eval did not write; choose another folder"
+        f"{given('output', folder)}: it holds a {NAME} that brim {command} did not write; choose another folder"
     )
 
 

@@ -15,8 +15,10 @@ from typing import Literal, get_args
 from brim.errors import BrimError, RequestError, first_line
 
 __all__ = [
+    "BATCH",
     "CATEGORIES",
     "DTYPE_BYTES",
+    "OUTSIDE",
     "Category",
     "ConvCall",
     "Event",
@@ -29,6 +31,8 @@ __all__ = [
 
 Category = Literal["weights", "buffers", "gradients", "optimizer", "inputs", "activations", "temporary", "cache"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
+BATCH = "(batch)"  # the owner of the batch that a step is given
+OUTSIDE = "(outside modules)"  # the owner of what no module takes, such as a loss function
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # of one element
 
 
@@ -52,6 +56,7 @@ class Event:
     category: Category
     op: str = ""  # the operation that asked for it, such as "aten.convolution"; "" for what was there before
     pool: int = 0  # 0: the default pool; 1: the private pool that CUDA graphs share
+    module: str = OUTSIDE  # to which it belongs (`modules.py`)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

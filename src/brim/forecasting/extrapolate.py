@@ -13,13 +13,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from brim.forecasting.allocator import FREE, AllocatorSettings, CachingAllocator, make_allocator, replay
+from brim.forecasting.allocator import FREE, AllocatorSettings, CachingAllocator, Replay, make_allocator, replay
+from brim.forecasting.events import OUTSIDE
 from brim.forecasting.overheads import PARTS, AllocatorTimeline
 from brim.sizing.byte_model import ByteModel
 
-__all__ = ["Peaks", "SizeModel"]
+__all__ = ["Owned", "Peaks", "SizeModel"]
+
+Owned = dict[tuple[str, str], int]  # bytes by module and part
 
 KEPT_PARTS = ("weights", "optimizer_state", "workspaces")  # these outlive a step
 STILL_PARTS = ("weights", "gradients", "optimizer_state", "workspaces")  # these do not grow with the batch
@@ -102,6 +105,22 @@ class SizeModel:
         if size not in self._replays:
             self._replays[size] = self._replay(self._timeline(size)) if self._replays_at(size) else self._fitted(size)
         return self._replays[size]
+
+    def owned(self, size: int) -> Owned:
+        """The bytes at the allocated peak by module and part; of each part they sum to that of `peaks(size)`.
+
+        Where `peaks` has another figure than the replay of this size (a smaller size needs more, or the peaks are
+        fitted), it is shared out in proportion.
+        """
+        traced = size if self._replays_at(size) else min(self._timelines, key=lambda at: abs(at - size))
+        found = _owned(self._timeline(traced), self._settings)
+        settled: Owned = {}
+        for part, total in self.peaks(size).parts.items():
+            modules = {module: count for (module, of), count in found.items() if of == part}
+            if sum(modules.values()) != total:
+                modules = _shared_out(total, modules) if modules else {OUTSIDE: total}
+            settled.update({(module, part): count for module, count in modules.items() if count})
+        return settled
 
     def runs_within(self, size: int, limit: int) -> bool:
         """Whether the last step runs when the allocator may reserve no more, without it giving back what is cached.
@@ -221,19 +240,32 @@ def _curve(sizes: Sequence[int], values: Sequence[int]) -> tuple[float, float, f
 
 def _replayed(timeline: AllocatorTimeline, settings: AllocatorSettings | None) -> Peaks:
     result = replay(timeline.blocks, timeline.requests, settings, pools=timeline.pools)
-    live: dict[int, tuple[str, int]] = {}
-    upto = result.peak_index + 1
-    for name, request, part, granted in zip(
-        timeline.blocks[:upto], timeline.requests[:upto], timeline.parts[:upto], result.granted[:upto], strict=True
+    parts = dict.fromkeys(PARTS, 0)
+    for place in _live_at_peak(timeline, result):
+        parts[timeline.parts[place]] += result.granted[place]
+    return Peaks(allocated_bytes=result.peak_allocated_bytes, reserved_bytes=result.peak_reserved_bytes, parts=parts)
+
+
+def _owned(timeline: AllocatorTimeline, settings: AllocatorSettings | None) -> Owned:
+    result = replay(timeline.blocks, timeline.requests, settings, pools=timeline.pools)
+    found: Owned = {}
+    for place in _live_at_peak(timeline, result):
+        key = (timeline.owners[place] if timeline.owners else OUTSIDE, timeline.parts[place])
+        found[key] = found.get(key, 0) + result.granted[place]
+    return found
+
+
+def _live_at_peak(timeline: AllocatorTimeline, result: Replay) -> Iterable[int]:
+    """Which requests hold a block at the allocated peak, by their place."""
+    live: dict[int, int] = {}
+    for place, (name, request) in enumerate(
+        zip(timeline.blocks[: result.peak_index + 1], timeline.requests, strict=False)
     ):
         if request == FREE:
             live.pop(name, None)
         else:
-            live[name] = (part, granted)
-    parts = dict.fromkeys(PARTS, 0)
-    for part, granted in live.values():
-        parts[part] += granted
-    return Peaks(allocated_bytes=result.peak_allocated_bytes, reserved_bytes=result.peak_reserved_bytes, parts=parts)
+            live[name] = place
+    return live.values()
 
 
 def _replayed_after(

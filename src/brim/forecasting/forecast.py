@@ -20,17 +20,17 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from brim.errors import DoesNotFitError, RequestError, first_line
 from brim.forecasting.allocator import AllocatorSettings
 from brim.forecasting.events import Target, Trace, UntraceableError
-from brim.forecasting.extrapolate import SizeModel
+from brim.forecasting.extrapolate import Owned, SizeModel
 from brim.forecasting.gpus import Gpu, find_gpu, gpu_of_memory
 from brim.forecasting.later_steps import repeats_its_first_step, with_second_step
-from brim.forecasting.overheads import Environment, installed_torch, make_timeline
+from brim.forecasting.overheads import PARTS, Environment, installed_torch, make_timeline
 from brim.forecasting.trace import trace_workload
 from brim.memory.collector import without_collector
 from brim.memory.devices import DEFAULT_MARGIN
 from brim.memory.failures import memory_remedies
 from brim.ranks.unwrap import communication_bytes
 from brim.ranks.world import current_world
-from brim.records import Forecast
+from brim.records import Forecast, ModuleBytes
 from brim.settings.caller import given, named, written
 from brim.settings.find_settings import DEFAULT_MAX_SIZE
 from brim.settings.shared import check_one_card
@@ -232,8 +232,11 @@ class Forecaster:
         """The time spent on traces so far."""
         return self._traced.seconds
 
-    def at(self, size: int, *, largest: int | None = None) -> Forecast:
-        """The forecast of one size; `largest` is what to say of the largest size, if it is known."""
+    def at(self, size: int, *, largest: int | None = None, depth: int | None = None) -> Forecast:
+        """The forecast of one size; `largest` is what to say of the largest size, if it is known.
+
+        With `depth` it has the bytes by module: those of modules so many names deep, each with what is inside of it.
+        """
         if size < self.smallest:
             raise RequestError(f"batch size {size}: the smallest this workload can run is {self.smallest}")
         peaks = self.model(size).peaks(size)
@@ -259,6 +262,7 @@ class Forecaster:
             trace_seconds=self.trace_seconds,
             notes=tuple(self._traced.workload.notes),
             made_for={name: _plain(facts[name]) for name in _MADE_FOR if name in facts},
+            by_module=() if depth is None else _by_module(self.model(size).owned(size), depth),
         )
 
     def largest(self, *, power_of_two: bool = False, multiple_of: int = 1) -> int:
@@ -372,6 +376,22 @@ def _sizes_to_trace(smallest: int, largest: int, asked: int | None) -> list[int]
         {low, min(4 * low, largest)} if asked is None or asked > largest else {asked, low if asked > low else 4 * low}
     )
     return sorted(pair)
+
+
+def _by_module(owned: Owned, depth: int) -> tuple[ModuleBytes, ...]:
+    """A row for each module down to a depth, most bytes first."""
+    rows: dict[str, dict[str, int]] = {}
+    for (module, part), count in owned.items():
+        outside = module.startswith("(")
+        parts = rows.setdefault(module if outside else ".".join(module.split(".")[:depth]), {})
+        parts[part] = parts.get(part, 0) + count
+    made = [
+        ModuleBytes(
+            module=module, bytes=sum(parts.values()), parts={part: parts[part] for part in PARTS if part in parts}
+        )
+        for module, parts in rows.items()
+    ]
+    return tuple(sorted(made, key=lambda row: (-row.bytes, row.module)))
 
 
 def _plain(value: Any) -> Any:

@@ -150,7 +150,7 @@ class _Shortened:
         for layer in state.cache.layers:
             if layer.is_initialized:
                 for tensor in (layer.keys, layer.values):
-                    self.tracer.ledger.label(self.tracer.values.block_of(tensor), "cache")
+                    self.tracer.ledger.label(self.tracer.values.block_of(tensor), "cache", "(keys and values)")
 
 
 class _TracedLoop(_Shortened, DecodeLoop):

@@ -46,7 +46,7 @@ def with_second_step(first_step: Trace, whole: Trace) -> Trace | None:
         whole,
         batch_size=first_step.batch_size,
         events=tuple(
-            Event(event.kind, event.block, bytes_of[event.block], event.category, event.op, event.pool)
+            Event(event.kind, event.block, bytes_of[event.block], event.category, event.op, event.pool, event.module)
             for event in whole.events
         ),
         seconds=first_step.seconds,

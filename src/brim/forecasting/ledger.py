@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import bisect
 import weakref
+from collections.abc import Callable
 
 import torch
 
-from brim.forecasting.events import Category, Event
+from brim.forecasting.events import OUTSIDE, Category, Event
 from brim.forecasting.torch_private import storage_address
 
 __all__ = ["Block", "Ledger"]
@@ -38,15 +39,17 @@ class Ledger:
     """Numbers blocks as they are taken.
 
     Those that were there before the first step (`resident`) come first in the events, in whatever order a step
-    happens to touch them.
+    happens to touch them. `owner` says to which module a block belongs that is taken now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Callable[[], str] = lambda: OUTSIDE) -> None:
+        self._owner = owner
         self.pool = 0  # of the blocks to come: 1 while a CUDA graph would be captured
         self._closed = False
         self._bytes: list[int] = []  # of each block
         self._ops: list[str] = []
         self._pools: list[int] = []
+        self._owners: list[str] = []
         self._labels: dict[int, Category] = {}
         self._resident: list[int] = []
         self._log: list[int] = []  # block + 1 taken, -(block + 1) given back
@@ -62,13 +65,15 @@ class Ledger:
         self._log.append(number + 1)
         return Block(self, number)
 
-    def take_resident(self, nbytes: int, label: Category) -> Block | None:
+    def take_resident(self, nbytes: int, label: Category, owner: str | None = None) -> Block | None:
         """A block that was there before the first step."""
         if nbytes == 0 or self._closed:
             return None
         number = self._number(nbytes, "")
         self._resident.append(number)
         self._labels[number] = label
+        if owner is not None:
+            self._owners[number] = owner
         return Block(self, number)
 
     def give_back(self, number: int) -> None:
@@ -91,10 +96,13 @@ class Ledger:
         held = self._storages.get(storage_address(storage))
         return None if held is None else held[1]
 
-    def label(self, block: Block | None, category: Category) -> None:
-        """Say what a block is for; the first label stays."""
-        if block is not None:
-            self._labels.setdefault(block.number, category)
+    def label(self, block: Block | None, category: Category, owner: str | None = None) -> None:
+        """Say what a block is for, and whose it is; the first label stays."""
+        if block is None or block.number in self._labels:
+            return
+        self._labels[block.number] = category
+        if owner is not None:
+            self._owners[block.number] = owner
 
     def op_of(self, block: Block | None) -> str:
         """The operation that took a block."""
@@ -134,6 +142,7 @@ class Ledger:
                 categories[number],
                 self._ops[number],
                 self._pools[number],
+                self._owners[number],
             )
             for entry in entries
         )
@@ -150,6 +159,7 @@ class Ledger:
         self._bytes.append(nbytes)
         self._ops.append(op)
         self._pools.append(self.pool)
+        self._owners.append(self._owner())
         return len(self._bytes) - 1
 
     def _categories(self) -> list[Category]:

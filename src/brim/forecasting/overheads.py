@@ -41,6 +41,7 @@ _PART_OF = {category: part for part, categories in PARTS.items() for category in
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "_scaled_mm", "_grouped_mm", "linear")
 _LT_PRODUCTS = ("addmm", "_addmm_activation", "_scaled_mm")
+_SHARED = "(kept workspaces)"  # whose a workspace is that all products share
 _TRANSIENT_WORKSPACES = (2, 15)  # from this torch on a product's workspace is given back when it ends
 
 
@@ -83,6 +84,7 @@ class AllocatorTimeline:
     requests: tuple[int, ...]
     parts: tuple[str, ...]
     pools: tuple[int, ...]  # 0: the default one; else the private pool of CUDA graphs
+    owners: tuple[str, ...] = ()  # the module that each belongs to; none: it is not known
     last_step: int = 0  # where the last step begins
 
     def like(self, other: AllocatorTimeline) -> bool:
@@ -98,7 +100,7 @@ def make_timeline(trace: Trace, environment: Environment, *, workspaces: bool = 
     after: dict[int, list[_Workspace]] = defaultdict(list)
     for workspace in _workspaces(trace, environment) if workspaces else ():
         after[workspace.event].append(workspace)
-    rows: list[tuple[int, int, str, int]] = []
+    rows: list[tuple[int, int, str, int, str]] = []
     numbers: dict[int, int] = {}
     taken = 0
     last_event = trace.step_starts[-1] if trace.step_starts else 0
@@ -109,16 +111,19 @@ def make_timeline(trace: Trace, environment: Environment, *, workspaces: bool = 
         # Numbered by first appearance, so that traces of two sizes can be laid side by side.
         name = numbers.setdefault(event.block, len(numbers))
         request = event.bytes if event.kind == "alloc" else FREE
-        rows.append((name, request, _PART_OF[event.category], event.pool))
+        rows.append((name, request, _PART_OF[event.category], event.pool, event.module))
         for workspace in after.get(place, ()):
             # Those of a trace are not negative.
             taken -= len(workspace.requests)
             asked = list(enumerate(workspace.requests, start=taken))
-            rows += [(number, size, "workspaces", workspace.pool) for number, size in asked]
+            owner = _SHARED if workspace.kept else event.module
+            rows += [(number, size, "workspaces", workspace.pool, owner) for number, size in asked]
             if not workspace.kept:
-                rows += [(number, FREE, "workspaces", workspace.pool) for number, _ in reversed(asked)]
-    blocks, requests, parts, pools = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return AllocatorTimeline(blocks=blocks, requests=requests, parts=parts, pools=pools, last_step=last_step)
+                rows += [(number, FREE, "workspaces", workspace.pool, owner) for number, _ in reversed(asked)]
+    blocks, requests, parts, pools, owners = zip(*rows, strict=True) if rows else ((), (), (), (), ())
+    return AllocatorTimeline(
+        blocks=blocks, requests=requests, parts=parts, pools=pools, owners=owners, last_step=last_step
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,8 @@ for each, so that a new torch shows at once which of them is gone or means somet
 | `without_dispatch` | `_C._DisableTorchDispatch` | run an operation on real values inside a trace |
 | `tree_leaves` | `torch.utils._pytree` | find the tensors of a batch or of an optimizer's state |
 | `current_graph_task_id` | `_C._current_graph_task_id` | know whether the autograd engine runs; -1: it does not |
+| `current_autograd_node` | `_C._current_autograd_node` | know which node of the graph it runs |
+| `next_node_number`, `node_number` | `autograd._get_sequence_nr`, `Node._sequence_nr` | know when a node was made |
 | `NO_TORCH_FUNCTION`, `NO_TORCH_DISPATCH` | `_C._disabled_torch_*_impl` | make and recognise tensor subclasses |
 | `make_wrapper_subclass` | `Tensor._make_wrapper_subclass` | make a tensor without data |
 | `use_count` | `Tensor._use_count` | know whether only the engine holds a gradient |
@@ -34,15 +36,17 @@ from torch.utils._python_dispatch import _disable_current_modes as without_dispa
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
-    "NO_TORCH_DISPATCH", "NO_TORCH_FUNCTION", "TorchDispatchMode", "composite", "current_graph_task_id",
-    "fake_tensors", "foreach_as_on_cuda", "is_composite_on_cuda", "make_wrapper_subclass", "registered_operations",
-    "storage_address", "tree_leaves", "use_count", "without_cpu_autocast", "without_dispatch",
-    "without_dispatch_modes",
+    "NO_TORCH_DISPATCH", "NO_TORCH_FUNCTION", "TorchDispatchMode", "composite", "current_autograd_node",
+    "current_graph_task_id", "fake_tensors", "foreach_as_on_cuda", "is_composite_on_cuda", "make_wrapper_subclass",
+    "next_node_number", "node_number", "registered_operations", "storage_address", "tree_leaves", "use_count",
+    "without_cpu_autocast", "without_dispatch", "without_dispatch_modes",
 ]  # fmt: skip
 
 NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
 NO_TORCH_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 current_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
+current_autograd_node: Callable[[], Any] = torch._C._current_autograd_node  # None between two nodes
+next_node_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]  # of this thread
 without_dispatch: Callable[[], Any] = torch._C._DisableTorchDispatch  # as long as what it returns is held
 make_wrapper_subclass: Any = torch.Tensor._make_wrapper_subclass
 
@@ -51,6 +55,11 @@ def use_count(tensor: torch.Tensor) -> int:
     """How often C++ holds a tensor; 0 where this torch does not say."""
     count: Any = getattr(tensor, "_use_count", None)
     return int(count()) if count is not None else 0
+
+
+def node_number(node: Any) -> int:
+    """When a node was made, among those of its thread; of one that accumulates gradients, more than any other's."""
+    return int(node._sequence_nr())
 
 
 def storage_address(storage: torch.UntypedStorage) -> int:

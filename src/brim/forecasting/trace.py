@@ -28,9 +28,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from brim.errors import BrimError, RequestError
 from brim.forecasting.cuda_autocast import cuda_autocast_on_cpu
 from brim.forecasting.cuda_kernels import as_on_cuda
-from brim.forecasting.events import Category, Event, Target, Trace, UntraceableError, obstacle_in_words
+from brim.forecasting.events import BATCH, Category, Event, Target, Trace, UntraceableError, obstacle_in_words
 from brim.forecasting.generation_trace import prepare_generation
 from brim.forecasting.ledger import Block, Ledger
+from brim.forecasting.modules import ModuleWatch
 from brim.forecasting.shape_tensor import ShapeTensor, make_shape_tensor
 from brim.forecasting.torch_private import TorchDispatchMode, current_graph_task_id, foreach_as_on_cuda, tree_leaves
 from brim.forecasting.tracer import Tracer
@@ -82,7 +83,8 @@ def trace_workload(
 
 def _trace(workload: Workload, batch_size: int, target: Target | None, steps: int) -> Trace:
     started = time.perf_counter()
-    ledger = Ledger()
+    watch = ModuleWatch(workload.modules())
+    ledger = Ledger(watch.owner)
     tracer = Tracer(ledger, device_type="cuda" if workload.device.type == "cuda" else "cpu")
     starts = (workload.modules(), workload.optimizers(), [*workload.stateful(), workload])
     snapshot = _References.take(*starts)
@@ -90,11 +92,16 @@ def _trace(workload: Workload, batch_size: int, target: Target | None, steps: in
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_collector())  # what a cycle holds, it holds until the trace ends
             replace_meta_tensors(workload.modules(), workload.optimizers())
+            watch.learn_parameters()
             stack.enter_context(without_collectives(workload.modules()))
             stack.enter_context(_settings_of_cuda(tracer, target))
-            _adopt(tracer, workload)
+            _adopt(tracer, workload, watch)
+            # A gradient's label must be there before a step drops it.
+            handle = register_optimizer_step_pre_hook(_label_gradients_for(tracer, watch))
+            stack.callback(handle.remove)
+            stack.enter_context(watch.watching())
             stack.enter_context(tracer)
-            guess = _run(tracer, workload, batch_size, steps)
+            guess = _run(tracer, workload, watch, batch_size, steps)
     finally:
         ledger.close()
         tracer.values.release()
@@ -116,7 +123,7 @@ def _trace(workload: Workload, batch_size: int, target: Target | None, steps: in
     )
 
 
-def _run(tracer: Tracer, workload: Workload, batch_size: int, steps: int) -> str | None:
+def _run(tracer: Tracer, workload: Workload, watch: ModuleWatch, batch_size: int, steps: int) -> str | None:
     """Make the batch and take the steps; says what is not as it would be, if anything is not."""
     batch = workload.make_batch(batch_size)
     length = workload.batch_length(batch)
@@ -125,12 +132,12 @@ def _run(tracer: Tracer, workload: Workload, batch_size: int, steps: int) -> str
             f"make_batch({batch_size}) returned a batch of {length}: it must return exactly the size asked for "
             "(if the first tensor's leading dimension is not the batch size, pass batch_length=)"
         )
-    _label(tracer, tree_leaves(batch), "inputs")
+    _label(tracer, tree_leaves(batch), "inputs", BATCH)
     guess = prepare_generation(workload, tracer, batch) if isinstance(workload, GenerateWorkload) else None
     for _ in range(steps):
         tracer.ledger.begin_step()
         workload.step(batch)
-        _label_state(tracer, workload)
+        _label_state(tracer, workload, watch)
     return guess
 
 
@@ -146,47 +153,48 @@ def _settings_of_cuda(tracer: Tracer, target: Target | None) -> Iterator[None]:
         stance: Any = getattr(torch.compiler, "set_stance", None)
         if stance is not None and "torch._dynamo" in sys.modules:  # else nothing here is compiled
             stack.enter_context(stance("force_eager"))
-        # A gradient's label must be there before a step drops it.
-        handle = register_optimizer_step_pre_hook(_label_gradients_for(tracer))
-        stack.callback(handle.remove)
         yield
 
 
-def _label_gradients_for(tracer: Tracer) -> Any:
+def _label_gradients_for(tracer: Tracer, watch: ModuleWatch) -> Any:
     def label(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        _label(tracer, (parameter.grad for parameter in parameters), "gradients")
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            _label(tracer, [parameter.grad], "gradients", watch.of_parameter(parameter))
 
     return label
 
 
-def _label_state(tracer: Tracer, workload: Workload) -> None:
+def _label_state(tracer: Tracer, workload: Workload, watch: ModuleWatch) -> None:
     """What the step has left behind: gradients and the optimizer's state."""
     for module in workload.modules():
-        _label(tracer, (parameter.grad for parameter in module.parameters()), "gradients")
+        for parameter in module.parameters():
+            _label(tracer, [parameter.grad], "gradients", watch.of_parameter(parameter))
     for optimizer in workload.optimizers():
-        _label(tracer, tree_leaves(list(optimizer.state.values())), "optimizer")
+        for held, state in optimizer.state.items():
+            _label(tracer, tree_leaves(state), "optimizer", watch.of_parameter(held))
 
 
-def _adopt(tracer: Tracer, workload: Workload) -> None:
+def _adopt(tracer: Tracer, workload: Workload, watch: ModuleWatch) -> None:
     """Weights, buffers, and what earlier steps have left: there before the first step.
 
     In the order in which `nn.Module.to` moves them: of each module its children first, then its own.
     """
     for module in workload.modules():
         for part in _children_first(module):
+            name = watch.of_module(part)
             for parameter in part._parameters.values():
                 if parameter is not None:
-                    tracer.values.adopt(parameter, "weights")
+                    tracer.values.adopt(parameter, "weights", name)
                     if parameter.grad is not None:
-                        tracer.values.adopt(parameter.grad, "gradients")
+                        tracer.values.adopt(parameter.grad, "gradients", name)
             for buffer in part._buffers.values():
                 if buffer is not None:
-                    tracer.values.adopt(buffer, "buffers")
+                    tracer.values.adopt(buffer, "buffers", name)
     for optimizer in workload.optimizers():
-        for value in tree_leaves(list(optimizer.state.values())):
-            if isinstance(value, torch.Tensor) and value.dim() > 0:  # a step count stays on the host
-                tracer.values.adopt(value, "optimizer")
+        for held, state in optimizer.state.items():
+            for value in tree_leaves(state):
+                if isinstance(value, torch.Tensor) and value.dim() > 0:  # a step count stays on the host
+                    tracer.values.adopt(value, "optimizer", watch.of_parameter(held))
 
 
 def _children_first(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -195,10 +203,10 @@ def _children_first(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     yield module
 
 
-def _label(tracer: Tracer, values: Iterable[Any], category: Category) -> None:
+def _label(tracer: Tracer, values: Iterable[Any], category: Category, owner: str) -> None:
     for value in values:
         if isinstance(value, torch.Tensor) and (isinstance(value, ShapeTensor) or value.layout is torch.strided):
-            tracer.ledger.label(tracer.values.block_of(value), category)
+            tracer.ledger.label(tracer.values.block_of(value), category, owner)
 
 
 class _References(StateSnapshot):
@@ -284,24 +292,24 @@ def _check_can_run(workload: Workload) -> None:
 
 def _metered(workload: Workload, size: int, steps: int) -> Trace:
     """Real steps at a size, booked; the state is as before afterwards."""
-    ledger = Ledger()
+    watch = ModuleWatch(workload.modules())
+    ledger = Ledger(watch.owner)
     snapshot = StateSnapshot.take(workload.modules(), workload.optimizers(), [*workload.stateful(), workload])
     try:
         with foreach_as_on_cuda(ShapeTensor):
             meter = _Meter(ledger)
             for module in workload.modules():
-                meter.label(module.parameters(), "weights", resident=True)
-                meter.label(module.buffers(), "buffers", resident=True)
-            with meter:
+                for part in module.modules():
+                    meter.label(part.parameters(recurse=False), "weights", watch.of_module(part), resident=True)
+                for part in module.modules():
+                    meter.label(part.buffers(recurse=False), "buffers", watch.of_module(part), resident=True)
+            with watch.watching(), meter:
                 batch = workload.make_batch(size)
-                meter.label(tree_leaves(batch), "inputs")
+                meter.label(tree_leaves(batch), "inputs", BATCH)
                 for _ in range(steps):
                     ledger.begin_step()
                     workload.step(batch)
-                    for module in workload.modules():
-                        meter.label((parameter.grad for parameter in module.parameters()), "gradients")
-                    for optimizer in workload.optimizers():
-                        meter.label(tree_leaves(list(optimizer.state.values())), "optimizer")
+                    _label_metered(meter, workload, watch)
     except Exception as error:
         raise UntraceableError(
             f"run for real on the CPU at batch size {size} it raised {obstacle_in_words(error)}"
@@ -310,6 +318,15 @@ def _metered(workload: Workload, size: int, steps: int) -> Trace:
         ledger.close()
         snapshot.restore()
     return Trace(batch_size=size, events=ledger.events(), step_starts=ledger.step_starts(), seconds=0.0)
+
+
+def _label_metered(meter: _Meter, workload: Workload, watch: ModuleWatch) -> None:
+    for module in workload.modules():
+        for parameter in module.parameters():
+            meter.label([parameter.grad], "gradients", watch.of_parameter(parameter))
+    for optimizer in workload.optimizers():
+        for held, state in optimizer.state.items():
+            meter.label(tree_leaves(state), "optimizer", watch.of_parameter(held))
 
 
 class _Meter(TorchDispatchMode):
@@ -335,17 +352,17 @@ class _Meter(TorchDispatchMode):
                 self._block_of(leaf, name)
         return result
 
-    def label(self, values: Any, category: Category, *, resident: bool = False) -> None:
-        """Say what some tensors are for; `resident`: they were there before."""
+    def label(self, values: Any, category: Category, owner: str, *, resident: bool = False) -> None:
+        """Say what some tensors are for and whose they are; `resident`: they were there before."""
         for value in values:
             if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
                 continue
             storage = value.untyped_storage()
             if resident and self._ledger.bound(storage) is None:
-                block = self._ledger.take_resident(storage.nbytes(), category)
+                block = self._ledger.take_resident(storage.nbytes(), category, owner)
                 if block is not None:
                     self._ledger.bind(storage, block)
-            self._ledger.label(self._ledger.bound(storage), category)
+            self._ledger.label(self._ledger.bound(storage), category, owner)
 
     def _block_of(self, tensor: torch.Tensor, op: str) -> Block | None:
         storage = tensor.untyped_storage()

@@ -76,12 +76,12 @@ class RealValues:
             shape_tensor.block = block
         self._adopted.clear()
 
-    def adopt(self, tensor: torch.Tensor, label: Category) -> Block | None:
+    def adopt(self, tensor: torch.Tensor, label: Category, owner: str | None = None) -> Block | None:
         """Count a tensor from outside as resident."""
         if isinstance(tensor, ShapeTensor):
             if tensor.block is None or not tensor.block.is_in(self._ledger):  # made before the trace
                 self._adopted.append((tensor, tensor.block))
-                tensor.block = self._ledger.take_resident(tensor.numel() * tensor.element_size(), label)
+                tensor.block = self._ledger.take_resident(tensor.numel() * tensor.element_size(), label, owner)
             return tensor.block
         storage = _storage_of(tensor)
         if storage is None:
@@ -91,7 +91,7 @@ class RealValues:
             # What was there before is met in the first step; what comes up later was made outside of torch.
             late = self._ledger.steps > 1
             block = self._ledger.take(storage.nbytes(), "") if late else None
-            block = block or self._ledger.take_resident(storage.nbytes(), label)
+            block = block or self._ledger.take_resident(storage.nbytes(), label, owner)
             if block is not None:
                 self._ledger.bind(storage, block)
         return block

@@ -24,7 +24,16 @@ from decimal import Decimal
 from brim.errors import BrimError
 from brim.settings.caller import named
 
-__all__ = ["HALF_PRECISION", "Failure", "FailureKind", "classify", "classify_exit", "memory_remedies", "memory_savings"]
+__all__ = [
+    "HALF_PRECISION",
+    "Failure",
+    "FailureKind",
+    "classify",
+    "classify_exit",
+    "memory_remedies",
+    "memory_savings",
+    "without_tracebacks",
+]
 
 
 class FailureKind(enum.Enum):
@@ -234,6 +243,19 @@ def classify(error: BaseException) -> Failure:
     if verdicts:
         return verdicts[0]
     return Failure(kind=FailureKind.OTHER, reason=f"{type(error).__name__} is not about memory")
+
+
+def without_tracebacks(error: Exception) -> Exception:
+    """The error, and all that it stands for, without the frames that keep a failed step's tensors alive."""
+    seen: set[int] = set()
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            link.__traceback__ = None
+            links += [link.__cause__, link.__context__]
+    return error
 
 
 def classify_exit(returncode: int) -> Failure | None:

@@ -140,7 +140,7 @@ class _Progress:
         done, total, rate = fields["done"], fields["total"], fields["samples_per_second"]
         if done is None or total is None:
             return None
-        if fields["kind"] == "eval" and rate:
+        if fields["kind"] in ("eval", "lm-eval") and rate:
             return float(max(total - done, 0) / rate)
         if self._first is None or self._unit != fields["unit"]:
             self._first, self._unit = (now, done), fields["unit"]

@@ -33,8 +33,8 @@ class RankGroup:
     The buckets are made once and kept, so that no sum can run out of memory half-way.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.world: World = current_world()
+    def __init__(self, device: torch.device, world: World | None = None) -> None:
+        self.world: World = current_world() if world is None else world
         self.device = device
         self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
         if self.world.size > 1:

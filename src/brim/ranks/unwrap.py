@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from brim.errors import RequestError
 
-__all__ = ["communication_bytes", "without_collectives"]
+__all__ = ["communication_bytes", "data_parallel", "without_collectives"]
 
 
 @contextlib.contextmanager
@@ -43,6 +43,11 @@ def without_collectives(modules: Iterable[nn.Module]) -> Iterator[None]:
                 plain = functools.partial(nn.modules.batchnorm._BatchNorm.forward, module)
                 _set_attribute(undo, module, "forward", plain)
         yield
+
+
+def data_parallel(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]:
+    """Those of the modules, and of what they consist of, that `DistributedDataParallel` wraps."""
+    return [module for module in _distinct(modules) if isinstance(module, DistributedDataParallel)]
 
 
 def communication_bytes(modules: Iterable[nn.Module]) -> int:

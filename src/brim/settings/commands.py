@@ -92,6 +92,22 @@ COMMANDS = {
             ),
         ),
         Command(
+            name="lm-eval",
+            summary="Run lm-eval's tasks on a language model, at the fastest batch size that fits.",
+            more="The tasks, prompts and metrics are lm-eval's, and so are the answers: those of its hf model.",
+            settings="lm_eval_settings:LmEvalSettings",
+            example="brim lm-eval -m ./my-model --tasks hellaswag,gsm8k --num-fewshot 5 -o runs/harness",
+            python=PythonCall(
+                name="lm_eval",
+                returns="brim.integrations.harness_work:LmEvalResult",
+                holds="`results` as lm-eval returns them, `metrics` by `task/metric`, `samples` by task, `summary` and "
+                "the run's `folder`.",
+                example='>>> result = brim.lm_eval("./my-model", "sums", include_path="tasks")\n'
+                ">>> sorted(result.metrics), len(result.samples['sums'])\n"
+                "(['sums/exact_match'], 32)",
+            ),
+        ),
+        Command(
             name="profile",
             summary="Evaluate a model at every value of a knob: accuracy, speed, memory and latency, and which value "
             "to take.",
@@ -158,7 +174,8 @@ COMMANDS = {
         Command(
             name="forecast",
             summary="Forecast peak memory and the largest batch size for a card, without a GPU.",
-            settings="find_settings:ForecastSettings",
+            settings="forecast_settings:ForecastSettings",
+            schema="forecast.schema.json",
             example="brim forecast swin3d_t --mode train --knob frames=16 --dtype bfloat16 --gpu a100-80gb",
             python=PythonCall(
                 name="forecast",

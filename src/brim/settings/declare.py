@@ -17,16 +17,19 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from brim.errors import RequestError, nearest_names
 from brim.settings.caller import flag_of, given, named
 from brim.settings.problems import Problem, raise_errors
 from brim.settings.setting_checks import Check, WrongEntryError, any_value, flag
 
+if TYPE_CHECKING:
+    from brim.settings.yaml_file import Document
+
 __all__ = [
     "AS_FIELD", "Declared", "FromFile", "Key", "NestedSettings", "Setting", "SettingKey", "check_fields",
-    "declared", "flag_names", "read_settings", "read_settings_file", "setting_keys",
+    "declared", "flag_names", "read_settings", "read_settings_file", "setting_keys", "settings_at",
 ]  # fmt: skip
 
 _UNCHECKED = any_value()
@@ -271,14 +274,25 @@ def read_settings_file(file: str, known: Sequence[Declared]) -> FromFile:
     """The file's settings by name; a `RequestError` names every key that the command lacks, with its line."""
     from brim.settings.yaml_file import read_yaml  # which is not needed to show flags
 
-    document = read_yaml(file)
+    values, lines, problems = settings_at(read_yaml(file), (), known)
+    raise_errors(problems)
+    return values, lines
+
+
+def settings_at(
+    document: Document, place: tuple[str, ...], known: Sequence[Declared]
+) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
+    """The settings under some keys of a file, as `FromFile` has them, and what is wrong with them."""
     settings = {one.name: one for one in known}
     values: dict[str, Any] = {}
     lines: dict[str, str] = {}
     problems: list[Problem] = []
-    for key, value in document.data.items():
+    section: Mapping[str, Any] = document.data
+    for part in place:
+        section = section[part]
+    for key, value in section.items():
         name, on = _name(key, settings)
-        line = document.line(key)
+        line, full = document.line(*place, key), ".".join((*place, key))
         message = ""
         if name not in settings:
             message = f"there is no such setting{nearest_names(name, settings)}"
@@ -289,11 +303,10 @@ def read_settings_file(file: str, known: Sequence[Declared]) -> FromFile:
                 values[name] = _as_flag(settings[name], value, on=on)
             except ValueError as error:
                 message = f"{value!r}: {error}"
-            lines[name] = f"{Path(file).name}: {key} (line {line})"
+            lines[name] = f"{Path(document.file).name}: {full} (line {line})"
         if message:
-            problems.append(Problem(severity="error", file=file, line=line, key=key, message=message))
-    raise_errors(problems)
-    return values, lines
+            problems.append(Problem(severity="error", file=document.file, line=line, key=full, message=message))
+    return values, lines, problems
 
 
 def _name(key: str, settings: Mapping[str, Declared]) -> tuple[str, bool]:

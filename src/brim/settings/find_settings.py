@@ -1,4 +1,4 @@
-"""What `brim find`, `brim forecast`, `brim knobs` and `brim cache` take.
+"""What `brim find`, `brim knobs` and `brim cache` take.
 
 A model by name, or functions; the data to try it on; and what is asked of the search.
 """
@@ -14,14 +14,14 @@ from brim.errors import RequestError, nearest_names
 from brim.records import Objective, Unit
 from brim.settings import shared
 from brim.settings.caller import given, named, written
-from brim.settings.declare import NestedSettings, Setting, check_fields
+from brim.settings.declare import Setting, check_fields
 from brim.settings.eval_settings import EvalRequest
-from brim.settings.setting_checks import choice, fraction, number, path, texts, whole
+from brim.settings.setting_checks import choice, fraction, number, path, whole
 from brim.settings.shared import BATCH, OUTPUT, WHERE
 
 __all__ = [
-    "DEFAULT_MAX_SIZE", "ClearSettings", "DataSelection", "FindSettings", "ForecastSettings", "KnobsSettings",
-    "ListSettings", "OwnStep", "SearchSettings", "WorkloadRequest",
+    "DEFAULT_MAX_SIZE", "ClearSettings", "DataSelection", "FindSettings", "KnobsSettings", "ListSettings", "OwnStep",
+    "SearchSettings", "WorkloadRequest", "with_own_step",
 ]  # fmt: skip
 
 DEFAULT_MAX_SIZE = 65536
@@ -143,7 +143,7 @@ class OwnStep:
     device: Any = None
 
 
-def _with_own_step(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_own_step(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parts of a call with a step of the caller's own, or the values as they are with `--max-tokens` a knob."""
     if values.get("step") is None:
         for name in ("make_batch", *_OBJECTS):
@@ -238,73 +238,7 @@ class FindSettings:
     ] = None  # fmt: skip
     json_output: shared.JsonOutput = False
 
-    arranged = staticmethod(_with_own_step)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ForecastSettings:
-    """A forecast of memory for one card or several."""
-
-    workload: Annotated[
-        WorkloadRequest | None,  # traced, never run; None: `own`, a table or the list of cards
-        NestedSettings(without=("device",), optional={"model": "As in brim find; left out with --table."}),
-    ]
-    own: Annotated[OwnStep | None, NestedSettings(without=("key",))] = None
-    on_data: DataSelection = dataclasses.field(default_factory=DataSelection)
-    max_tokens: shared.MaxTokens = None
-    gpu: Annotated[
-        tuple[str, ...],
-        Setting(
-            help="A card by name, such as a100-80gb or 'rtx 4090'; repeatable. --gpus lists them.", panel=WHERE,
-            metavar="NAME", check=texts(), many=True,
-            python_help="A card by name, such as a100-80gb or 'rtx 4090', or several.",
-        ),
-    ] = ()  # fmt: skip
-    memory: Annotated[
-        int | str | None,
-        Setting(help="Any other card by its memory, as the driver reports it: 24GiB.", panel=WHERE, metavar="SIZE"),
-    ] = None
-    batch_size: Annotated[
-        int | None, shared.setting_of(shared.BatchSize, help="auto: sizes up to the largest that fits; or one size N.")
-    ] = None
-    margin: Annotated[
-        float | None,
-        shared.setting_of(shared.Margin, help="Keep this fraction of the card free (0.05).", python_help=""),
-    ] = None
-    multiple_of: shared.MultipleOf = 1
-    power_of_two: shared.PowerOfTwo = False
-    max_batch_size: shared.MaxBatchSize = DEFAULT_MAX_SIZE
-    table: Annotated[
-        bool, Setting(help="Compute a table of batch sizes by card memory and language model size.", only="flags")
-    ] = False
-    gpus: Annotated[bool, Setting(help="List the cards that are known, and stop.", only="flags")] = False
-    plot: Annotated[
-        Path | None,
-        Setting(
-            help="Also draw it, as one HTML file that needs no network.", panel=OUTPUT, metavar="FILE", check=path()
-        ),
-    ] = None
-    json_output: shared.JsonOutput = False
-
-    @staticmethod
-    def arranged(values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Without a model there is a table or a list of cards, or it is missing."""
-        if not (values.get("table") or values.get("gpus")):
-            if "model" not in values and values.get("step") is None:
-                raise RequestError("MODEL is missing: give a model, as to brim find (or --table, or --gpus)")
-            return _with_own_step(values)
-        if "model" in values and not values.get("gpus"):
-            raise RequestError(f"--table computes its own models; leave {values['model']} out, or leave --table out")
-        return {**values, "workload": None, "own": None}
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.plot is not None and not self.plot.absolute().parent.is_dir():
-            raise RequestError(f"{given('plot', str(self.plot))}: there is no folder {self.plot.absolute().parent}")
-        if self.plot is not None and self.plot.is_dir():
-            raise RequestError(
-                f"{given('plot', str(self.plot))}: it is a folder; give a file, such as {self.plot / 'forecast.html'}"
-            )
+    arranged = staticmethod(with_own_step)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@
     python -m brim.settings.generated       # in a clone of the repository
 
 `brim/api.py` with explicit parameters, types, defaults and docstrings, so that editors and type checkers see what the
-command line takes; the JSON Schemas of `brim train` and `brim sweep` files; the tables of the docs. A test keeps
-each of them current.
+command line takes; the JSON Schemas of `brim train`, `brim sweep` and `brim forecast` files; the tables of the docs.
+A test keeps each of them current.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from brim.settings.commands import COMMANDS, Command, PythonCall
 from brim.settings.declare import AS_FIELD, Declared, declared
 from brim.settings.easytrain import foreign_keys
+from brim.settings.forecast_file import FILE_SECTIONS, forecast_file_settings
 from brim.settings.setting_checks import MOST_SEED, whole
+from brim.settings.shared import MODEL_HELP
 from brim.settings.train_settings import IGNORED_KEYS, SETTING_KEYS
 
 __all__ = ["KEYS_BEGIN", "KEYS_END", "generated_files", "python_module", "schemas", "settings_page", "with_keys"]
@@ -149,7 +151,7 @@ _FOREIGN = "foreign"  # in the definitions
 
 def schemas() -> dict[str, str]:
     """The text of each schema by its file's name."""
-    files = {"train.schema.json": _train(), "sweep.schema.json": _sweep()}
+    files = {"train.schema.json": _train(), "sweep.schema.json": _sweep(), "forecast.schema.json": _forecast()}
     return {name: json.dumps(schema, indent=1, ensure_ascii=False) + "\n" for name, schema in files.items()}
 
 
@@ -214,6 +216,43 @@ def _sweep() -> Schema:
             "lists": _settings(_single_or_list, null=True),
         },
     }
+
+
+def _forecast() -> Schema:
+    settings = {name: _setting_schema(one) for one in forecast_file_settings() for name in _spellings(one.name)}
+    workload = {"$ref": "#/$defs/workload"}
+    defaults, workloads = (FILE_SECTIONS[name] for name in ("defaults", "workloads"))
+    sections: Schema = {
+        "defaults": {"description": defaults, "anyOf": [workload, {"type": "null"}]},
+        "workloads": {
+            "description": workloads, "type": "object", "minProperties": 1, "additionalProperties": workload,
+        },
+    }  # fmt: skip
+    return {
+        "$schema": _DRAFT,
+        "title": "A file of brim forecast --file",
+        "description": "docs/integrations/ci.md",
+        **_object(sections),
+        "required": ["workloads"],
+        "$defs": {"workload": _object(settings)},
+    }
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """Both ways to write a key."""
+    return tuple(dict.fromkeys((name, name.replace("_", "-"))))
+
+
+def _setting_schema(one: Declared) -> Schema:
+    """What a setting takes in a file: a list or names with values, where it may be given several times."""
+    description = {"description": MODEL_HELP if one.name == "model" else one.setting.help}
+    if one.switch:
+        return {**description, "type": ["boolean", "null"]}
+    if one.setting.many:
+        return {**description, "type": ["string", "array", "object", "null"]}
+    kinds = [name for kind, name in ((str, "string"), (int, "integer")) if kind in (one.type, *get_args(one.type))]
+    schema = dict(one.setting.check.schema) or {"type": kinds or ["string"]}
+    return {**description, "anyOf": [schema, {"type": "null"}]}
 
 
 def _single(schema: Schema) -> Schema:

@@ -102,6 +102,12 @@ RETRYING_STEPS = 3  # in a row in which it did: once or twice is putting the cac
 MOST_CUTS = 3  # for that: lengths that change from step to step may cost a retry at any size
 MOST_CALM_READINGS = 64  # with enough free memory, before a size returns that other processes have repeatedly displaced
 
+# --- A whole function at a falling size -------------------------------------------------------------------------------
+LEAST_FALL = 0.9  # of a size that failed: what is nearer to it fails as well, most often
+MOST_FALL = 0.5  # of it at most in one go: a function that has returned is not run again, larger sizes are lost
+SMALLER_BY = 0.75  # of the size before: a step that fills memory bit by bit must come further at such a size …
+FURTHER = 1.2  # … at least by this factor; one that does not has met the place that needs most
+
 # --- A generation pool ------------------------------------------------------------------------------------------------
 MOST_POOL_ROWS = 4096  # steps of more rows take in proportion longer: nothing is gained
 POOL_LIMIT_FRACTION = 0.9  # of the limit: graphs of several sizes and the allocator need the rest

@@ -77,6 +77,8 @@ class Trial:
     peak_bytes: int | None = None  # reserved, with what does not exist yet
     allocated_bytes: int | None = None
     costliest_item: int | None = None  # the cost of the batch's costliest item
+    needed_bytes: int | None = None  # at least, by a batch that did not fit
+    progress: float | None = None  # how far a batch had come when it did not fit, of its memory; None: not known
 
     @classmethod
     def of_probe(cls, probe: Probe) -> Self:

@@ -27,7 +27,7 @@ from brim.sizing.micro_batches import MicroBatchSizer
 from brim.training.listener import ignore_note
 from brim.training.objective import Batch, LossSum, Objective
 
-__all__ = ["MicroBatch", "MicroBatches", "Rewinder", "WindowDone", "WindowWork", "measured"]
+__all__ = ["FailedMicroBatch", "MicroBatch", "MicroBatches", "Rewinder", "WindowDone", "WindowWork", "measured"]
 
 FLOAT32 = Precision(weights=torch.float32)
 FIRST_WAIT_SECONDS = 1.0  # for other processes to give memory back; then as long as all waits before
@@ -69,7 +69,7 @@ class WindowDone:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _FailedMicroBatch:
+class FailedMicroBatch:
     """A micro-batch that did not fit."""
 
     length: int
@@ -91,8 +91,8 @@ class GradientPass:
 
     def backward(self, batch: Batch, samples: int) -> LossSum:
         """Add the gradients of the losses' sum over `samples` to `.grad`; gives the sum without its graph."""
-        autocast = self.precision.autocast
-        with torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
+        autocast = self.precision.autocast  # None: as the caller has it
+        with contextlib.nullcontext() if autocast is None else torch.autocast(self.device.type, dtype=autocast):
             loss = self.objective.loss(self.model, batch)
         share = loss.total * (self.averaging_ranks / samples)
         torch.autograd.backward(share if self.scaler is None else self.scaler.scale(share))
@@ -227,11 +227,11 @@ class MicroBatches:
         whole = self.sizes.settled and not self._memory.meter_slows
         return self.meter.watched() if whole else contextlib.nullcontext()
 
-    def _attempt(self, work: WindowWork) -> WindowDone | _FailedMicroBatch:
+    def _attempt(self, work: WindowWork) -> WindowDone | FailedMicroBatch:
         """Run the share once; a micro-batch that does not fit ends it."""
         done = WindowDone()
         start = length = 0
-        failed: _FailedMicroBatch | None = None
+        failed: FailedMicroBatch | None = None
         try:
             while start < len(work.items):
                 length = self.sizes.next_length(len(work.items) - start, work.costs[start])
@@ -272,7 +272,7 @@ class MicroBatches:
         if not settled and self.sizes.settled:
             self.meter.release_cache()
 
-    def _classified(self, error: Exception, length: int, cost: int) -> _FailedMicroBatch:
+    def _classified(self, error: Exception, length: int, cost: int) -> FailedMicroBatch:
         """A failure after which smaller micro-batches may fit; every other error is raised as it is."""
         if isinstance(error, BrimError):
             raise error
@@ -290,9 +290,9 @@ class MicroBatches:
             ) from error
         if failure.kind is FailureKind.OTHER or (failure.kind is FailureKind.AMBIGUOUS and self._ambiguous):
             raise error
-        return _FailedMicroBatch(length=length, cost=cost, failure=failure, error=error.with_traceback(None))
+        return FailedMicroBatch(length=length, cost=cost, failure=failure, error=error.with_traceback(None))
 
-    def _after_failure(self, failed: _FailedMicroBatch, left_bytes: int | None) -> None:
+    def _after_failure(self, failed: FailedMicroBatch, left_bytes: int | None) -> None:
         """Smaller from here on, or the end: fail as asked, or because nothing smaller is left."""
         length, failure = failed.length, failed.failure
         self._ambiguous = failure.kind is FailureKind.AMBIGUOUS

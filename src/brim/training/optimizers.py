@@ -30,7 +30,7 @@ from brim.training.micro_batches import MicroBatches, WindowDone, gradient_squar
 from brim.workloads.optimizers import optimizer_class
 
 __all__ = [
-    "OptimizerStep", "WindowSums", "absent_bytes", "make_training_optimizer", "optimizer_options",
+    "GradientSums", "OptimizerStep", "WindowSums", "absent_bytes", "make_training_optimizer", "optimizer_options",
     "state_bytes_when_made", "tensors_of_state",
 ]  # fmt: skip
 
@@ -220,6 +220,50 @@ class WindowSums:
         }
 
 
+class GradientSums:
+    """The gradients of a window made one: summed over the ranks, and divided by the weight of the whole window.
+
+    Of a `sharded` model the ranks' gradients are summed by torch.
+    """
+
+    def __init__(self, micro: MicroBatches, group: RankGroup, *, sharded: bool = False) -> None:
+        self.parameters = micro.gradients.trainable()
+        self._micro = micro
+        self._group = group
+        self._sharded = sharded
+
+    def absent(self) -> list[int]:
+        """The positions of parameters without a gradient on this rank."""
+        return [place for place, parameter in enumerate(self.parameters) if parameter.grad is None]
+
+    def make(self, done: WindowDone, samples: int, *, absent: Iterable[int] = ()) -> torch.Tensor:
+        """Sum and weigh in place; `samples` are those that each micro-batch's sum was divided by.
+
+        `absent` are positions of parameters that have no gradient on any rank. Gives the sums of `WindowSums`.
+        """
+        sums = self._sums(done)
+        if self._sharded:
+            self._group.add_up(sums)
+        else:
+            self._group.sum_gradients(self.parameters, sums, absent=absent)
+        if not self._micro.gradients.objective.counts_samples:  # but, for example, tokens: their sum is known only now
+            self._scale_gradients(samples / sums[1])
+        return sums
+
+    def _sums(self, done: WindowDone) -> torch.Tensor:
+        device = self._micro.meter.memory.device
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        small, seen = done.small_square, done.small_square is not None
+        inverse = 1.0 / done.small_weight if seen else 0.0
+        values: Sequence[Any] = (done.total, done.weight, small if seen else 0.0, inverse, float(seen))
+        return torch.stack([_scalar(value, dtype, device) for value in values])
+
+    def _scale_gradients(self, factor: torch.Tensor) -> None:
+        gradients = [local_part(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+
+
 class OptimizerStep:
     """The optimizer step after a window: gradients summed over the ranks, weighed, measured, clipped and applied.
 
@@ -238,32 +282,25 @@ class OptimizerStep:
         sharded: bool = False,
     ) -> None:
         self.optimizer = optimizer
-        self.parameters = [parameter for parameter in micro.gradients.model.parameters() if parameter.requires_grad]
+        self._gradients = GradientSums(micro, group, sharded=sharded)
+        self.parameters = self._gradients.parameters
         self.skipped = 0  # steps that the gradient scaler left out
         self._micro = micro
-        self._group = group
         self._scaler = scaler
         self._gradient_clip = gradient_clip
         self._guarded = guarded
-        self._sharded = sharded
         self._steps = 0
 
     def absent(self) -> list[int]:
         """The positions of parameters without a gradient on this rank."""
-        return [place for place, parameter in enumerate(self.parameters) if parameter.grad is None]
+        return self._gradients.absent()
 
     def make(self, done: WindowDone, samples: int, *, absent: Iterable[int] = (), measured: bool = False) -> WindowSums:
         """Step on the gradients of a window; `samples` are those of all ranks.
 
         `absent` are positions of parameters that have no gradient on any rank; `measured` adds the gradient norm.
         """
-        sums = self._sums(done)
-        if self._sharded:
-            self._group.add_up(sums)
-        else:
-            self._group.sum_gradients(self.parameters, sums, absent=absent)
-        if not self._micro.gradients.objective.counts_samples:  # but, for example, tokens: their sum is known only now
-            self._scale_gradients(samples / sums[1])
+        sums = self._gradients.make(done, samples, absent=absent)
         large = None
         if measured:
             large = gradient_square(self.parameters)
@@ -272,19 +309,6 @@ class OptimizerStep:
         self._apply_guarded()
         self._steps += 1
         return WindowSums(sums, large)
-
-    def _sums(self, done: WindowDone) -> torch.Tensor:
-        device = self._micro.meter.memory.device
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        small, seen = done.small_square, done.small_square is not None
-        inverse = 1.0 / done.small_weight if seen else 0.0
-        values: Sequence[Any] = (done.total, done.weight, small if seen else 0.0, inverse, float(seen))
-        return torch.stack([_scalar(value, dtype, device) for value in values])
-
-    def _scale_gradients(self, factor: torch.Tensor) -> None:
-        gradients = [local_part(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
 
     def _apply(self) -> None:
         if self._scaler is None:

@@ -13,7 +13,7 @@ from brim.errors import RequestError
 from brim.records import Mode
 from brim.workloads.base import Workload, in_mode
 
-__all__ = ["TrainStepWorkload"]
+__all__ = ["TrainStepWorkload", "materialise_state"]
 
 
 class TrainStepWorkload(Workload):
@@ -81,19 +81,9 @@ class TrainStepWorkload(Workload):
             return loss
 
     def materialise_optimizer_state(self) -> None:
-        """Create the optimizer's state if a gradient scaler has skipped the steps that would have created it.
-
-        A float16 run skips its first steps while the scale is too large, so that its first batches would need less
-        memory than later ones, by the size of the optimizer state. One plain optimizer step on zeroed gradients
-        creates the state; the gradients are not needed any more, as the step was skipped.
-        """
-        if not self._keeps_state or not self._lacks_state():
-            return
-        for parameter in self._parameters():
-            if parameter.grad is not None:
-                parameter.grad.zero_()
-        self.optimizer.step()
-        self._keeps_state = not self._lacks_state()  # plain SGD never has any: do not check again
+        """Create the optimizer's state if a gradient scaler has skipped the steps that would have created it."""
+        if self._keeps_state:
+            self._keeps_state = materialise_state(self.optimizer)  # plain SGD never has any: do not check again
 
     def modules(self) -> Sequence[nn.Module]:
         """The model."""
@@ -127,12 +117,31 @@ class TrainStepWorkload(Workload):
         torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
         return loss.detach()
 
-    def _parameters(self) -> list[torch.Tensor]:
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def _lacks_state(self) -> bool:
-        state = self.optimizer.state
-        return any(parameter.grad is not None and not state.get(parameter) for parameter in self._parameters())
+def materialise_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Create an optimizer's state where a gradient scaler has skipped the steps so far; whether it keeps any.
+
+    A float16 run skips its first steps while the scale is too large, so that its first batches would need less
+    memory than later ones, by the size of the optimizer state. One plain optimizer step on zeroed gradients creates the
+    state; the gradients are not needed any more, as the step was skipped.
+    """
+    if not _lacks_state(optimizer):
+        return True
+    for parameter in _parameters(optimizer):
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+    optimizer.step()
+    return not _lacks_state(optimizer)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _lacks_state(optimizer: torch.optim.Optimizer) -> bool:
+    return any(
+        parameter.grad is not None and not optimizer.state.get(parameter) for parameter in _parameters(optimizer)
+    )
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:

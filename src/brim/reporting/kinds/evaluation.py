@@ -469,3 +469,4 @@ def _turned_section(pair: Mapping[str, Any], labels: Sequence[str]) -> Section |
 
 
 EVALUATION = RunKind(name="eval", page=evaluation_page, compare=compare_evaluations)
+HARNESS = RunKind(name="lm-eval", page=evaluation_page, compare=compare_evaluations)  # samples are requests

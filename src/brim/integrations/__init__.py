@@ -1,0 +1,1 @@
+"""brim inside other people's trainers and harnesses: one file per library, imported on use."""

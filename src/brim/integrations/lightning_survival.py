@@ -1,0 +1,375 @@
+"""An out-of-memory error in the middle of a Lightning run, survived: the batch is done again in smaller pieces.
+
+While a run lasts, the steps of one module instance are wrapped, and put back at its end. Until an error nothing is
+different. A training batch is then redone from zeroed gradients, so that the optimizer's step sees the gradients of the
+whole batch: the effective batch stays. How long pieces are is the sizer's decision, as is when a batch is whole again.
+
+What Lightning leaves no way to redo is raised with the reason: a backward inside an accumulation window, whose earlier
+batches are gone; a batch that cannot be cut; a step of manual optimization. With several ranks nothing is wrapped: the
+others would wait inside their backward. Imports no Lightning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+
+from brim.errors import BrimError, RequestError
+from brim.integrations.lightning_workload import set_attribute
+from brim.memory.devices import memory_of
+from brim.memory.failures import FailureKind
+from brim.memory.snapshot import StateSnapshot
+from brim.records import Probe
+from brim.running.retries import survivable
+from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
+from brim.training.micro_batches import Rewinder
+
+__all__ = ["Survival", "cut", "joined", "samples_in"]
+
+_IN_A_WINDOW = (
+    "in the backward of a batch inside an accumulation window: Lightning keeps no earlier batch of the window, so that "
+    "it cannot be done again; continue from the last checkpoint with a smaller memory_limit= or a larger margin="
+)
+_NOT_CUT = (
+    "the batch cannot be cut into samples (or the module optimizes manually), so that it cannot be done again in "
+    "pieces; continue from the last checkpoint with a smaller memory_limit= or a larger margin="
+)
+_STEPS = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    """What came of a step: its value, or an out-of-memory error."""
+
+    value: Any = None
+    error: Exception | None = None
+
+
+class _Cutter:
+    """How batches of one kind are cut, and what is known of how long pieces may be."""
+
+    def __init__(self) -> None:
+        self.sizes: MicroBatchSizer | None = None
+        self.running = 0  # samples of the batch or piece that runs
+
+    def needs_cutting(self, length: int) -> bool:
+        """Whether a batch of so many samples must be cut, by what happened to those before it."""
+        sizes = self.sizes
+        if sizes is None or (sizes.oom_events == 0 and sizes.request.ceiling != length):
+            sizes = self.sizes = MicroBatchSizer(MicroBatchRequest(ceiling=length))
+        self.running = length
+        return sizes.next_size() < length
+
+    def pieces(self, batch: Any, length: int) -> Iterator[tuple[Any, int]]:
+        """The pieces of a batch; when they are all done, so is the batch."""
+        assert self.sizes is not None
+        self.sizes.begin_window()
+        start = 0
+        while start < length:
+            self.running = self.sizes.next_length(length - start)
+            yield cut(batch, start, start + self.running), self.running
+            self.sizes.record(Probe(batch_size=self.running, verdict="fits"))
+            start += self.running
+        self.sizes.end_window()
+
+
+class Survival:
+    """Wraps the steps of a module for one run; `close` puts them back.
+
+    Args:
+        trainer: The trainer of the run.
+        module: The module whose steps are wrapped.
+        stage: `fit`, `validate`, `test` or `predict`.
+        loss_of: Whether the loss of a batch is the mean over its samples, or their sum.
+        note: Is given a sentence for each batch that is redone.
+    """
+
+    def __init__(
+        self, trainer: Any, module: Any, stage: str, *, loss_of: Literal["mean", "sum"], note: Callable[[str], None]
+    ) -> None:
+        self.trainer, self.module = trainer, module
+        self.loss_of = loss_of
+        self.note = note
+        self._training, self._evaluation = _Cutter(), _Cutter()
+        self._rewinder: Rewinder | None = None
+        self._redoing = False  # the batch was reported by a forward whose backward failed
+        self._forward_done = False  # the forward of this batch has ended
+        self._zeroed = False  # this batch has zeroed the gradients itself: the trainer's own zeroing is left out
+        self._added = False  # a piece of this batch has added to the gradients
+        self._can_cut = False  # whether the training batch that runs can be cut
+        self._undo = contextlib.ExitStack()
+        if stage == "fit":
+            self._wrap("optimizer_step", self._optimizer_step)
+            self._wrap("optimizer_zero_grad", self._optimizer_zero_grad)
+            self._wrap("training_step", self._training_step)
+        self._wrap(_STEPS.get(stage, "validation_step"), self._evaluation_step)
+
+    def close(self) -> None:
+        """Put the module's own steps back."""
+        self._undo.close()
+
+    def _wrap(self, name: str, by: Callable[..., Any]) -> None:
+        original = getattr(self.module, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            return by(original, *arguments, **named)
+
+        set_attribute(self._undo, self.module, name, wrapped)
+
+    # ------------------------------------------------------------------------------------------ evaluation
+
+    def _evaluation_step(self, original: Callable[..., Any], batch: Any, *arguments: Any) -> Any:
+        length, cutter = samples_in(batch), self._evaluation
+        while True:
+            step = functools.partial(original, batch, *arguments)
+            if length is not None and cutter.needs_cutting(length):
+                step = functools.partial(self._evaluated, original, batch, length, arguments)
+            done = _tried(step, can_cut=length is not None)
+            if done.error is None:
+                return done.value
+            self._shrink(cutter, done.error)
+
+    def _evaluated(self, original: Callable[..., Any], batch: Any, length: int, arguments: tuple[Any, ...]) -> Any:
+        outputs, samples = [], []
+        for piece, count in self._evaluation.pieces(batch, length):
+            with self._logged_as(count):
+                outputs.append(original(piece, *arguments))
+            samples.append(count)
+        return joined(outputs, samples)
+
+    # ------------------------------------------------------------------------------------------ training
+
+    def _optimizer_step(
+        self, original: Callable[..., Any], epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> Any:
+        """The closure runs forward and backward: what fails in it is done again, before any weight has changed."""
+
+        def redone() -> Any:
+            while True:
+                self._forward_done = False
+                done = _tried(optimizer_closure, can_cut=True)
+                if done.error is None:
+                    return done.value
+                if not self._forward_done:
+                    raise done.error  # `_training_step` has tried what can be tried
+                _refuse(done.error, _NOT_CUT if not self._can_cut else "")
+                _refuse(done.error, _IN_A_WINDOW if self.trainer.accumulate_grad_batches > 1 else "")
+                self._shrink(self._training, done.error)
+                self._redoing = True
+
+        self._redoing = False
+        try:
+            return original(epoch, batch_idx, optimizer, redone if callable(optimizer_closure) else optimizer_closure)
+        finally:
+            self._redoing = False
+
+    def _optimizer_zero_grad(self, original: Callable[..., Any], epoch: int, batch_idx: int, optimizer: Any) -> None:
+        if not self._zeroed:
+            original(epoch, batch_idx, optimizer)
+
+    def _training_step(self, original: Callable[..., Any], batch: Any, *arguments: Any) -> Any:
+        length = samples_in(batch) if self.module.automatic_optimization else None
+        self._zeroed, self._added, self._can_cut = False, False, length is not None
+        if not self._redoing:
+            self._mark()
+        while True:
+            step = functools.partial(original, batch, *arguments)
+            if length is not None and (self._training.needs_cutting(length) or self._redoing):
+                assert self._rewinder is not None
+                self._rewinder.rewind()
+                step = functools.partial(self._trained, original, batch, length, arguments)
+            done = _tried(step, can_cut=length is not None)
+            if done.error is None:
+                self._forward_done = True
+                return done.value
+            _refuse(done.error, _IN_A_WINDOW if self._added and not self._begins_window(arguments) else "")
+            self._shrink(self._training, done.error)
+
+    def _mark(self) -> None:
+        """Remember buffers and random generators, to begin the batch again from them."""
+        try:
+            self._rewinder = self._rewinder or Rewinder(self.module)
+            self._rewinder.mark()
+        except (AssertionError, KeyError):  # the module has other buffers than before
+            self._rewinder = Rewinder(self.module)
+            self._rewinder.mark()
+
+    def _trained(self, original: Callable[..., Any], batch: Any, length: int, arguments: tuple[Any, ...]) -> Any:
+        """Forward and backward of all pieces but the last, whose backward is the trainer's own."""
+        trainer, total = self.trainer, 0.0
+        optimizer = trainer.optimizers[0]
+        self._zeroed = self._added = False
+        if self._begins_window(arguments):
+            self.module.optimizer_zero_grad(trainer.current_epoch, arguments[0] if arguments else 0, optimizer)
+        self._zeroed = True
+        done, output, loss = 0, None, None
+        with self._metrics_counted_once():
+            for piece, count in self._training.pieces(batch, length):
+                with self._logged_as(None if self._redoing else count):
+                    output = original(piece, *arguments)
+                loss = output["loss"] if isinstance(output, Mapping) else output
+                done += count
+                if loss is None:
+                    continue
+                loss = loss * (count / length if self.loss_of == "mean" else 1.0)
+                if done < length:
+                    self._added = True
+                    with torch.autocast(trainer.strategy.root_device.type, enabled=False):
+                        trainer.strategy.backward(loss / trainer.accumulate_grad_batches, optimizer)
+                    total = total + loss.detach()
+        if loss is not None:
+            loss = loss + total
+        return {**output, "loss": loss} if isinstance(output, Mapping) else loss
+
+    def _begins_window(self, arguments: tuple[Any, ...]) -> bool:
+        """Whether no batch before this one has left gradients; a step that takes no index may be anywhere."""
+        accumulated = self.trainer.accumulate_grad_batches
+        return accumulated == 1 or bool(arguments and arguments[0] % accumulated == 0)
+
+    @contextlib.contextmanager
+    def _metrics_counted_once(self) -> Iterator[None]:
+        """When a backward is redone: metrics (of torchmetrics) stay as the forward that was complete left them."""
+        kind = getattr(sys.modules.get("torchmetrics"), "Metric", None)
+        metrics = [part for part in self.module.modules() if kind is not None and isinstance(part, kind)]
+        if not self._redoing or not metrics:
+            yield
+            return
+        counted = StateSnapshot.take(metrics)
+        try:
+            yield
+        finally:
+            rng = StateSnapshot.take()  # of nothing but the random generators
+            counted.restore()
+            rng.restore()
+
+    # ------------------------------------------------------------------------------------------ pieces
+
+    def _shrink(self, cutter: _Cutter, error: Exception) -> None:
+        """Smaller pieces from here on; nothing refers to the failed step any more."""
+        assert cutter.sizes is not None
+        failed = cutter.running
+        if cutter.sizes.hopeless(failed):
+            raise error
+        memory = memory_of(self.trainer.strategy.root_device)
+        memory.release()
+        cutter.sizes.record(Probe(batch_size=failed, verdict="oom"), memory.left_by_others_bytes())
+        pieces = cutter.sizes.next_size()
+        self.note(f"out of memory with {failed} samples in {self._where()}: the batch runs again in pieces of {pieces}")
+
+    def _where(self) -> str:
+        return f"epoch {self.trainer.current_epoch}, step {self.trainer.global_step}"
+
+    @contextlib.contextmanager
+    def _logged_as(self, samples: int | None) -> Iterator[None]:
+        """`self.log` weighs a value by the samples of its piece; None: the batch has logged its values already."""
+        with contextlib.ExitStack() as stack:
+            for name in ("log", "log_dict"):
+                original = getattr(self.module, name)
+
+                def logged(*arguments: Any, _original: Any = original, **named: Any) -> None:
+                    if samples is not None:
+                        _original(*arguments, **{"batch_size": samples, **named})
+
+                set_attribute(stack, self.module, name, logged)
+            yield
+
+
+def _tried(step: Callable[[], Any], *, can_cut: bool) -> _Outcome:
+    """What a step returns, or the out-of-memory error that it raises; other errors are raised as they are."""
+    try:
+        return _Outcome(value=step())
+    except BrimError:
+        raise
+    except Exception as error:
+        if survivable(error).kind is not FailureKind.OUT_OF_MEMORY:
+            raise
+        _refuse(error, "" if can_cut else _NOT_CUT)
+        traceback.clear_frames(error.__traceback__)  # their variables hold the failed step's tensors
+        return _Outcome(error=error)
+
+
+def _refuse(error: Exception, why: str) -> None:
+    """Raise an error with the reason why it is not survived, if there is one."""
+    if why:
+        error.add_note(f"brim: {why}")
+        raise error
+
+
+def samples_in(batch: Any) -> int | None:
+    """How many samples a batch has, if it can be cut: what all its tensors have in front, and its lists of texts.
+
+    None where a structure may mean something else, such as a list of tensors inside a batch.
+    """
+    lengths: set[int] = set()
+    if not _collect_lengths(batch, lengths, outermost=True) or len(lengths) != 1:
+        return None
+    length = lengths.pop()
+    return length if length > 0 else None
+
+
+def _collect_lengths(part: Any, lengths: set[int], *, outermost: bool = False) -> bool:
+    if isinstance(part, torch.Tensor):
+        lengths.add(part.shape[0] if part.dim() else -1)
+        return True
+    if isinstance(part, Mapping):
+        return all(_collect_lengths(one, lengths) for one in part.values())
+    if isinstance(part, tuple) or (isinstance(part, list) and outermost):
+        return all(_collect_lengths(one, lengths) for one in part)
+    if isinstance(part, list):
+        lengths.add(len(part))
+        return all(isinstance(one, (str, bytes, int, float)) for one in part)
+    return part is None
+
+
+def cut(batch: Any, start: int, end: int, *, outermost: bool = True) -> Any:
+    """The samples from `start` to `end` of a batch that can be cut."""
+    if isinstance(batch, torch.Tensor):
+        return batch[start:end]
+    if isinstance(batch, Mapping):
+        named = {name: cut(part, start, end, outermost=False) for name, part in batch.items()}
+        make: Any = type(batch)
+        return named if make is dict else make(named)
+    if isinstance(batch, tuple) or (isinstance(batch, list) and outermost):
+        parts = [cut(part, start, end, outermost=False) for part in batch]
+        make = type(batch)
+        return make(*parts) if hasattr(batch, "_fields") else make(parts)
+    return batch[start:end] if isinstance(batch, list) else batch
+
+
+def joined(outputs: list[Any], samples: list[int]) -> Any:
+    """What a step would have returned for the whole batch: tensors joined, single values averaged over samples."""
+    first = outputs[0]
+    counted = list(zip(outputs, samples, strict=True))
+    if first is None:
+        return None
+    if isinstance(first, torch.Tensor) and first.dim() == 0:
+        weighted = torch.stack([one.double() * count for one, count in counted]).sum() / sum(samples)
+        return weighted.to(first.dtype)
+    if isinstance(first, torch.Tensor) and all(len(one) == count for one, count in counted):
+        return torch.cat(outputs)
+    if isinstance(first, float):
+        return sum(one * count for one, count in counted) / sum(samples)
+    if isinstance(first, Mapping):
+        return {name: joined([one[name] for one in outputs], samples) for name in first}
+    if isinstance(first, (list, tuple)):
+        fields = all(
+            isinstance(part, torch.Tensor) and part.shape[:1] == (count,) for one, count in counted for part in one
+        )
+        if not fields and all(len(one) == count for one, count in counted):
+            return type(first)(item for one in outputs for item in one)
+        if len({len(one) for one in outputs}) == 1:
+            return type(first)(joined(list(parts), samples) for parts in zip(*outputs, strict=True))
+    raise RequestError(
+        f"a batch ran out of memory, and what its pieces return ({type(first).__name__}) cannot be put together; "
+        "return tensors with the samples in front, or give a smaller memory_limit="
+    )

@@ -1,0 +1,47 @@
+"""The decorators as contenders: the same step under the same limit, on a CPU as on a card."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.find import _kind, _with_accelerate, _with_decorator
+from brim.memory.devices import CpuMemory
+
+LIMIT = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def quick_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking for cycles takes a fifth of a second each time, and nothing here depends on it."""
+    monkeypatch.setattr(CpuMemory, "release", lambda self, thorough=True: None)
+
+
+def workload() -> Any:
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+
+    def step(batch: torch.Tensor) -> None:
+        model(batch).square().mean().backward()
+        model.zero_grad()
+
+    return types.SimpleNamespace(
+        device=torch.device("cpu"), step=step, make_batch=lambda count: torch.ones(count, 64)
+    )  # fmt: skip
+
+
+def test_both_decorators_meet_the_limit_and_brims_in_fewer_tries() -> None:
+    ours = _with_decorator(workload(), LIMIT, "brim-decorator-1024")
+    theirs = _with_accelerate(workload(), LIMIT, "accelerate-1024")
+    assert 1 < ours["tries"] < theirs["tries"]
+    assert ours["ooms"] == ours["tries"] - 1
+    assert 0.5 * theirs["size"] <= ours["size"] < 1024
+    assert ours["probes"][-1]["peak_allocated_bytes"] <= LIMIT
+
+
+def test_a_contender_is_known_by_its_name() -> None:
+    names = ("brim", "brim-before", "brim-decorator-1024", "accelerate-128", "lightning-power")
+    assert [_kind(name) for name in names] == ["brim", "brim", "brim-decorator", "accelerate", "lightning"]

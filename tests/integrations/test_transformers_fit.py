@@ -1,0 +1,240 @@
+"""Sizes for a trainer before `train()`: the effective batch stays, everything else too, and training is as usual."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("trl")
+pytest.importorskip("peft")
+
+import transformers
+
+from brim.errors import DoesNotFitError, RequestError
+from brim.integrations.transformers import _divisor, fit_to_memory, forecast
+from brim.records import MemoryFigures, Plan
+from tests.integrations.trainers import Texts, losses, make_dpo, make_model, make_sft, make_trainer, padded, weights
+
+KIB = 2**10
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch, short_probes: None) -> None:
+    monkeypatch.setenv("CI", "1")  # TRL reports its use to its makers otherwise
+
+
+def test_the_size_reaches_the_loader_and_the_effective_batch_stays(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, per_device_train_batch_size=8, gradient_accumulation_steps=2)
+    fit = fit_to_memory(trainer, memory_limit=900 * KIB, objective="largest")
+    assert fit.plan is not None
+    assert any(probe.verdict == "oom" for probe in fit.plan.probes)
+    assert 1 < fit.per_device_train_batch_size < 16  # type: ignore[operator]
+    assert fit.per_device_train_batch_size * fit.gradient_accumulation_steps == 16  # type: ignore[operator]
+    assert fit.effective_batch == 16
+    assert trainer.args.per_device_train_batch_size == trainer._train_batch_size == fit.per_device_train_batch_size
+    assert trainer.args.gradient_accumulation_steps == fit.gradient_accumulation_steps
+    assert len(next(iter(trainer.get_train_dataloader()))["input_ids"]) == fit.per_device_train_batch_size
+    trainer.train()
+    assert fit.oom_events == 0
+    assert trainer.state.train_batch_size == fit.per_device_train_batch_size
+
+
+def test_everything_but_the_sizes_is_as_it_was(tmp_path: Path) -> None:
+    trainer = make_sft(tmp_path, eval_count=8, gradient_checkpointing=True)
+    before, arguments = weights(trainer), trainer.args.to_dict()
+    attributes, flags = dict(vars(trainer)), [(module, dict(vars(module))) for module in trainer.model.modules()]
+    hooks = [dict(module._forward_hooks) for module, _ in flags]
+    random.seed(3)
+    states = random.getstate(), torch.get_rng_state()
+    fit = fit_to_memory(trainer, memory_limit="64MiB")
+    assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    assert random.getstate() == states[0]
+    assert torch.equal(torch.get_rng_state(), states[1])
+    for module, held in flags:
+        assert vars(module).keys() == held.keys()
+        assert all(vars(module)[name] is value for name, value in held.items())
+    assert [dict(module._forward_hooks) for module, _ in flags] == hooks
+    changed = {name for name, value in trainer.args.to_dict().items() if arguments[name] != value}
+    assert changed <= {
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "per_device_eval_batch_size",
+    }
+    fit.remove()
+    own = {name for name, value in attributes.items() if vars(trainer)[name] is not value}
+    assert own <= {"_train_batch_size"}
+    assert vars(trainer).keys() == attributes.keys()
+    assert trainer.accelerator._models == trainer.accelerator._optimizers == []
+
+
+def test_training_goes_as_usual_with_logging_evaluation_and_checkpoints(tmp_path: Path) -> None:
+    plain = make_trainer(tmp_path / "a", per_device_train_batch_size=8, gradient_accumulation_steps=1)
+    plain.train()
+    trainer = make_trainer(
+        tmp_path / "b", eval_count=8, save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=2,
+        per_device_train_batch_size=8, gradient_accumulation_steps=1,
+    )  # fmt: skip
+    fit = fit_to_memory(trainer, memory_limit=700 * KIB, objective="largest")
+    assert fit.gradient_accumulation_steps > 1
+    trainer.train()
+    assert losses(trainer) == pytest.approx(losses(plain), rel=1e-5)
+    assert [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry] == [2, 4]
+    assert sorted(path.name for path in (tmp_path / "b").glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_checkpoint_is_resumed_with_or_without_fitting_again(again: bool, tmp_path: Path) -> None:
+    arguments = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    plain = make_trainer(tmp_path / "a", **arguments)
+    plain.train()
+    first = make_trainer(tmp_path / "b", **arguments)
+    fit = fit_to_memory(first, memory_limit=600 * KIB, objective="largest")
+    assert fit.per_device_train_batch_size != 4
+    first.train()
+    later = make_trainer(tmp_path / "b", **arguments)
+    if again:
+        fit_to_memory(later, memory_limit=600 * KIB, objective="largest")
+    later.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-2"))
+    assert losses(later)[-2:] == pytest.approx(losses(plain)[-2:], rel=1e-5)
+    for name, value in weights(plain).items():
+        torch.testing.assert_close(weights(later)[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_fitting_twice_wraps_once(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    own = trainer.training_step
+    fit_to_memory(trainer, memory_limit="64MiB", max_probes=1)
+    second = fit_to_memory(trainer, memory_limit="64MiB", max_probes=1)
+    assert second.effective_batch == 8
+    assert trainer.training_step.__wrapped__ == own
+    second.remove()
+    assert trainer.training_step == own
+
+
+def test_the_evaluation_batch_is_found_too(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, eval_count=16)
+    fit = fit_to_memory(trainer, memory_limit="64MiB", objective="largest")
+    assert fit.eval_plan is not None
+    assert fit.per_device_eval_batch_size == trainer.args.per_device_eval_batch_size == 16
+    batch = next(iter(trainer.get_eval_dataloader()))
+    assert len(batch["input_ids"]) == 16
+    kept = make_trainer(tmp_path, eval_count=16)
+    assert fit_to_memory(kept, memory_limit="64MiB", evaluation=False).per_device_eval_batch_size == 4
+
+
+def test_sizes_are_tried_on_the_longest_samples(tmp_path: Path) -> None:
+    seen: set[tuple[int, ...]] = set()
+
+    class Watched(transformers.Trainer):
+        def training_step(self, model: Any, inputs: Any, *args: Any) -> Any:
+            seen.add(tuple(inputs["input_ids"].shape))
+            return super().training_step(model, inputs, *args)
+
+    fit_to_memory(make_trainer(tmp_path, kind=Watched), memory_limit="64MiB")
+    assert {length for _, length in seen} == {16}
+
+
+def test_samples_of_the_caller_stand_in_for_a_stream(tmp_path: Path) -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(Texts())
+
+    trainer = make_trainer(tmp_path)
+    trainer.train_dataset = Stream()
+    with pytest.raises(RequestError, match="pass samples="):
+        fit_to_memory(trainer, memory_limit="64MiB")
+    assert fit_to_memory(trainer, memory_limit="64MiB", samples=[Texts()[4]]).effective_batch == 8
+
+
+def test_pairs_are_counted_as_one_sample(tmp_path: Path) -> None:
+    trainer = make_dpo(tmp_path)
+    fit = fit_to_memory(trainer, memory_limit="64MiB")
+    assert fit.per_device_train_batch_size == 8
+    assert len(next(iter(trainer.get_train_dataloader()))["input_ids"]) == 16
+
+
+def test_lora_and_half_precision_are_fitted_as_they_will_run(tmp_path: Path) -> None:
+    plain, half = (
+        fit_to_memory(make_trainer(tmp_path, lora=True, bf16=bf16), memory_limit="64MiB", max_probes=1).plan
+        for bf16 in (False, True)
+    )
+    peaks = [probe.peak_allocated_bytes for plan in (plain, half) for probe in plan.probes]  # type: ignore[union-attr]
+    assert peaks[0] != peaks[1]
+
+
+def test_nothing_fits_leaves_the_trainer_as_it_was(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    before = weights(trainer)
+    with pytest.raises(DoesNotFitError):
+        fit_to_memory(trainer, memory_limit=128 * KIB)
+    assert trainer.args.per_device_train_batch_size == trainer._train_batch_size == 4
+    assert "training_step" not in vars(trainer)
+    assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
+
+
+def plan_of(size: int, largest: int) -> Plan:
+    return Plan(
+        unit="samples", size=size, batch_size_max=largest, batch_size_max_estimate=None, objective="fastest", reason="",
+        cached=False, device="cpu", memory=MemoryFigures(limit_bytes=1, headroom_bytes=0, used_by_others_bytes=0),
+        probes=(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "largest", "effective", "expected"),
+    [(40, 40, 64, 32), (48, 64, 64, 64), (12, 12, 12, 12), (16, 16, 17, 1), (16, 17, 17, 17), (5, 5, 12, 4)],
+)
+def test_the_effective_batch_is_a_multiple_of_the_size(size: int, largest: int, effective: int, expected: int) -> None:
+    assert _divisor(plan_of(size, largest), effective) == expected
+
+
+def test_what_cannot_be_fitted_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no Trainer"):
+        fit_to_memory(torch.nn.Linear(1, 1))
+    with pytest.raises(RequestError, match="auto_find_batch_size"):
+        fit_to_memory(make_trainer(tmp_path, auto_find_batch_size=True))
+    with pytest.raises(RequestError, match="sorts all pairs"):
+        fit_to_memory(make_dpo(tmp_path, loss_type="aot"))
+    trainer = make_trainer(tmp_path)
+    trainer.is_in_train = True
+    with pytest.raises(RequestError, match="before train"):
+        fit_to_memory(trainer)
+    trainer = make_trainer(tmp_path)
+    trainer.is_deepspeed_enabled = True
+    with pytest.raises(RequestError, match="shards its model"):
+        forecast(trainer)
+    trainer = make_trainer(tmp_path)
+    trainer.train_dataset = None
+    with pytest.raises(RequestError, match="nothing to fit"):
+        fit_to_memory(trainer)
+
+
+def test_other_trainers_of_trl_are_refused(tmp_path: Path) -> None:
+    from trl import GRPOTrainer
+
+    trainer = object.__new__(GRPOTrainer)
+    with pytest.raises(RequestError, match="GRPOTrainer ties its batches"):
+        fit_to_memory(trainer)
+
+
+def test_a_missing_library_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(tmp_path)
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(RequestError, match="pip install"):
+        fit_to_memory(trainer)
+
+
+def test_a_trainer_that_makes_its_own_model_is_guarded(tmp_path: Path) -> None:
+    trainer = transformers.Trainer(
+        model_init=lambda: make_model(), args=make_trainer(tmp_path).args, train_dataset=Texts(), data_collator=padded
+    )
+    fit = fit_to_memory(trainer, memory_limit="64MiB", max_probes=1)
+    trainer.train()
+    assert fit.oom_events == 0
+    assert len(losses(trainer)) == 4

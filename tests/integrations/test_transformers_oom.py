@@ -1,0 +1,228 @@
+"""A step that runs out of memory in the middle of a window: the run goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl")
+pytest.importorskip("peft")
+
+from brim.errors import DoesNotFitError
+from brim.integrations.transformers import TrainerFit, fit_to_memory
+from tests.integrations.trainers import Neighbour, Texts, losses, make_dpo, make_reward, make_sft, make_trainer, weights
+
+LIMIT = 64 * 2**20
+MAKERS: dict[str, Callable[..., Any]] = {"Trainer": make_trainer, "SFTTrainer": make_sft, "DPOTrainer": make_dpo}
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch, short_probes: None) -> None:
+    monkeypatch.setenv("CI", "1")  # TRL reports its use to its makers otherwise
+
+
+def fitted(trainer: Any, *, size: int, **options: Any) -> TrainerFit:
+    """Fitted under a limit that training keeps to, with the per-device batch that a test is about."""
+    fit = fit_to_memory(trainer, batch_size=size, memory_limit=LIMIT, **options)
+    assert fit.per_device_train_batch_size == size
+    return fit
+
+
+def assert_same_run(trainer: Any, undisturbed: Any) -> None:
+    assert losses(trainer) == pytest.approx(losses(undisturbed), rel=1e-5)
+    for name, value in weights(undisturbed).items():
+        torch.testing.assert_close(weights(trainer)[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("size", [8, 2])  # accumulation 1 and 4
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_window_is_redone_with_the_same_losses_and_weights(name: str, size: int, tmp_path: Path) -> None:
+    undisturbed = MAKERS[name](tmp_path / "a", per_device_train_batch_size=size, gradient_accumulation_steps=8 // size)
+    undisturbed.train()
+    trainer = MAKERS[name](tmp_path / "b")
+    fit = fitted(trainer, size=size)
+    # the last micro-batch of the second window: gradients of those before are there already
+    with Neighbour(trainer, at_calls=(2 * 8 // size - 1,), take_bytes=LIMIT, backward=True):
+        trainer.train()
+    assert fit.oom_events == 1
+    assert_same_run(trainer, undisturbed)
+    # Figures beside the loss; DPO's means over tokens are weighted by pairs where a batch is split.
+    same = [name for name in trainer.state.log_history[0] if name not in ("loss", "grad_norm", "epoch", "step")]
+    for entry, plain in zip(trainer.state.log_history[:4], undisturbed.state.log_history[:4], strict=True):
+        assert {name: entry[name] for name in same} == pytest.approx(
+            {name: plain[name] for name in same}, rel=1e-2, abs=1e-2
+        )
+
+
+def test_lora_is_redone_too(tmp_path: Path) -> None:
+    undisturbed = make_trainer(tmp_path / "a", lora=True)
+    undisturbed.train()
+    trainer = make_trainer(tmp_path / "b", lora=True)
+    fit = fitted(trainer, size=4)
+    with Neighbour(trainer, at_calls=(1, 6), take_bytes=LIMIT):
+        trainer.train()
+    assert fit.oom_events == 2
+    assert_same_run(trainer, undisturbed)
+
+
+def test_pairs_of_a_reward_model_are_redone_too(tmp_path: Path) -> None:
+    undisturbed = make_reward(tmp_path / "a")
+    undisturbed.train()
+    trainer = make_reward(tmp_path / "b")
+    fit = fitted(trainer, size=4)
+    with Neighbour(trainer, at_calls=(3,), take_bytes=LIMIT):
+        trainer.train()
+    assert fit.oom_events == 1
+    assert_same_run(trainer, undisturbed)
+
+
+def test_a_loss_that_is_a_mean_over_the_batch_is_weighted_by_labels(tmp_path: Path) -> None:
+    import transformers
+
+    class MeanLoss(transformers.Trainer):
+        loss_is_scaled_for_ga = False
+
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+            outputs = model(**inputs)  # the mean over the labels of this batch
+            return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+    undisturbed = make_trainer(tmp_path / "a", kind=MeanLoss)
+    undisturbed.train()
+    trainer = make_trainer(tmp_path / "b", kind=MeanLoss)
+    fit = fitted(trainer, size=4)
+    with Neighbour(trainer, at_calls=(3,), take_bytes=LIMIT):
+        trainer.train()
+    assert fit.oom_events == 1
+    assert_same_run(trainer, undisturbed)
+
+
+def test_a_part_without_labels_adds_nothing(tmp_path: Path) -> None:
+    class Unlabelled(Texts):
+        def __getitem__(self, place: int) -> dict[str, list[int]]:
+            sample = super().__getitem__(place)
+            return {**sample, "labels": [-100] * len(sample["labels"])} if place % 2 else sample
+
+    runs = []
+    for name in ("a", "b"):
+        trainer = make_trainer(tmp_path / name, per_device_train_batch_size=8, gradient_accumulation_steps=1)
+        trainer.train_dataset = Unlabelled()
+        if name == "b":
+            fit = fitted(trainer, size=8)
+            fit.guard.train_sizes.live.size = 1  # type: ignore[union-attr]
+        trainer.train()
+        runs.append(trainer)
+    assert_same_run(runs[1], runs[0])
+
+
+def test_a_step_that_takes_entries_out_of_its_batch_is_redone(tmp_path: Path) -> None:
+    import transformers
+
+    class Popping(transformers.Trainer):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            labels = inputs.pop("labels")
+            return super().training_step(model, {**inputs, "labels": labels}, num_items_in_batch)
+
+    undisturbed = make_trainer(tmp_path / "a", kind=Popping)
+    undisturbed.train()
+    trainer = make_trainer(tmp_path / "b", kind=Popping)
+    fitted(trainer, size=4)
+    with Neighbour(trainer, at_calls=(3,), take_bytes=LIMIT):
+        trainer.train()
+    assert_same_run(trainer, undisturbed)
+
+
+def test_random_numbers_of_a_redone_window_are_those_of_its_start(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, max_steps=2)
+    fitted(trainer, size=4)
+    seen: list[torch.Tensor] = []
+    trainer.model.register_forward_pre_hook(lambda *_: seen.append(torch.get_rng_state()))
+    with Neighbour(trainer, at_calls=(1,), take_bytes=LIMIT):
+        trainer.train()
+    first, failed, redone = seen[0], seen[1], seen[2]
+    assert torch.equal(first, redone)
+    assert failed.shape == first.shape
+
+
+def test_parts_grow_back_after_quiet_windows(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, max_steps=40, per_device_train_batch_size=8, gradient_accumulation_steps=1)
+    fit = fitted(trainer, size=8)
+    with Neighbour(trainer, at_calls=(0,), take_bytes=LIMIT):
+        trainer.train()
+    sizes = fit.guard.train_sizes
+    assert fit.oom_events == 1
+    assert sizes is not None
+    assert set(sizes.lengths) == {4}  # of 8, in equal parts
+    assert sizes.next_size() > 4
+
+
+def test_one_sample_that_does_not_fit_ends_the_run_with_remedies(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    fit = fitted(trainer, size=4)
+    fit.guard.limit_bytes = 2**17  # less than the weights
+    with pytest.raises(DoesNotFitError, match="not even a micro-batch of 1 fits"):
+        trainer.train()
+
+
+def test_an_error_that_is_not_about_memory_is_the_users_own(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    fitted(trainer, size=4)
+
+    def broken(*_: Any) -> None:
+        raise ValueError("column 7 is missing")
+
+    trainer.model.register_forward_pre_hook(broken)
+    with pytest.raises(ValueError, match="column 7 is missing"):
+        trainer.train()
+
+
+def test_a_batch_without_padding_says_that_it_cannot_be_split(tmp_path: Path) -> None:
+    trainer = make_sft(tmp_path, padding_free=True, max_length=None)
+    fit = fitted(trainer, size=4)
+    assert any("cannot be split" in note for note in fit.notes)
+    with (
+        Neighbour(trainer, at_calls=(2,), take_bytes=LIMIT),
+        pytest.raises(DoesNotFitError, match="cannot be split: its sequences lie behind each other"),
+    ):
+        trainer.train()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_evaluation_is_split_with_the_same_result(name: str, tmp_path: Path) -> None:
+    plain = MAKERS[name](tmp_path / "a", eval_count=8)
+    expected = plain.evaluate()
+    trainer = MAKERS[name](tmp_path / "b", eval_count=8)
+    fit = fitted(trainer, size=4, evaluation=False)
+    forwards: list[int] = []
+
+    def take(*_: Any) -> None:
+        forwards.append(len(forwards))
+        if len(forwards) == 2:  # the second batch
+            torch.zeros(LIMIT, dtype=torch.uint8)
+
+    trainer.model.register_forward_pre_hook(take)
+    found = trainer.evaluate()
+    assert fit.oom_events == 1
+    shared = [name for name in expected if name.startswith("eval_") and "runtime" not in name and "second" not in name]
+    shared = [name for name in shared if "preparation" not in name]
+    assert "eval_loss" in shared
+    assert {name: found[name] for name in shared} == pytest.approx(
+        {name: expected[name] for name in shared}, rel=1e-2, abs=2e-3
+    )
+    assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-5)
+
+
+def test_predictions_of_a_split_batch_are_in_order(tmp_path: Path) -> None:
+    expected = make_trainer(tmp_path / "a", eval_count=8).predict(Texts(8))
+    trainer = make_trainer(tmp_path / "b", eval_count=8)
+    fit = fitted(trainer, size=4, evaluation=False)
+    fit.guard.eval_sizes.live.size = 1
+    found = trainer.predict(Texts(8))
+    assert found.predictions.shape == expected.predictions.shape
+    torch.testing.assert_close(
+        torch.tensor(found.predictions), torch.tensor(expected.predictions), rtol=1e-4, atol=1e-5
+    )
+    assert (found.label_ids == expected.label_ids).all()

@@ -1,0 +1,431 @@
+"""`brim.accumulate`: the gradients of one big batch in a loop of one's own, whatever runs out of memory on the way."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import brim
+from brim.memory.devices import CpuMemory
+from brim.training.batch_parts import part_of, samples_in
+
+WIDTH, CLASSES = 32, 5
+
+
+@pytest.fixture(autouse=True)
+def quick_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking for cycles takes a fifth of a second each time, and nothing here depends on it."""
+    monkeypatch.setattr(CpuMemory, "release", lambda self, thorough=True: None)
+
+
+def network(*, dropout: float = 0.0, normalise: bool = False) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Linear(WIDTH, 64)]
+    layers += [nn.BatchNorm1d(64)] if normalise else []
+    layers += [nn.ReLU(), nn.Dropout(dropout), nn.Linear(64, CLASSES)]
+    return nn.Sequential(*layers).double()
+
+
+def data(count: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(count, WIDTH, generator=draw, dtype=torch.float64),
+        torch.randint(0, CLASSES, (count,), generator=draw),
+    )
+
+
+def mean_loss(model: nn.Module) -> Callable[[Any], torch.Tensor]:
+    return lambda batch: functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def big_batch(model: nn.Module, batch: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    model = copy.deepcopy(model)
+    loss = mean_loss(model)(batch)
+    loss.backward()
+    return loss.detach(), gradients(model)
+
+
+def silent(line: str) -> None:
+    """Notes that a test does not read."""
+
+
+class OutOfMemoryAt:
+    """A loss function that runs out of memory in some of its calls, the first half of them after a part of backward."""
+
+    def __init__(self, function: Callable[[Any], torch.Tensor], calls: set[int]) -> None:
+        self.function, self.calls = function, calls
+        self.made = 0
+        self.lengths: list[int] = []
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        self.made += 1
+        self.lengths.append(len(batch[0]))
+        loss = self.function(batch)
+        if self.made in self.calls:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return loss
+
+
+# ------------------------------------------------------------------------------------------ gradients
+
+
+@pytest.mark.parametrize("count", [1, 7, 64])
+def test_gradients_and_loss_are_those_of_the_single_big_batch(count: int) -> None:
+    model = network()
+    batch = data(count)
+    expected, wanted = big_batch(model, batch)
+    windows = brim.accumulate(mean_loss(model), model=model)
+    loss = windows(batch)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradients(model), wanted)
+    assert sum(length * number for length, number in windows.micro_batches.items()) == count
+
+
+def test_a_real_limit_in_the_middle_is_met_by_smaller_micro_batches() -> None:
+    """Eight windows of short rows, one of which is sixteen times as long: it alone does not fit at once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1)).double()
+    lengths = [4] * 5 + [64] + [4] * 2
+    draw = torch.Generator().manual_seed(2)
+    batches = [torch.randn(32, length, 8, generator=draw, dtype=torch.float64) for length in lengths]
+
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        return model(batch).square().mean()
+
+    losses = []
+    windows = brim.accumulate(
+        loss_of, batches, model=model, batch_size=32, device="cpu", memory_limit="512KiB", note=silent
+    )
+    at_window: list[list[torch.Tensor]] = []
+    for loss in windows:
+        losses.append(loss)
+        at_window.append(gradients(model))
+        model.zero_grad()
+    assert windows.oom_events > 0
+    assert windows.peak_reserved_bytes is not None
+    assert windows.peak_reserved_bytes <= 512 * 1024
+    assert "its window runs again in smaller ones" in windows.notes[0]
+    for batch, loss, found in zip(batches, losses, at_window, strict=True):
+        model.zero_grad()
+        whole = loss_of(batch)
+        whole.backward()
+        torch.testing.assert_close(loss, whole.detach())
+        torch.testing.assert_close(found, gradients(model))
+
+
+def test_a_redone_window_is_an_undisturbed_one_bit_for_bit() -> None:
+    """Dropout draws the same numbers, and running statistics count each sample once."""
+    runs = []
+    for calls in (set(), {2}):
+        model = network(dropout=0.5, normalise=True)
+        loss_of = OutOfMemoryAt(mean_loss(model), calls)
+        windows = brim.accumulate(loss_of, model=model, batch_size=16 if calls else 8, note=silent)
+        torch.manual_seed(7)
+        loss = windows(data(32))
+        runs.append((loss, *gradients(model), *model.buffers(), torch.rand(3)))
+    assert loss_of.lengths == [16, 16, 8, 8, 8, 8]
+    assert all(torch.equal(calm, stormy) for calm, stormy in zip(*runs, strict=True))
+
+
+def test_a_pair_of_sum_and_weight_divides_by_the_tokens_of_the_window() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 11)).double()
+    ids = torch.randint(1, 11, (24, 9), generator=torch.Generator().manual_seed(3))
+    for row in range(24):
+        ids[row, 2 + row % 7 :] = 0  # padding
+
+    def summed(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores, targets = model(batch[:, :-1]), batch[:, 1:]
+        loss = functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=0, reduction="sum")
+        return loss, (targets != 0).sum()
+
+    total, tokens = summed(ids)
+    (total / tokens).backward()
+    wanted = gradients(model)
+    model.zero_grad()
+    windows = brim.accumulate(summed, model=model, batch_size=5)
+    torch.testing.assert_close(windows(ids), (total / tokens).detach())
+    torch.testing.assert_close(gradients(model), wanted)
+
+
+def test_gradients_that_were_there_count_as_well_and_survive_a_failure() -> None:
+    model = network()
+    batch = data(16)
+    _, wanted = big_batch(model, batch)
+    windows = brim.accumulate(OutOfMemoryAt(mean_loss(model), {2}), model=model, batch_size=8, note=silent)
+    windows(batch)
+    windows(batch)
+    torch.testing.assert_close(gradients(model), [2 * gradient for gradient in wanted])
+
+    def broken(batch: Any) -> torch.Tensor:
+        raise ValueError("a bug of one's own")
+
+    before = [parameter.grad for parameter in model.parameters()]
+    with pytest.raises(ValueError, match="a bug of one's own"):
+        brim.accumulate(broken, model=model)(batch)
+    assert all(parameter.grad is grad for parameter, grad in zip(model.parameters(), before, strict=True))
+
+
+def test_scaled_losses_give_scaled_gradients() -> None:
+    model = network()
+    batch = data(16)
+    _, wanted = big_batch(model, batch)
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+    brim.accumulate(mean_loss(model), model=model, scaler=scaler)(batch)
+    torch.testing.assert_close(gradients(model), [128 * gradient for gradient in wanted])
+
+
+def test_what_does_not_fit_at_all_says_so() -> None:
+    model = network()
+    windows = brim.accumulate(mean_loss(model), model=model, device="cpu", memory_limit="16KiB", note=silent)
+    with pytest.raises(brim.DoesNotFitError, match=r"not even a micro-batch of 1 fits(.|\n)*gradient checkpointing"):
+        windows(data(8))
+
+
+def test_batch_normalisation_gets_no_micro_batch_of_one() -> None:
+    model = network(normalise=True)
+    windows = brim.accumulate(mean_loss(model), model=model, batch_size=4)
+    windows(data(9))
+    assert min(windows.micro_batches) >= 2
+
+
+# ------------------------------------------------------------------------------------------ loops
+
+
+def trained(windows: brim.Accumulation, optimizer: torch.optim.Optimizer, epochs: int = 2) -> list[float]:
+    losses = []
+    for _ in range(epochs):
+        for loss in windows:
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss))
+    return losses
+
+
+def test_a_data_set_and_a_loader_train_alike() -> None:
+    """The same windows, by brim from a data set and by torch from a loader, in micro-batches and without."""
+    inputs, labels = data(50)
+    results = []
+    for kind in ("data set", "loader", "plain"):
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        loader = DataLoader(TensorDataset(inputs, labels), batch_size=16)
+        options: dict[str, Any] = {"model": model, "batch_size": 5, "optimizer": optimizer}
+        if kind == "data set":
+            rows = TensorDataset(inputs, labels)
+            losses = trained(brim.accumulate(mean_loss(model), rows, effective_batch_size=16, **options), optimizer)
+        elif kind == "loader":
+            losses = trained(brim.accumulate(mean_loss(model), loader, **options), optimizer)
+        else:
+            losses = []
+            for batch in [*loader, *loader]:
+                optimizer.zero_grad()
+                loss = mean_loss(model)(batch)
+                loss.backward()
+                optimizer.step()
+                losses.append(float(loss.detach()))
+        results.append(losses)
+    assert len(results[0]) == 8
+    assert results[0] == pytest.approx(results[2])
+    assert results[1] == pytest.approx(results[2])
+
+
+class Words(NamedTuple):
+    """Samples of different lengths, which loading processes give as they are."""
+
+    rows: list[list[int]]
+
+    def __getitem__(self, item: Any) -> Any:
+        return torch.tensor(self.rows[item])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def test_costs_cap_micro_batches_in_padded_tokens_and_every_sample_counts_once() -> None:
+    rows = [[1 + (row + place) % 9 for place in range(1 + row % 12)] for row in range(40)]
+    model = nn.Embedding(10, 3).double()
+    shapes: list[torch.Size] = []
+
+    def summed(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shapes.append(batch.shape)
+        known = batch != 0
+        return (model(batch).square().sum(-1) * known).sum(), known.sum()
+
+    def padded(samples: list[torch.Tensor]) -> torch.Tensor:
+        return nn.utils.rnn.pad_sequence(samples, batch_first=True)
+
+    windows = brim.accumulate(
+        summed,
+        Words(rows),
+        model=model,
+        effective_batch_size=20,
+        cost=len,
+        collate_fn=padded,
+        shuffle=True,
+        num_workers=1,
+    )
+    total = sum(float(loss) for loss in windows)
+    assert total > 0
+    assert sum(shape[0] for shape in shapes) == 40
+    assert all(shape[1] <= 12 for shape in shapes)
+    assert {shape[1] for shape in shapes} != {12}  # padded to the longest of its own micro-batch
+
+
+def test_a_checkpoint_continues_with_the_next_window_and_the_size_found() -> None:
+    inputs, labels = data(60)
+
+    def fresh() -> tuple[nn.Module, torch.optim.Optimizer, brim.Accumulation]:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        windows = brim.accumulate(
+            OutOfMemoryAt(mean_loss(model), {1}), TensorDataset(inputs, labels), model=model, effective_batch_size=16,
+            batch_size=16, shuffle=True, note=silent,
+        )  # fmt: skip
+        return model, optimizer, windows
+
+    def steps(windows: brim.Accumulation, optimizer: torch.optim.Optimizer, losses: list[float]) -> Iterator[None]:
+        for _ in range(2):
+            for loss in windows:
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(float(loss.detach()))
+                yield
+
+    model, optimizer, windows = fresh()
+    whole: list[float] = []
+    saved: dict[str, Any] = {}
+    for number, _ in enumerate(steps(windows, optimizer, whole)):
+        if number == 5:  # in the second epoch
+            saved = json.loads(json.dumps(windows.state_dict()))
+            weights = copy.deepcopy(model.state_dict())
+    model, optimizer, windows = fresh()
+    model.load_state_dict(weights)
+    windows.load_state_dict(saved)
+    resumed = [float(loss) for loss in _stepped(windows, optimizer)]
+    assert resumed == pytest.approx(whole[6:])
+    assert set(windows.micro_batches) <= {8, 4, 6}
+    with pytest.raises(brim.RequestError, match="state_dict"):
+        windows.load_state_dict({"schema": "another"})
+
+
+def _stepped(windows: brim.Accumulation, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for loss in windows:
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+def test_an_epoch_that_is_left_early_is_followed_by_a_whole_one() -> None:
+    model = network()
+    windows = brim.accumulate(mean_loss(model), TensorDataset(*data(40)), model=model, effective_batch_size=10)
+    for _ in windows:
+        break
+    assert len(list(windows)) == len(windows) == 4
+
+
+def test_autocast_around_the_loop_holds_inside_the_loss_function() -> None:
+    model = network().float()
+    dtypes = []
+
+    def loss_of(batch: Any) -> torch.Tensor:
+        scores = model(batch[0].float())
+        dtypes.append(scores.dtype)
+        return functional.cross_entropy(scores.float(), batch[1])
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        brim.accumulate(loss_of, model=model)(data(8))
+    assert set(dtypes) == {torch.bfloat16}
+
+
+def test_a_plan_is_where_micro_batches_start() -> None:
+    model = network()
+    plan = brim.find(
+        step=lambda batch: mean_loss(model)(batch).backward(), make_batch=data, model=model, device="cpu",
+        max_batch_size=16, no_cache=True,
+    )  # fmt: skip
+    windows = brim.accumulate(mean_loss(model), model=model, sizer=plan)
+    windows(data(64))
+    assert max(windows.micro_batches) == plan.batch_size
+
+
+# ------------------------------------------------------------------------------------------ mistakes
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda batch: 3.0, "returned 3.0"),
+        (lambda batch: torch.ones(2, requires_grad=True), r"a tensor of shape \[2\]"),
+        (lambda batch: torch.ones(()), "the loss has no gradient"),
+    ],
+)
+def test_what_a_loss_function_must_return_is_said(loss: Any, message: str) -> None:
+    with pytest.raises(brim.RequestError, match=message):
+        brim.accumulate(loss, model=network())(data(4))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss": 3}, "loss=3"),
+        ({"model": []}, "model="),
+        ({"model": nn.ReLU()}, "none of its weights"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"sizer": 8}, "sizer=8"),
+        ({"samples": torch.ones(4, 2)}, "without effective_batch_size="),
+        ({"samples": DataLoader(range(4)), "effective_batch_size": 2}, "is a DataLoader"),
+        ({"samples": iter([1]), "effective_batch_size": 2}, "no length or no samples by number"),
+        ({"samples": [1], "effective_batch_size": 0}, "effective_batch_size=0"),
+    ],
+)
+def test_wrong_requests_are_refused_before_anything_runs(change: dict[str, Any], message: str) -> None:
+    asked: dict[str, Any] = {"loss": lambda batch: batch, "model": network()} | change
+    with pytest.raises(brim.RequestError, match=message):
+        brim.accumulate(asked.pop("loss"), **asked)
+
+
+def test_without_data_it_can_only_be_called() -> None:
+    windows = brim.accumulate(lambda batch: batch, model=network())
+    with pytest.raises(brim.RequestError, match="give samples="):
+        list(windows)
+    with pytest.raises(brim.RequestError, match="give samples="):
+        len(windows)
+    assert windows.micro_batch_size is None
+
+
+# ------------------------------------------------------------------------------------------ batches in parts
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: list[str]
+
+
+def test_a_batch_is_cut_along_its_samples_whatever_holds_them() -> None:
+    batch = {"pair": Pair(torch.arange(6), list("abcdef")), "more": [torch.ones(6, 2), torch.tensor(3.0)], "name": "x"}
+    assert samples_in(batch) == 6
+    part = part_of(batch, 2, 4)
+    assert part["pair"] == Pair(part["pair"].left, ["c", "d"])
+    assert part["pair"].left.tolist() == [2, 3]
+    assert part["more"][0].shape == (2, 2)
+    assert part["more"][1].item() == 3.0
+    assert part["name"] == "x"
+
+
+@pytest.mark.parametrize("batch", ["text", {"a": 3}, (torch.ones(2), torch.ones(3))])
+def test_a_batch_that_cannot_be_cut_is_refused(batch: Any) -> None:
+    with pytest.raises(brim.RequestError, match="collate_fn="):
+        samples_in(batch)
