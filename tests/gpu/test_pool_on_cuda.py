@@ -19,13 +19,14 @@ from brim.generation.likelihoods import OptionRows, SharedContexts, shared_conte
 from brim.generation.pool import GenerationPool, PoolPrompt
 from brim.generation.select import pool_obstacle
 from brim.generation.settings import GenerationSettings, TokenIds
-from tests.gpu.test_eval_on_cuda import language_model, one_by_one, random_prompts
+from tests.gpu.test_eval_on_cuda import language_model, random_prompts
 
 pytestmark = pytest.mark.gpu
 transformers = pytest.importorskip("transformers")
 
 NEW = 40
-TOKENS = TokenIds(ends=(7,), pad=0)
+ENDS = tuple(range(7, 512, 25))  # enough of them that answers end at different lengths
+TOKENS = TokenIds(ends=ENDS, pad=0)
 
 
 def answered(
@@ -49,6 +50,17 @@ def answered(
     return [found[key] for key in range(len(prompts))]
 
 
+def alone(model: Any, prompt: list[int]) -> list[int]:
+    """What `generate` answers at batch size 1, without the end token."""
+    ids = torch.tensor([prompt], device="cuda")
+    with torch.inference_mode():
+        made = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, eos_token_id=list(ENDS)
+        )
+    answer = made[0, len(prompt) :].tolist()
+    return answer[:-1] if answer[-1] in ENDS else answer
+
+
 def differs_at_near_ties(model: Any, prompts: Sequence[list[int]], ours: Any, theirs: Any) -> int:
     """How many answers differ; each must do so where the model's own logits are nearly equal."""
     count = 0
@@ -57,10 +69,11 @@ def differs_at_near_ties(model: Any, prompts: Sequence[list[int]], ours: Any, th
             continue
         count += 1
         place = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-        taken = [answer[place] if place < len(answer) else 7 for answer in (one, other)]
         with torch.inference_mode():
             logits = model(torch.tensor([[*prompt, *one[:place]]], device="cuda")).logits[0, -1].float()
-        assert (logits[taken[0]] - logits[taken[1]]).abs() < 0.1 * logits.std()
+        end = logits[list(ENDS)].max()  # an answer that is over has taken one of these
+        taken = [logits[answer[place]] if place < len(answer) else end for answer in (one, other)]
+        assert (taken[0] - taken[1]).abs() < 0.1 * logits.std()
     return count
 
 
@@ -72,7 +85,7 @@ def test_answers_differ_from_generate_only_at_near_ties(rows: int, shared: int) 
     prompts = [[*prefix, *prompt.tolist()] for prompt in random_prompts(48)]
     assert pool_obstacle(model, GenerationSettings(max_new_tokens=NEW), TOKENS, longest=100, prefix=shared > 0) is None
     ours = answered(model, prompts, rows=rows, prefix=prefix)
-    theirs = one_by_one(model, [torch.tensor(prompt, device="cuda") for prompt in prompts], NEW)
+    theirs = [alone(model, prompt) for prompt in prompts]
     assert differs_at_near_ties(model, prompts, ours, theirs) <= len(prompts) // 2
     assert len({len(answer) for answer in ours}) > 2, "answers must end at different lengths"
 
