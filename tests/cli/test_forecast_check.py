@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import textwrap
 from collections.abc import Callable
@@ -51,6 +52,7 @@ NETS = """
 def write_nets(folder: Path, width: int = 1100) -> Path:
     file = folder / "nets.py"
     file.write_text(textwrap.dedent(NETS.format(width=width)))
+    os.utime(file, (width, width))  # Python takes compiled code for current by size and whole seconds
     return file
 
 

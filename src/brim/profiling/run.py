@@ -43,7 +43,7 @@ POINT_FILE = "point.json"
 _HOW_NOT_WHAT = (
     "batch_size", "cost_cap", "fixed", "fail_on_oom", "memory_limit", "margin", "device", "offload", "num_workers",
     "pin_memory", "prefetch_factor", "use_cache", "graphs", "fail_fast", "resume", "overlap", "non_blocking",
-    "decode_loop", "pool",
+    "decode_loop", "pool", "batch_invariant",  # the last cannot be asked for: points run in batches
 )  # fmt: skip
 
 
