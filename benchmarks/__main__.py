@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.machine_page import describe, docs_from, missing_peers, page, ratio_text
 from benchmarks.suite import PEERS, SUITE, Benchmark
-from benchmarks.suite_run import ROOT, Run, run_benchmark
+from benchmarks.suite_run import ROOT, Run, run_benchmark, timed_out
 
 SCHEMA = "brim.benchmarks/1"
 CPU_SECONDS = 180  # for everything
@@ -46,19 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.list:
         print(listing())
         return 0
-    mode_environment = dict(ONE_THREAD) if "OMP_NUM_THREADS" not in os.environ else {}
-    machine = _machine({})
+    machine = _machine()
     mode = "full" if arguments.full else "card" if machine["gpu"] and not arguments.cpu else "cpu"
-    run = Run(
-        mode=mode,
-        out=arguments.out.resolve(),
-        places=_places(arguments),
-        environment=mode_environment if mode == "cpu" else {},
-    )
+    threads = ONE_THREAD if mode == "cpu" and "OMP_NUM_THREADS" not in os.environ else {}
+    run = Run(mode=mode, out=arguments.out.resolve(), places=_places(arguments), environment=threads)
     whole = arguments.within or (CPU_SECONDS if mode == "cpu" and not arguments.only else None)
     ends = None if whole is None else started + whole
     suite = Suite(run, machine, chosen=arguments.only, command=_own_command(argv))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         suite.run(arguments.seconds or LIMITS[mode], ends, whole)
     except KeyboardInterrupt:
@@ -66,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         suite.write()
         return 130
     finally:
+        signal.signal(signal.SIGTERM, before)
         _summary(suite)
     return 1 if any(entry["status"] == "failed" for entry in suite.made.values()) else 0
 
@@ -98,6 +94,8 @@ class Suite:
             _say(f"{head}: {_about(benchmark, self._run.mode)}…")
             self._keep(benchmark, {"status": "stopped", "reason": "stopped while it ran"})
             result = run_benchmark(benchmark, self._run, limit_seconds=left)
+            if result["reason"] == timed_out(left) and left < limit_seconds:
+                result |= {"status": "skipped", "reason": f"the {whole:.0f} s were spent while it ran"}
             self._keep(benchmark, result)
             _say(f"{head}: {_outcome(result)}")
             self.write()
@@ -164,10 +162,13 @@ def installed() -> dict[str, str | None]:
     """The version of every library that a benchmark needs or compares with; None: it is missing."""
     found: dict[str, str | None] = {}
     for name, requirement in PEERS.items():
+        if name == "lightning" and util.find_spec(name) is None:
+            name, requirement = "pytorch_lightning", "pytorch-lightning"  # the same finder, under its older name
         try:
-            found[name] = metadata.version(requirement) if util.find_spec(name) is not None else None
+            version = metadata.version(requirement) if util.find_spec(name) is not None else None
         except metadata.PackageNotFoundError:
-            found[name] = "unknown"  # a source tree
+            version = "unknown"  # a source tree
+        found["lightning" if name == "pytorch_lightning" else name] = version
     return found
 
 
@@ -208,13 +209,10 @@ def _earlier(file: Path, mode: str) -> dict[str, dict[str, Any]]:
     return {}
 
 
-def _machine(settings: Mapping[str, str]) -> dict[str, Any]:
+def _machine() -> dict[str, Any]:
     """Asked in a process of its own: this one must not hold memory of the card."""
     code = "import json; from benchmarks.environment import machine; print(json.dumps(machine()))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"this environment cannot run brim:\n{done.stderr.strip()}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -37,7 +37,6 @@ def machine() -> dict[str, Any]:
     from brim.monitor.nvml import driver_version
 
     found = environment()
-    threads = os.environ.get("OMP_NUM_THREADS")
     return {
         **found,
         "driver": driver_version() if found["gpu"] else None,
@@ -46,7 +45,6 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
-        "omp_num_threads": int(threads) if threads else None,
         "brim": brim.__version__,
     }
 

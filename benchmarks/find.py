@@ -35,6 +35,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -416,6 +417,7 @@ def _with_lightning(workload: Any, limit: int | None, contender: str) -> dict[st
     trainer = pl.Trainer(
         accelerator="cpu" if workload.device.type == "cpu" else "gpu", devices=1, max_epochs=1, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=tempfile.mkdtemp(),  # its finder saves a checkpoint, and leaves it there if it is ended
     )  # fmt: skip
     tuner_class = importlib.import_module(pl.__name__ + ".tuner").Tuner
     module = Module()

@@ -180,10 +180,7 @@ SUITE = (
         cpu_seconds=2,
         card="replays --save OUT/after.json --compare docs/measurements/replays-before.json OUT/after.json",
         card_seconds=180,
-        full=(
-            "replays --save OUT/after.json",
-            "replays --compare docs/measurements/replays-before.json OUT/after.json",
-        ),
+        full=("replays --save OUT/after.json --compare docs/measurements/replays-before.json OUT/after.json",),
         full_needs_card=False,
         ratios=(Ratio(what="rate at the choice over the best, mean of a group", column="of best: mean",
                       better="more"),),
@@ -479,7 +476,10 @@ SUITE = (
         answers="two checkouts of brim in turns: find, a sweep, an evaluation, a profile, training",
         card="before_after --before CHECKOUT --folder OUT/before-after --seconds 560",
         card_seconds=580,
-        full=("before_after --before CHECKOUT --folder OUT/before-after",),
+        full=(
+            "before_after --before CHECKOUT --folder OUT/before-after",
+            "before_after --before CHECKOUT --folder OUT/before-after --parts train,video",
+        ),
         needs=("torchvision", "transformers"),
     ),
 )  # fmt: skip

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.suite import Benchmark
 from benchmarks.tables import measured_ratios, read_tables
 
-__all__ = ["ROOT", "Run", "run_benchmark"]
+__all__ = ["ROOT", "Run", "run_benchmark", "timed_out"]
 
 ROOT = Path(__file__).resolve().parents[1]
 GRACE_SECONDS = 3  # between asking a process to end and ending it
@@ -84,6 +84,11 @@ def run_benchmark(benchmark: Benchmark, run: Run, *, limit_seconds: float) -> di
     }
 
 
+def timed_out(limit_seconds: float) -> str:
+    """The reason of a benchmark that was ended."""
+    return f"ended after {limit_seconds:.0f} s"
+
+
 def _placed(word: str, known: Mapping[str, str]) -> str:
     for place in PLACES:
         if word == place or word.startswith(f"{place}/"):
@@ -98,8 +103,9 @@ def _with_json(words: list[str], file: Path) -> tuple[list[str], Path]:
         return words, Path(words[words.index("--json") + 1])
     if "--save" in words:
         return words, Path(words[words.index("--save") + 1])
-    source = (ROOT / (words[1].replace(".", "/") + ".py")).read_text(encoding="utf-8")
-    return ([*words, "--json", str(file)] if '"--json"' in source else words), file
+    source = ROOT / (words[1].replace(".", "/") + ".py")
+    takes_it = source.is_file() and '"--json"' in source.read_text(encoding="utf-8")
+    return ([*words, "--json", str(file)] if takes_it else words), file
 
 
 def _rows(file: Path) -> list[Any]:
@@ -126,7 +132,7 @@ def _run(words: Sequence[str], log: Path, settings: Mapping[str, str], seconds: 
         try:
             code = process.wait(timeout=max(seconds, 0))
         except subprocess.TimeoutExpired:
-            return f"ended after {limit_seconds:.0f} s"
+            return timed_out(limit_seconds)
         finally:
             _end(process)
     return "" if code == 0 else f"exit {code}: {_last_line(log.with_suffix('.err'))}"
@@ -134,12 +140,14 @@ def _run(words: Sequence[str], log: Path, settings: Mapping[str, str], seconds: 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End what is left of a session: the process itself, and what it has started."""
-    if process.poll() is None:
-        _signal(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=GRACE_SECONDS)
-    _signal(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        if process.poll() is None:
+            _signal(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=GRACE_SECONDS)
+    finally:  # also after a second Ctrl-C
+        _signal(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _signal(group: int, number: int) -> None:

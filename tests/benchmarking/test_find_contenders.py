@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.find import _kind, _with_accelerate, _with_decorator
+from benchmarks.find import _kind, _with_accelerate, _with_decorator, _with_lightning
 from brim.memory.devices import CpuMemory
 
 LIMIT = 1 << 20
@@ -40,6 +40,21 @@ def test_both_decorators_meet_the_limit_and_brims_in_fewer_tries() -> None:
     assert ours["ooms"] == ours["tries"] - 1
     assert 0.5 * theirs["size"] <= ours["size"] < 1024
     assert ours["probes"][-1]["peak_allocated_bytes"] <= LIMIT
+
+
+def test_a_trial_of_lightnings_finder_is_a_few_steps() -> None:
+    """It counts optimizer steps: without any, each trial was an epoch, and the finder never ended."""
+    measured, steps = workload(), []
+
+    def counted(batch: torch.Tensor, step: Any = measured.step) -> None:
+        steps.append(len(batch))
+        step(batch)
+
+    measured.step = counted
+    found = _with_lightning(measured, LIMIT, "lightning-power")
+    assert found["size"] == max(size for size in steps if steps.count(size) == 3)
+    assert found["ooms"] == 1
+    assert len(steps) <= 3 * found["tries"]
 
 
 def test_a_contender_is_known_by_its_name() -> None:
