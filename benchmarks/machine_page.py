@@ -90,10 +90,10 @@ def _ratios(entries: Sequence[Entry], docs: str) -> str:
 
 def _section(entry: Entry, docs: str) -> str:
     claim = f"[{entry['table'].partition('#')[0]}]({docs}/{entry['table']})"
-    what = entry["answers"][0].upper() + entry["answers"][1:]
+    ran = f"{entry['started']}, {entry['seconds']:.0f} s"
     lines = [
         f"## {entry['name']}",
-        f"{what}. {entry['started']}, {entry['seconds']:.0f} s. The claim and what fell short: {claim}.",
+        f"Answers: {entry['answers']}. The claim and what fell short: {claim}. {ran}:",
         "```bash\n" + "\n".join(entry["commands"]) + "\n```",
     ]
     if entry["status"] == "failed":

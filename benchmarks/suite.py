@@ -22,10 +22,8 @@ MODES = ("cpu", "card", "full")
 PEERS: Mapping[str, str] = MappingProxyType({
     "accelerate": "accelerate",
     "lightning": "lightning",
-    "lm_eval": "lm-eval",
     "peft": "peft",
     "rdkit": "rdkit",
-    "timm": "timm",
     "torchvision": "torchvision",
     "transformers": "transformers",
     "trl": "trl",

@@ -61,8 +61,10 @@ def main() -> None:
             **parts[arguments.part](arguments, Path(folder)),
         }
     document["environment"] = environment()
-    shown = {"packing": packing_table, "ladder": lambda found: json.dumps(found, indent=2)}
-    print(shown.get(arguments.part, lambda found: side_by_side([found]))(document))
+    if arguments.part == "packing":
+        print(packing_table(document))
+    else:
+        print(json.dumps(document, indent=2) if arguments.part == "ladder" else side_by_side([document]))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(document, indent=2))
 

@@ -111,6 +111,10 @@ def test_what_the_suite_declares_is_there(benchmark: Benchmark) -> None:
     assert missing == [], "not a command of docs/"
 
 
+def test_every_peer_is_one_of_some_table() -> None:
+    assert {name for one in SUITE for name in (*one.needs, *one.peers)} == set(PEERS)
+
+
 def _bare_modules() -> set[str]:
     """Those that the index of measurements names without arguments."""
     return {one.removeprefix("python -m benchmarks.") for one in commands(text_of(PAGES / "README.md"))}
