@@ -3,6 +3,7 @@
     python -m benchmarks.advice                            # on CUDA, three minutes
     python -m benchmarks.advice --tiny                     # on the CPU, small models
     python -m benchmarks.advice --tiny --cases padding     # some of the cases
+    python -m benchmarks.advice --json results.json
 
 A row says which cause was named first, what it promised, and what the same work brought in turns with the run as it
 was, with a 95 % interval.
@@ -19,6 +20,7 @@ from typing import Any
 
 import transformers
 
+from benchmarks.environment import environment
 from benchmarks.slow_runs import CARD, CASES, TINY, SlowRuns
 from brim.advice.advise import advise_run
 from brim.advice.run_requests import eval_request
@@ -58,23 +60,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU")
     parser.add_argument("--cases", default=",".join(CASES), help="which, by name")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     asked = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
+    rows: list[dict[str, Any]] = []
+    print("| case | named first | promised | measured (95 % interval) | half | took |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        rows = []
         for case in asked.cases.split(","):
             place = Path(folder) / case
             place.mkdir()
             rows.append(row(SlowRuns(place, TINY if asked.tiny else CARD), case))
-            if not asked.json:
-                print(_line(rows[-1]), flush=True)
-    if asked.json:
-        print(json.dumps(rows, indent=2))
-    else:
-        print(f"{sum(one['right'] for one in rows)} of {len(rows)} causes named first, "
-              f"{sum(bool(one.get('half')) for one in rows)} brought half of the promise or more, "
-              f"{sum(one['seconds'] for one in rows):.0f} s")  # fmt: skip
+            print(_line(rows[-1]), flush=True)
+            if asked.json is not None:
+                asked.json.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1))
+    print(f"\n{sum(one['right'] for one in rows)} of {len(rows)} causes named first, "
+          f"{sum(bool(one.get('half')) for one in rows)} brought half of the promise or more, "
+          f"{sum(one['seconds'] for one in rows):.0f} s")  # fmt: skip
 
 
 def _line(one: dict[str, Any]) -> str:

@@ -29,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", default="all", choices=("all", "single", "repeat", "ties", "overhead"))
     parser.add_argument("--share", type=int, default=4, help="slow contenders run on every n-th batch")
+    parser.add_argument("--tiny", action="store_true", help="overhead: one round of few batches")
     parser.add_argument("--json", help="also write the rows to this file")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -40,7 +41,7 @@ def main() -> None:
             Path(arguments.json).write_text(json.dumps({"environment": _facts(), "rows": rows}, indent=1))
 
     if arguments.part in ("all", "overhead"):
-        _overhead(add)
+        _overhead(add, batches=50 if arguments.tiny else 200, rounds=1 if arguments.tiny else 3)
     if arguments.part != "overhead":
         bench = Generation(add, share=arguments.share)
         if arguments.part in ("all", "single"):
@@ -265,7 +266,7 @@ class Generation:
         torch.cuda.synchronize()
 
 
-def _overhead(add: Callable[[dict[str, Any]], None]) -> None:
+def _overhead(add: Callable[[dict[str, Any]], None], *, batches: int, rounds: int) -> None:
     """The executor against a bare loop: batches of 20 ms each, both reading their results.
 
     Wall time, and the processor time that each takes beside the work (which sleeps): on a busy machine wall time says
@@ -273,7 +274,6 @@ def _overhead(add: Callable[[dict[str, Any]], None]) -> None:
     """
     import brim
 
-    batches = 200
     items = list(range(batches * 8))
 
     def work(batch: list[int]) -> list[int]:
@@ -303,7 +303,7 @@ def _overhead(add: Callable[[dict[str, Any]], None]) -> None:
             "notes": note,
         }
     )
-    for _ in range(3):
+    for _ in range(rounds):
         plain, plain_busy, expected = _timed(bare)
         ours, ours_busy, found = _timed(lambda: list(brim.map(work, items, batch_size=8)))
         assert found == expected

@@ -28,12 +28,14 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import json
 import math
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -46,6 +48,7 @@ BEFORE = "brim-before"
 IMPORTED = {
     "brim": "brim.searching.find", "accelerate": "accelerate.utils", "brim-decorator": "brim.integrations.accelerate",
 }  # before the clock runs  # fmt: skip
+LIBRARIES = {"accelerate": ("accelerate",), "lightning": ("lightning", "pytorch_lightning")}  # one of them
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "data"
 PARTS = ("forecast", "warm_up", "steady", "release", "state", "ranks", "other")  # of `seconds` in a plan
@@ -60,7 +63,7 @@ def main() -> None:
         return
     started = time.monotonic()
     rows: list[dict[str, Any]] = []
-    for job, result in _run_jobs(_jobs(arguments), arguments.patience):
+    for job, result in _run_jobs(_jobs(arguments), arguments.patience, ahead=not arguments.tiny):
         if job["task"] == "find":
             rows.append(result)
         print(json.dumps({k: v for k, v in result.items() if k != "probes"}), flush=True)
@@ -75,7 +78,7 @@ def main() -> None:
 
 def _jobs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     workloads = [name for name in (WORKLOADS if arguments.workloads else FIRST_FIVE) if arguments.workloads in name]
-    contenders = [name for name in arguments.contenders.split(",") if name]
+    contenders = [name for name in arguments.contenders.split(",") if name and _is_installed(name)]
     if arguments.before is not None:
         if not (Path(arguments.before) / "src" / "brim").is_dir():
             raise SystemExit(f"--before {arguments.before}: there is no src/brim in it")
@@ -194,13 +197,19 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run_jobs(jobs: list[dict[str, Any]], patience: float) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each job in a fresh process, one at a time; the next one imports and builds its model while one runs."""
-    waiting = [_start(job) for job in jobs[:1]]
+def _run_jobs(
+    jobs: list[dict[str, Any]], patience: float, *, ahead: bool
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each job in a fresh process, one at a time.
+
+    `ahead`: the next one imports and builds its model while one runs; on a CPU that would take the cores of the one
+    that is timed.
+    """
+    waiting: list[subprocess.Popen[str]] = []
     try:
         for position, job in enumerate(jobs):
-            process = waiting.pop(0)
-            if position + 1 < len(jobs):
+            process = waiting.pop(0) if waiting else _start(job)
+            if ahead and position + 1 < len(jobs):
                 waiting.append(_start(jobs[position + 1]))
             yield job, _result(job, process, patience)
     finally:
@@ -318,6 +327,15 @@ def _kind(contender: str) -> str:
     return "brim-decorator" if contender.startswith("brim-decorator") else contender.split("-")[0]
 
 
+def _is_installed(contender: str) -> bool:
+    """Whether a peer's library is there; one that is not is named and left out."""
+    libraries = LIBRARIES.get(_kind(contender), ("brim",))
+    found = any(importlib.util.find_spec(library) is not None for library in libraries)
+    if not found:
+        print(f"{contender} is left out: {libraries[0]} is not installed", file=sys.stderr)
+    return found
+
+
 def _with_decorator(workload: Any, limit: int | None, contender: str) -> dict[str, Any]:
     from brim.integrations.accelerate import find_executable_batch_size
 
@@ -372,7 +390,6 @@ def _with_lightning(workload: Any, limit: int | None, contender: str) -> dict[st
     except ImportError:
         pl = importlib.import_module("pytorch_lightning")
 
-    del limit
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     tried: list[int] = []
@@ -387,17 +404,20 @@ def _with_lightning(workload: Any, limit: int | None, contender: str) -> dict[st
         def training_step(self, batch: Any) -> None:
             if not tried or tried[-1] != len(batch):
                 tried.append(len(batch))
-            workload.step(workload.make_batch(len(batch)))
+            with _cpu_limit(workload, limit):
+                workload.step(workload.make_batch(len(batch)))
+            self.optimizers().step()  # its finder counts these: without one, a trial is a whole epoch
 
         def configure_optimizers(self) -> Any:
-            return None
+            return torch.optim.SGD(self.unused.parameters())
 
         def train_dataloader(self) -> Any:
             return torch.utils.data.DataLoader(range(100_000), batch_size=self.batch_size)  # type: ignore[arg-type]
 
     trainer = pl.Trainer(
-        accelerator="gpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, max_epochs=1,
+        accelerator="cpu" if workload.device.type == "cpu" else "gpu", devices=1, max_epochs=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=tempfile.mkdtemp(),  # its finder saves a checkpoint, and leaves it there if it is ended
     )  # fmt: skip
     tuner_class = importlib.import_module(pl.__name__ + ".tuner").Tuner
     module = Module()

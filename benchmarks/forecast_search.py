@@ -9,9 +9,9 @@ A second table lays the sizes near the limit beside what the replay of the alloc
 
 from __future__ import annotations
 
+import argparse
 import bisect
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,11 @@ class Curve:
 
 
 def main() -> None:
-    stored = json.loads(Path(sys.argv[1]).read_text())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("curves", type=Path, help="a file of stored curves, as benchmarks/find.py fills it")
+    parser.add_argument("--workloads", default="", help="only workloads with this in their name")
+    arguments = parser.parse_args()
+    stored = json.loads(arguments.curves.read_text())
     ((limit, curves),) = stored["curves"].items()
     from benchmarks.forecast_cases import build, case_named
     from brim.settings.sizes import parse_bytes
@@ -61,6 +65,8 @@ def main() -> None:
     results: dict[float | None, list[tuple[int, int, float]]] = {factor: [] for factor in FACTORS}
     under_limit: list[str] = []
     for name, points in curves.items():
+        if arguments.workloads not in name:
+            continue
         case = case_named(name)
         assert case is not None
         base, model = forecast_of(lambda case=case: build(case, "cpu"), environment)  # type: ignore[misc]

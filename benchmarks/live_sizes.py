@@ -1,6 +1,7 @@
 """How close `-b auto` comes to the best fixed cap, replayed on a model of the card: no GPU, a second's work.
 
     python -m benchmarks.live_sizes
+    python -m benchmarks.live_sizes --json results.json
 
 Times are those of an H200 with the model of benchmarks/prompts.py, fitted to a handful of measured batches: so much a
 prompt token (more for long prompts), so much a decode step and cached token, so much host time a batch, which hides
@@ -9,8 +10,11 @@ behind the device once batches overlap. The real runs are in benchmarks/eval.py.
 
 from __future__ import annotations
 
+import argparse
 import functools
+import json
 import random
+from pathlib import Path
 
 from benchmarks.replay_engines import Sizes, live_sizes
 
@@ -20,13 +24,20 @@ HOST_BATCH, HOST_TOKEN, HOST_SAMPLE = 0.08, 1.2e-7, 6e-5  # seconds
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", help="also write the rows to this file")
+    arguments = parser.parse_args()
+    rows = []
     print("| prompts | best fixed cap | seconds | auto, seconds | auto over best |")
     print("|---|---|---|---|---|")
     for repeats in (1, 2, 16):
         cap, seconds = best_fixed(repeats)
         runs = sorted(automatic(repeats, seed)[0] for seed in range(5))
+        rows.append({"prompts": 4096 * repeats, "best_cap_ki": cap, "best_seconds": seconds, "auto_seconds": runs})
         print(f"| 4,096 × {repeats} | {cap} Ki | {seconds:.2f} | {runs[0]:.2f} to {runs[-1]:.2f} "
               f"| {runs[0] / seconds:.3f} to {runs[-1] / seconds:.3f} |")  # fmt: skip
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps({"rows": rows}, indent=1))
 
 
 @functools.cache

@@ -8,9 +8,12 @@ Needs no GPU: a probe is a lookup on the curve. Every answer is checked against 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from benchmarks.replay_engines import Look, search
 
@@ -56,14 +59,19 @@ SHAPES = (affine, quadratic, constant_dwarfs_slope, slope_changes, staircase, sl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=20_000, help="curves of each shape")
-    count = parser.parse_args().count
+    parser.add_argument("--json", help="also write the rows to this file")
+    arguments = parser.parse_args()
+    rows = []
     print("| bytes | curves | wrong | probes: mean | 99th percentile | most | over 14 | OOM: mean | most |")
     print("|---|---|---|---|---|---|---|---|---|")
     for shape in SHAPES:
-        print(row(shape, count))
+        rows.append(measure(shape, arguments.count))
+        print(line(rows[-1]), flush=True)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps({"rows": rows}, indent=1))
 
 
-def row(shape: Callable[[random.Random], Bytes], count: int) -> str:
+def measure(shape: Callable[[random.Random], Bytes], count: int) -> dict[str, Any]:
     draw = random.Random(7)
     probes: list[int] = []
     ooms: list[int] = []
@@ -83,11 +91,24 @@ def row(shape: Callable[[random.Random], Bytes], count: int) -> str:
         probes.append(asked)
         ooms.append(failed)
     probes.sort()
-    over = sum(p > 14 for p in probes)
-    name = shape.__name__.replace("_", " ")
+    return {
+        "shape": shape.__name__.replace("_", " "),
+        "curves": count,
+        "wrong": wrong,
+        "probes_mean": sum(probes) / count,
+        "probes_p99": probes[int(0.99 * count)],
+        "probes_most": probes[-1],
+        "over_14": sum(p > 14 for p in probes),
+        "ooms_mean": sum(ooms) / count,
+        "ooms_most": max(ooms),
+    }
+
+
+def line(row: dict[str, Any]) -> str:
     return (
-        f"| {name} | {count:,} | {wrong} | {sum(probes) / count:.1f} | {probes[int(0.99 * count)]} | {probes[-1]} "
-        f"| {over} ({over / count:.2%}) | {sum(ooms) / count:.1f} | {max(ooms)} |"
+        f"| {row['shape']} | {row['curves']:,} | {row['wrong']} | {row['probes_mean']:.1f} | {row['probes_p99']} "
+        f"| {row['probes_most']} | {row['over_14']} ({row['over_14'] / row['curves']:.2%}) | {row['ooms_mean']:.1f} "
+        f"| {row['ooms_most']} |"
     )
 
 

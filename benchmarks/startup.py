@@ -1,14 +1,18 @@
 """How long `import brim` and `brim --help` take: the median of several fresh processes, beside an empty one.
 
 python -m benchmarks.startup
+python -m benchmarks.startup --repeats 3 --json results.json
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
@@ -21,12 +25,20 @@ COMMANDS = {
 }
 
 
-def main(repeats: int = 9) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=9, help="processes for each command")
+    parser.add_argument("--json", help="also write the rows to this file")
+    asked = parser.parse_args()
+    rows = []
     print("| command | median seconds | fastest |")
     print("|---|---|---|")
     for name, arguments in COMMANDS.items():
-        times = [_seconds([sys.executable, *arguments]) for _ in range(repeats)]
-        print(f"| `{name}` | {statistics.median(times):.3f} | {min(times):.3f} |")
+        times = [_seconds([sys.executable, *arguments]) for _ in range(asked.repeats)]
+        rows.append({"command": name, "seconds": times})
+        print(f"| `{name}` | {statistics.median(times):.3f} | {min(times):.3f} |", flush=True)
+    if asked.json:
+        Path(asked.json).write_text(json.dumps({"rows": rows}, indent=1))
 
 
 def _seconds(command: list[str]) -> float:

@@ -61,8 +61,10 @@ def main() -> None:
             **parts[arguments.part](arguments, Path(folder)),
         }
     document["environment"] = environment()
-    whole = arguments.part in ("packing", "ladder")
-    print(json.dumps(document, indent=2) if whole else side_by_side([document]))
+    if arguments.part == "packing":
+        print(packing_table(document))
+    else:
+        print(json.dumps(document, indent=2) if arguments.part == "ladder" else side_by_side([document]))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(document, indent=2))
 
@@ -242,6 +244,17 @@ def packing(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         found[name] = {"seconds": seconds, "counts": result.document["counts"]}
     found["times_sooner"] = found["one_after_another"]["seconds"] / found["packed"]["seconds"]
     return found
+
+
+def packing_table(found: Mapping[str, Any]) -> str:
+    """Both ways as Markdown."""
+    base = found["one_after_another"]["seconds"]
+    lines = ["| way | seconds | times sooner | experiments |", "|---|---|---|---|"]
+    for way in ("one_after_another", "packed"):
+        seconds, counts = found[way]["seconds"], found[way]["counts"]
+        ended = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        lines.append(f"| {way.replace('_', ' ')} | {seconds:.1f} | {base / seconds:.2f} | {ended} |")
+    return "\n".join(lines) + f"\n\nCUDA MPS: {'running' if found['mps'] else 'not running'}"
 
 
 def sweep(

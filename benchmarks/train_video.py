@@ -68,6 +68,8 @@ def main() -> None:
     for model, size in chosen.items():
         rows.append(_judge_plan(model, size, arguments))
         print(json.dumps(rows[-1]), flush=True)
+        if arguments.json:
+            Path(arguments.json).write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1))
     print(json.dumps(environment()))
     print("| model | found | rate /s | best of the ladder | at | of best | OOM | retries | in steady steps | at it |")
     print("|---|---|---|---|---|---|---|---|---|---|")
@@ -277,6 +279,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--share", type=int, default=256, help="samples of a window on each rank")
     parser.add_argument("--micro", type=int, default=64)
+    parser.add_argument("--json", help="also write the rows to this file; not with --ranks")
     return parser.parse_args()
 
 

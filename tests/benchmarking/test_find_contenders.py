@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import types
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.find import _kind, _with_accelerate, _with_decorator
+from benchmarks.find import _jobs, _kind, _with_accelerate, _with_decorator, _with_lightning
 from brim.memory.devices import CpuMemory
 
 LIMIT = 1 << 20
@@ -40,6 +42,34 @@ def test_both_decorators_meet_the_limit_and_brims_in_fewer_tries() -> None:
     assert ours["ooms"] == ours["tries"] - 1
     assert 0.5 * theirs["size"] <= ours["size"] < 1024
     assert ours["probes"][-1]["peak_allocated_bytes"] <= LIMIT
+
+
+def test_a_trial_of_lightnings_finder_is_a_few_steps() -> None:
+    """It counts optimizer steps: without any, each trial was an epoch, and the finder never ended."""
+    measured, steps = workload(), []
+
+    def counted(batch: torch.Tensor, step: Any = measured.step) -> None:
+        steps.append(len(batch))
+        step(batch)
+
+    measured.step = counted
+    found = _with_lightning(measured, LIMIT, "lightning-power")
+    assert found["size"] == max(size for size in steps if steps.count(size) == 3)
+    assert found["ooms"] == 1
+    assert len(steps) <= 3 * found["tries"]
+
+
+def test_a_peer_that_is_not_installed_is_named_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "accelerate" else there(name))
+    arguments = argparse.Namespace(
+        workloads="lstm", contenders="brim,accelerate-64", before=None, limit="1GiB", tiny=True, further_steps=1,
+        curves=False,
+    )  # fmt: skip
+    assert [job["contender"] for job in _jobs(arguments)] == ["brim"]
+    assert capsys.readouterr().err == "accelerate-64 is left out: accelerate is not installed\n"
 
 
 def test_a_contender_is_known_by_its_name() -> None:

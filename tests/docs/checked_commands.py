@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
+import itertools
 import re
 import shlex
 import tomllib
@@ -109,7 +111,8 @@ def _script_problem(words: list[str]) -> str:
     if words[:1] == ["-m"]:
         if not (ROOT / words[1].partition(".")[0]).is_dir():
             return ""  # a library's own
-        script = ROOT / (words[1].replace(".", "/") + ".py")
+        script = ROOT / words[1].replace(".", "/")
+        script = script / "__main__.py" if script.is_dir() else script.with_suffix(".py")
         rest = words[2:]
     else:
         script, rest = ROOT / words[0] if words else ROOT, words[1:]
@@ -119,14 +122,27 @@ def _script_problem(words: list[str]) -> str:
         return f"there is no {script.relative_to(ROOT)}"
     if not script.is_relative_to(ROOT / "benchmarks"):
         return ""
-    known = _options(script.relative_to(ROOT).as_posix())
-    unknown = [word for word in rest if word.startswith("-") and word.partition("=")[0] not in known]
-    return f"{script.relative_to(ROOT)} has no option {unknown[0]}" if unknown else ""
+    name = script.relative_to(ROOT).as_posix()
+    known = _options(name)
+    for word, value in itertools.zip_longest(rest, rest[1:], fillvalue=""):
+        if not word.startswith("-") or word == "-":
+            continue
+        if word.partition("=")[0] not in known:
+            return f"{name} has no option {word}"
+        choices = known[word.partition("=")[0]]
+        if choices and value not in choices:
+            return f"{name} {word} {value}: choose from {', '.join(choices)}"
+    return ""
 
 
 @cache
-def _options(script: str) -> frozenset[str]:
-    """The flags of a benchmark, read from its source: its help would import torch and what it compares with."""
-    source = (ROOT / script).read_text(encoding="utf-8")
-    names = re.findall(r"add_argument\(\s*((?:\"-[^\"]+\",?\s*)+)", source)
-    return frozenset({"-h", "--help", *(name for group in names for name in re.findall(r'"(-[^"]+)"', group))})
+def _options(script: str) -> dict[str, tuple[str, ...]]:
+    """The flags of a benchmark and their choices, from its source: its help would import torch and the peers."""
+    found: dict[str, tuple[str, ...]] = {"-h": (), "--help": ()}
+    for node in ast.walk(ast.parse((ROOT / script).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+            given = [one.value for one in node.keywords if one.arg == "choices" and isinstance(one.value, ast.Tuple)]
+            choices = tuple(ast.literal_eval(given[0])) if given else ()
+            names = [one.value for one in node.args if isinstance(one, ast.Constant)]
+            found |= {name: choices for name in names if name.startswith("-")}
+    return found
