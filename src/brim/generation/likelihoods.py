@@ -29,11 +29,11 @@ from brim.generation.norms import fused_norms
 from brim.generation.select import logit_difference, loop_obstacle, trial_prompts
 
 __all__ = [
-    "MIN_SAVED_FRACTION",
     "OptionRows",
     "SharedContexts",
     "joined_by_context",
     "log_likelihood",
+    "saves_enough",
     "shared_contexts_obstacle",
     "shared_prefix",
     "shared_tokens",
@@ -74,6 +74,11 @@ def shared_prefix(rows: Sequence[Row], *, most: int) -> int:
     """How many tokens, `most` at most, to read once for all rows; 0 where attention in two parts is not worth it."""
     prefix = min(shared_tokens(rows), most) if len(rows) > 1 else 0
     return prefix if prefix >= MIN_SHARED_PREFIX else 0
+
+
+def saves_enough(tokens: int, *, unshared: int) -> bool:
+    """Whether to read `tokens` with sharing, instead of so many without."""
+    return tokens <= (1 - MIN_SAVED_FRACTION) * unshared
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,10 @@ import torch
 
 from brim.data.base import Sample, SampleSet
 from brim.generation.likelihoods import (
-    MIN_SAVED_FRACTION,
     OptionRows,
     SharedContexts,
     joined_by_context,
+    saves_enough,
     shared_prefix,
 )
 from brim.generation.settings import GenerationSettings, TokenIds
@@ -81,7 +81,7 @@ def rows_that_share(rows: Sequence[ScoredRow]) -> RowGroups | None:
     most = max(2 * max(map(len, read)), SMALL_GROUP_TOKENS)
     groups = joined_by_context(read, prefix=prefix, most_tokens=most)
     tokens = prefix + sum(_question([rows[number] for number in group]).tokens_to_read(prefix) for group in groups)
-    if tokens > (1 - MIN_SAVED_FRACTION) * sum(map(len, read)):
+    if not saves_enough(tokens, unshared=sum(map(len, read))):
         return None
     return RowGroups(prefix=rows[0].tokens[:prefix], groups=groups)
 

@@ -15,10 +15,10 @@ import torch
 from brim.data.base import SampleSet
 from brim.errors import RequestError, plural
 from brim.generation.likelihoods import (
-    MIN_SAVED_FRACTION,
     OptionRows,
     SharedContexts,
     log_likelihood,
+    saves_enough,
     shared_contexts_obstacle,
     shared_prefix,
 )
@@ -88,7 +88,7 @@ class ChoiceTask(Task):
             return
         prefix = shared_prefix([one.rows[0] for one in usable], most=min(one.most_prefix for one in usable))
         costs = [one.tokens_to_read(min(prefix, one.shared)) for one in asked]
-        if sum(costs) > (1 - MIN_SAVED_FRACTION) * sum(self._costs):
+        if not saves_enough(sum(costs), unshared=sum(self._costs)):
             return
         longest = max(len(row) for one in usable for row in one.rows)
         obstacle = shared_contexts_obstacle(self.model.module, longest=longest)
