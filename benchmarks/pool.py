@@ -294,11 +294,11 @@ def _brim(
 
     started = time.perf_counter()
     if options.get("unshared"):
-        import brim.tasks.choice as choice
+        import brim.generation.likelihoods as likelihoods
         import brim.tasks.text_pools as pools
 
         pools.MIN_SHARED_TOKENS = 1 << 30
-        choice.MIN_SAVED_FRACTION = 1.0
+        likelihoods.MIN_SAVED_FRACTION = 1.0
     if "options" in spec:
         draw = random.Random(2)
         ids = [[draw.randrange(100, 31000) for _ in range(draw.randint(1, 8))] for _ in range(spec["options"] * 64)]

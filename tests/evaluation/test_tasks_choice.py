@@ -116,7 +116,7 @@ EXAMPLES = "what is w1 ? w2 is w3 ? w4 what is w5 ? w6 "  # before every questio
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models on the CPU share contexts too, and short prefixes."""
     monkeypatch.setattr("brim.generation.likelihoods.MIN_CPU_PARAMETERS", 0)
-    monkeypatch.setattr("brim.tasks.choice.MIN_SHARED_PREFIX", 4)
+    monkeypatch.setattr("brim.generation.likelihoods.MIN_SHARED_PREFIX", 4)
 
 
 @pytest.fixture(scope="module")

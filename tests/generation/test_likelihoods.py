@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brim.generation import likelihoods
-from brim.generation.likelihoods import OptionRows, SharedContexts, shared_contexts_obstacle, shared_tokens
+from brim.generation.likelihoods import (
+    OptionRows,
+    SharedContexts,
+    joined_by_context,
+    shared_contexts_obstacle,
+    shared_tokens,
+)
 from tests.generation import tiny_models
 
 MODELS = [tiny_models.llama, tiny_models.qwen2, tiny_models.mistral, tiny_models.gpt_neox]
@@ -54,6 +60,31 @@ def test_likelihoods_are_those_of_each_option_alone(make: Callable[[], Any], sha
         assert scorer.scores(batch).tolist() == pytest.approx(alone(model, batch), abs=1e-4)
 
 
+@pytest.mark.parametrize("make", MODELS)
+def test_misses_are_the_tokens_that_are_not_the_likeliest(make: Callable[[], Any]) -> None:
+    model, prefix = make(), list(range(60, 69))
+    asked = questions(6, prefix=prefix)
+    written = [*asked[0].rows[0]]
+    for _ in range(3):  # a row that greedy decoding writes
+        with torch.no_grad():
+            written.append(int(model(input_ids=torch.tensor([written])).logits[0, -1].argmax()))
+    asked.append(OptionRows(rows=[written, [*written[:-1], written[-1] ^ 1]], scored=[3, 2]))
+    scores, misses = SharedContexts(model, prefix=prefix).scores_and_misses(asked)
+    assert scores.tolist() == pytest.approx(alone(model, asked), abs=1e-4)
+    assert misses.tolist() == missed(model, asked)
+    assert misses[-2:].tolist() == [0, 1]
+
+
+@torch.no_grad()
+def missed(model: Any, questions: Sequence[OptionRows]) -> list[int]:
+    counts = []
+    for question in questions:
+        for row, scored in zip(question.rows, question.scored, strict=True):
+            likeliest = model(input_ids=torch.tensor([row])).logits[0].argmax(dim=-1).tolist()
+            counts.append(sum(likeliest[place - 1] != row[place] for place in range(len(row) - scored, len(row))))
+    return counts
+
+
 def test_released_keys_of_the_prefix_are_computed_again() -> None:
     model, prefix = tiny_models.llama(), list(range(60, 70))
     asked = questions(3, prefix=prefix)
@@ -71,6 +102,7 @@ def test_released_keys_of_the_prefix_are_computed_again() -> None:
         OptionRows(rows=[[51, 52, 53, 54], [51, 52]], scored=[3, 1]),  # one is the beginning of the other
         OptionRows(rows=[[51, 52, 53, 54, 55], [51, 52, 53, 60]], scored=[3, 2]),  # options begin alike
         OptionRows(rows=[[51, 52, 53, 54]], scored=[2]),
+        OptionRows(rows=[[51, 52, 53, 54], [51, 60, 61], [51, 52, 53, 55]], scored=[3, 2, 1]),  # two differ at the end
         OptionRows(rows=[[51, 52], [51, 53]], scored=[0, 1]),  # an option without a token
     ],
 )
@@ -93,6 +125,25 @@ def test_no_token_is_read_twice() -> None:
     own = [*context, 80, 82, 83]
     assert read == [prefix, own, own]
     assert question.tokens_to_read(len(prefix)) == len(own)
+
+
+def test_options_that_differ_in_their_last_token_are_read_once() -> None:
+    model, read = tiny_models.llama(), []
+    model.get_input_embeddings().register_forward_pre_hook(lambda _, given: read.append(given[0].flatten().tolist()))
+    question = OptionRows(rows=[[51, 60, 61, 62], [51, 70, 71], [51, 60, 61, 63]], scored=[3, 2, 3])
+    SharedContexts(model).scores([question])
+    assert read == [[51, 60, 61, 70]]
+    assert question.tokens_to_read(0) == 4
+
+
+def test_the_prefix_ends_before_what_scores_are_read_at() -> None:
+    """As of two equal questions whose options begin alike."""
+    question = OptionRows(rows=[[51, 52, 53, 60, 61], [51, 52, 53, 60, 62]], scored=[2, 2])
+    assert question.shared == 4
+    assert question.most_prefix == 2
+    model = tiny_models.llama()
+    scorer = SharedContexts(model, prefix=question.rows[0][: question.most_prefix])
+    assert scorer.scores([question] * 2).tolist() == pytest.approx(alone(model, [question] * 2), abs=1e-4)
 
 
 class TestObstacles:
@@ -134,3 +185,22 @@ def test_shared_tokens_are_counted_as_a_plain_loop_does(rows: list[list[int]]) -
     while all(len(row) > count for row in rows) and len({row[count] for row in rows}) == 1:
         count += 1
     assert shared_tokens(rows) == count
+
+
+@settings(deadline=None)
+@given(
+    st.sets(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1, max_size=12),
+    st.integers(1, 40),
+)
+def test_joined_rows_are_all_rows_once_and_read_less_within_the_limit(
+    rows: set[tuple[int, ...]], most_tokens: int
+) -> None:
+    listed = [(9, 9, *row) for row in rows]
+    groups = joined_by_context(listed, prefix=2, most_tokens=most_tokens)
+    assert sorted(number for group in groups for number in group) == list(range(len(listed)))
+    for group in groups:
+        joined = OptionRows(rows=[[*listed[number], 0] for number in group], scored=[1] * len(group))
+        if len(group) > 1:
+            assert joined.shared > 2
+            assert joined.tokens_to_read(2) <= most_tokens
+            assert joined.tokens_to_read(2) < sum(len(listed[number]) - 2 for number in group)

@@ -2,6 +2,7 @@
 
     scorer = SharedContexts(model, prefix=tokens_of_every_question)
     scores = scorer.scores([question, ...])     # [continuations]
+    scores, misses = scorer.scores_and_misses([question, ...])      # and how many tokens are not the likeliest
 
 A question is the options of one context. All questions may begin with the same tokens (examples, an instruction): keys
 and values of those are computed once and kept. A question's own context is read once for all its options: contexts and
@@ -12,12 +13,14 @@ likelihood is read. Knows nothing of text, tasks or files.
 
 from __future__ import annotations
 
+import array
 import bisect
 import dataclasses
 import functools
 import inspect
+import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,8 +28,21 @@ from brim.generation.arena import KeyPart, TokenGroups, flash_works_on, head_on,
 from brim.generation.norms import fused_norms
 from brim.generation.select import logit_difference, loop_obstacle, trial_prompts
 
-__all__ = ["OptionRows", "SharedContexts", "log_likelihood", "shared_contexts_obstacle", "shared_tokens"]
+__all__ = [
+    "OptionRows",
+    "SharedContexts",
+    "joined_by_context",
+    "log_likelihood",
+    "saves_enough",
+    "shared_contexts_obstacle",
+    "shared_prefix",
+    "shared_tokens",
+]
 
+Row = TypeVar("Row", list[int], tuple[int, ...])
+
+MIN_SHARED_PREFIX = 128  # tokens; a shorter prefix is not worth attention in two parts
+MIN_SAVED_FRACTION = 0.25  # of the tokens; for less, padded rows and their faster attention do
 CHECK_PREFIX = 4  # tokens that the questions of a trial share
 MIN_CPU_PARAMETERS = 3_000_000
 
@@ -43,13 +59,68 @@ class OptionRows:
         """Tokens that all rows begin with, of those that are read: a row's last token is scored only."""
         return shared_tokens([row[:-1] for row in self.rows])
 
+    @functools.cached_property
+    def most_prefix(self) -> int:
+        """How many tokens may be known before: one is read before the options part, and all that scores are read at."""
+        return min(self.shared, *(len(row) - scored for row, scored in zip(self.rows, self.scored, strict=True))) - 1
+
     def tokens_to_read(self, prefix: int) -> int:
         """Tokens of a forward, once the prefix is known."""
         shared = self.shared
-        return shared - prefix + sum(len(row) - 1 - shared for row in self.rows)
+        return shared - prefix + sum(map(len, {tuple(row[shared:-1]) for row in self.rows}))
 
 
-def shared_tokens(rows: Sequence[list[int]]) -> int:
+def shared_prefix(rows: Sequence[Row], *, most: int) -> int:
+    """How many tokens, `most` at most, to read once for all rows; 0 where attention in two parts is not worth it."""
+    prefix = min(shared_tokens(rows), most) if len(rows) > 1 else 0
+    return prefix if prefix >= MIN_SHARED_PREFIX else 0
+
+
+def saves_enough(tokens: int, *, unshared: int) -> bool:
+    """Whether to read `tokens` with sharing, instead of so many without."""
+    return tokens <= (1 - MIN_SAVED_FRACTION) * unshared
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Neighbours:
+    """Rows that are read together, of those in order: what they share, and all their tokens, without the prefix."""
+
+    first: int
+    last: int
+    shared: int
+    tokens: int
+
+    def joined(self, after: _Neighbours, common: int) -> _Neighbours:
+        """With those after it, of which all share `common` tokens."""
+        tokens = self._tokens_sharing(common) + after._tokens_sharing(common) - common
+        return _Neighbours(first=self.first, last=after.last, shared=common, tokens=tokens)
+
+    def _tokens_sharing(self, common: int) -> int:
+        return self.tokens + (self.last - self.first) * (self.shared - common)
+
+
+def joined_by_context(rows: Sequence[Row], *, prefix: int, most_tokens: int) -> list[list[int]]:
+    """The numbers of rows that are read together, because reading what they share once saves enough of their tokens.
+
+    Rows begin with `prefix` tokens that are known already. Those that share most are joined first: options of one
+    question, then questions behind the same examples; a group of several rows reads `most_tokens` at most.
+    """
+    order = sorted(range(len(rows)), key=lambda number: array.array("i", rows[number]).tobytes())  # alike: neighbours
+    lengths = [len(rows[number]) - prefix for number in order]
+    alone = [_Neighbours(first=at, last=at, shared=length, tokens=length) for at, length in enumerate(lengths)]
+    begins, ends = dict(enumerate(alone)), dict(enumerate(alone))  # groups by their first and last row
+    common = [shared_tokens([rows[one], rows[other]]) - prefix for one, other in itertools.pairwise(order)]
+    for border in sorted(range(len(common)), key=lambda border: -common[border]):
+        before, after = ends[border], begins[border + 1]
+        both = before.joined(after, common[border])
+        saved = before.tokens + after.tokens - both.tokens
+        if saved >= max(MIN_SAVED_FRACTION * min(before.tokens, after.tokens), 1) and both.tokens <= most_tokens:
+            del ends[before.last], begins[after.first]
+            begins[both.first] = ends[both.last] = both
+    return [order[group.first : group.last + 1] for group in begins.values()]
+
+
+def shared_tokens(rows: Sequence[Row]) -> int:
     """With how many equal tokens the rows begin."""
     first, last = min(rows), max(rows)  # all others begin as both do
     counts = range(1, min(len(first), len(last)) + 1)
@@ -88,11 +159,13 @@ def _pack(questions: Sequence[OptionRows], prefix: int) -> _Packed:
     targets: list[int] = []
     row_number = 0
     for question, length, start in zip(questions, shared, starts, strict=True):
+        read: dict[tuple[int, ...], int] = {}  # where what an option adds begins: some differ in their last token only
         for row, scored in zip(question.rows, question.scored, strict=True):
-            own = len(ids)
-            ids += row[length:-1]
-            positions += range(length, len(row) - 1)
-            if len(ids) > own:
+            added = tuple(row[length:-1])
+            own = read.setdefault(added, len(ids))
+            if added and own == len(ids):
+                ids += added
+                positions += range(length, len(row) - 1)
                 borders.append(len(ids))
             for place in range(len(row) - scored, len(row)):
                 before = place - 1
@@ -162,16 +235,25 @@ class SharedContexts:
     @torch.inference_mode()
     def scores(self, questions: Sequence[OptionRows]) -> torch.Tensor:
         """The log-likelihood of every row's scored tokens, [rows], on the device."""
-        if self.prefix and not self._prefix_keys:
-            self._prefix_keys = self._read_prefix()
-        packed = _pack(questions, len(self.prefix))
-        logits, owners, targets = self._logits(packed)
-        rows = sum(len(question.rows) for question in questions)
-        return torch.zeros(rows, device=self.device).index_add_(0, owners, log_likelihood(logits, targets))
+        logits, owners, targets = self._read(questions)
+        return _summed(log_likelihood(logits, targets), owners, questions)
+
+    @torch.inference_mode()
+    def scores_and_misses(self, questions: Sequence[OptionRows]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, and how many of every row's scored tokens are not the likeliest, [rows]."""
+        logits, owners, targets = self._read(questions)
+        misses = (logits.argmax(dim=-1) != targets).long()
+        return _summed(log_likelihood(logits, targets), owners, questions), _summed(misses, owners, questions)
 
     def release(self) -> None:
         """Free the keys and values of the prefix; they are computed again when they are needed."""
         self._prefix_keys = []
+
+    def _read(self, questions: Sequence[OptionRows]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As `_logits`, with the keys and values of the prefix computed where they are not there."""
+        if self.prefix and not self._prefix_keys:
+            self._prefix_keys = self._read_prefix()
+        return self._logits(_pack(questions, len(self.prefix)))
 
     def _logits(self, packed: _Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logits where a scored token follows, [scored tokens, vocabulary], the rows of those tokens and themselves."""
@@ -197,6 +279,12 @@ class SharedContexts:
             (layer.keys[0].transpose(0, 1).contiguous(), layer.values[0].transpose(0, 1).contiguous())
             for layer in cache.layers
         ]
+
+
+def _summed(values: torch.Tensor, owners: torch.Tensor, questions: Sequence[OptionRows]) -> torch.Tensor:
+    """Values of scored tokens, by row."""
+    rows = sum(len(question.rows) for question in questions)
+    return torch.zeros(rows, dtype=values.dtype, device=values.device).index_add_(0, owners, values)
 
 
 def log_likelihood(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

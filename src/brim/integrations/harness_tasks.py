@@ -16,15 +16,33 @@ from typing import Any
 import torch
 
 from brim.data.base import Sample, SampleSet
+from brim.generation.likelihoods import (
+    OptionRows,
+    SharedContexts,
+    joined_by_context,
+    saves_enough,
+    shared_prefix,
+)
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.models.base import LoadedModel
 from brim.running.executor import Pending
 from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings, padded
 from brim.tasks.generate import GenerateTask
 
-__all__ = ["ContinueTask", "ScoreTask", "ScoredRow", "Writing", "generation_options", "numbered"]
+__all__ = [
+    "ContinueTask",
+    "RowGroups",
+    "ScoreTask",
+    "ScoredRow",
+    "Writing",
+    "generation_options",
+    "numbered",
+    "rows_that_share",
+]
 
 Tokens = tuple[int, ...]
+
+SMALL_GROUP_TOKENS = 512  # so many a group may read, however short its rows are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +55,42 @@ class ScoredRow:
 
     tokens: Tokens
     continuations: tuple[Tokens, ...]
+
+    def options(self) -> tuple[list[list[int]], list[int]]:
+        """Of a causal model: every continuation's whole row, and how many of its last tokens are scored."""
+        return [[*self.tokens, one[-1]] for one in self.continuations], [len(one) for one in self.continuations]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowGroups:
+    """Rows by what they share: the tokens that all begin with, and the numbers of those that are read together."""
+
+    prefix: Tokens
+    groups: list[list[int]]
+
+
+def rows_that_share(rows: Sequence[ScoredRow]) -> RowGroups | None:
+    """What rows of a causal model share; None where reading it once would save too little. The same on every rank.
+
+    A group reads at most twice the tokens of the longest row: where that row fits alone, most groups do.
+    """
+    if len(rows) < 2:
+        return None
+    read = [row.tokens for row in rows]
+    prefix = shared_prefix(read, most=min(len(row.tokens) - _places(row) for row in rows))
+    most = max(2 * max(map(len, read)), SMALL_GROUP_TOKENS)
+    groups = joined_by_context(read, prefix=prefix, most_tokens=most)
+    tokens = prefix + sum(_question([rows[number] for number in group]).tokens_to_read(prefix) for group in groups)
+    if not saves_enough(tokens, unshared=sum(map(len, read))):
+        return None
+    return RowGroups(prefix=rows[0].tokens[:prefix], groups=groups)
+
+
+def _question(rows: Sequence[ScoredRow]) -> OptionRows:
+    options = [row.options() for row in rows]
+    return OptionRows(
+        rows=[row for lines, _ in options for row in lines], scored=[count for _, counts in options for count in counts]
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,38 +118,68 @@ def numbered(name: str, count: int) -> SampleSet:
 
 
 class ScoreTask(Task):
-    """The log-likelihood of every continuation of a row, and whether each of its tokens is the likeliest."""
+    """The log-likelihood of every continuation of a row, and whether each of its tokens is the likeliest.
+
+    An item is a row, or with `shared` a group of rows, whose answers then follow each other.
+    """
 
     name = "loglikelihood"
     unit = "tokens"
     default_metrics = ()
 
-    def __init__(self, model: LoadedModel, rows: Sequence[ScoredRow], settings: TaskSettings) -> None:
-        super().__init__(model, numbered(self.name, len(rows)), settings)
-        self._rows = rows
+    def __init__(
+        self,
+        model: LoadedModel,
+        rows: Sequence[ScoredRow],
+        settings: TaskSettings,
+        *,
+        shared: RowGroups | None = None,
+    ) -> None:
+        groups = [[number] for number in range(len(rows))] if shared is None else shared.groups
+        super().__init__(model, numbered(self.name, len(groups)), settings)
+        self._rows = [[rows[number] for number in group] for group in groups]
+        self._shared: SharedContexts | None = None
+        if shared is not None:
+            self._shared = SharedContexts(model.module, prefix=shared.prefix)
+            self.packs = True
 
     def cost(self, item: int) -> int:
         """The tokens that are read."""
-        row = self._rows[item]
+        if self._shared is not None:
+            return _question(self._rows[item]).tokens_to_read(len(self._shared.prefix))
+        (row,) = self._rows[item]
         return len(row.tokens) + (len(row.continuations[0]) if self.model.kind == "seq2seq" else 0)
 
-    def prepare(self, item: int) -> ScoredRow:
-        """The row."""
+    def prepare(self, item: int) -> Sequence[ScoredRow]:
+        """The item's rows."""
         return self._rows[item]
 
-    def launch(self, items: Sequence[int], prepared: Sequence[ScoredRow]) -> Pending:
+    def launch(self, items: Sequence[int], prepared: Sequence[Sequence[ScoredRow]]) -> Pending:
         """One forward over all rows."""
         del items
-        logits_of = self._seq2seq_logits if self.model.kind == "seq2seq" else self._causal_logits
-        with torch.inference_mode():
-            sums, misses = _scores(logits_of(prepared), prepared)
+        if self._shared is not None:
+            sums, misses = self._shared.scores_and_misses([_question(rows) for rows in prepared])
+        else:
+            rows = [row for group in prepared for row in group]
+            logits_of = self._seq2seq_logits if self.model.kind == "seq2seq" else self._causal_logits
+            with torch.inference_mode():
+                sums, misses = _scores(logits_of(rows), rows)
 
         def read() -> list[Answer]:
             scores = iter(zip(sums.tolist(), misses.tolist(), strict=True))
-            found = [[next(scores) for _ in row.continuations] for row in prepared]
-            return [Answer(prediction=[[value, missed == 0] for value, missed in row]) for row in found]
+            found = [[next(scores) for row in rows for _ in row.continuations] for rows in prepared]
+            return [Answer(prediction=[[value, missed == 0] for value, missed in rows]) for rows in found]
 
         return LaterAnswers(read)
+
+    def release(self) -> None:
+        """Free the keys and values of what all rows begin with."""
+        if self._shared is not None:
+            self._shared.release()
+
+    def identity(self) -> Mapping[str, Any]:
+        """A size found for groups is not one for padded rows."""
+        return {**super().identity(), **({} if self._shared is None else {"shared": True})}
 
     def shown_input(self, item: int) -> Any:
         """Nothing: the harness has the text."""

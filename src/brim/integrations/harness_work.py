@@ -21,8 +21,17 @@ from brim.evaluation.scoring import RankFigures, Scorer, merge_plans, summarise
 from brim.evaluation.setup import EvaluationSetup, evaluation_savings
 from brim.evaluation.shard_by_cost import shard_by_cost
 from brim.evaluation.worker import EvalListener, Lines, Worker
+from brim.generation.likelihoods import shared_contexts_obstacle
 from brim.generation.settings import GenerationSettings
-from brim.integrations.harness_tasks import ContinueTask, ScoredRow, ScoreTask, Writing, generation_options
+from brim.integrations.harness_tasks import (
+    ContinueTask,
+    RowGroups,
+    ScoredRow,
+    ScoreTask,
+    Writing,
+    generation_options,
+    rows_that_share,
+)
 from brim.memory.failures import memory_remedies
 from brim.models.base import LoadedModel
 from brim.ranks.agreement import Agreement
@@ -109,9 +118,36 @@ class HarnessWork:
             ScoredRow(read if causal else read[0], tuple(continuations.values()))
             for read, continuations in rows.items()
         ]
-        task = ScoreTask(self.model, scored, _SETTINGS)
-        self._answer(task, [list(continuations) for continuations in rows.values()], names, finished)
+        row_names = [list(continuations) for continuations in rows.values()]
+        self._begin(names, finished)
+        if causal and (shared := self._agreed_groups(scored)) is not None:
+            task = ScoreTask(self.model, scored, _SETTINGS, shared=shared)
+            in_groups = [[name for number in group for name in row_names[number]] for group in shared.groups]
+            self._compute(task, in_groups, range(len(in_groups)), finished, journal_failures=False)
+            task.release()
+        # Without groups, and what has failed in one: a row alone takes less memory, and shows whose error it is.
+        left = [number for number, one in enumerate(row_names) if not all(map(self._is_done, one))]
+        self._compute(ScoreTask(self.model, scored, _SETTINGS), row_names, left, finished)
+        self._check_answers(names)
         return [self._lines[name]["prediction"] for name in names]
+
+    def _agreed_groups(self, rows: Sequence[ScoredRow]) -> RowGroups | None:
+        """What the rows share, if that pays and every rank's model can read it once: all have the same items."""
+        shared = rows_that_share(rows)
+        if shared is None:
+            return None
+        with self._agreement.step(str) as step:
+            longest = max(len(row.tokens) for row in rows) + 1
+            step.value = shared_contexts_obstacle(self.model.module, longest=longest)
+        obstacles = [obstacle for obstacle in step.values if obstacle is not None]
+        if obstacle := next(filter(None, obstacles), ""):
+            self._note(f"what the options of a question share is read again for each of them: {obstacle}")
+        return None if obstacles else shared
+
+    def _note(self, line: str) -> None:
+        if line not in self.notes:
+            self.notes.append(line)
+            self.listener.note(line)
 
     def write(self, prompts: Sequence[Sequence[int]], writing: Writing, finished: Finished | None = None) -> list[str]:
         """The continuations of prompts; a repeated prompt is answered once, a sampled one as often as it comes."""
@@ -127,8 +163,10 @@ class HarnessWork:
         left = {name: place for place, name in enumerate(unique) if not self._is_done(name)}
         with generation_options(self.model.module, writing.options):
             task = ContinueTask(self.model, list(unique.values()), writing, _with_seed(self.request.seed))
-            self._answer(task, [[name] for name in unique], names, finished, items=list(left.values()))
+            self._begin(names, finished)
+            self._compute(task, [[name] for name in unique], list(left.values()), finished)
             task.release()
+        self._check_answers(names)
         return [self._lines[name]["prediction"] for name in names]
 
     def summary(self) -> dict[str, Any]:
@@ -159,47 +197,55 @@ class HarnessWork:
     def _is_done(self, name: str) -> bool:
         return name in self._lines and self._lines[name]["error"] is None
 
-    def _answer(
-        self,
-        task: Task,
-        names: Sequence[Sequence[str]],
-        asked: Sequence[str],
-        finished: Finished | None,
-        *,
-        items: Sequence[int] | None = None,
-    ) -> None:
-        """Have these items of a task done, whose requests have these names; a request without an answer is an error."""
+    def _begin(self, asked: Sequence[str], finished: Finished | None) -> None:
+        """These requests are part of the run; what is done already is finished at once."""
         self._asked |= dict.fromkeys(asked)
-        left = list(range(len(names))) if items is None else list(items)
-        total = len(set(asked))
         if finished is not None:
             for name in dict.fromkeys(asked):
                 if self._is_done(name):
                     finished(name, self._lines[name]["prediction"])
-        if left:
-            costs = tuple(max(task.cost(item), 1) for item in range(len(names)))
-            setup = EvaluationSetup(model=self.model, data=task.data, task=task, metrics=(), costs=costs)
-            ranks = self._agreement.world
-            with self._agreement.step(list) as step:
-                shard = shard_by_cost(left, costs, ranks.size)[ranks.rank]
-                self.listener.opened(setup.facts())
-                self.listener.started(len(shard), 0)
-                step.value = self._run(setup, names, shard, finished)
-            for line in (line for lines in step.values for line in lines):
-                self._lines[line["id"]] = line
-        self._check_answers(list(dict.fromkeys(asked)), total)
+
+    def _compute(
+        self,
+        task: Task,
+        names: Sequence[Sequence[str]],
+        items: Sequence[int],
+        finished: Finished | None,
+        *,
+        journal_failures: bool = True,
+    ) -> None:
+        """Have these items of a task done, whose requests have these names, each rank its shard."""
+        if not items:
+            return
+        costs = tuple(max(task.cost(item), 1) for item in range(len(names)))
+        setup = EvaluationSetup(model=self.model, data=task.data, task=task, metrics=(), costs=costs)
+        ranks = self._agreement.world
+        with self._agreement.step(list) as step:
+            shard = shard_by_cost(items, costs, ranks.size)[ranks.rank]
+            self.listener.opened(setup.facts())
+            self.listener.started(len(shard), 0)
+            step.value = self._run(setup, names, shard, finished, journal_failures=journal_failures)
+        for line in (line for lines in step.values for line in lines):
+            self._lines[line["id"]] = line
 
     def _run(
-        self, setup: EvaluationSetup, names: Sequence[Sequence[str]], items: Sequence[int], finished: Finished | None
+        self,
+        setup: EvaluationSetup,
+        names: Sequence[Sequence[str]],
+        items: Sequence[int],
+        finished: Finished | None,
+        *,
+        journal_failures: bool,
     ) -> Lines:
-        """This rank's items: their requests as lines of the journal."""
+        """This rank's items: their requests as lines of the journal; failures only where nothing follows them."""
         if not items:
             return []
         found: Lines = []
         worker = Worker(self.request, setup, self.listener, monitor=self._monitor)
         with worker, contextlib.closing(worker.run(items)) as batches:
             for answered in batches:
-                lines = [line for one in answered for line in _request_lines(one, names[int(one["id"])], setup.task)]
+                kept = [one for one in answered if journal_failures or one["error"] is None]
+                lines = [line for one in kept for line in _request_lines(one, names[int(one["id"])], setup.task)]
                 if self._journals is not None:
                     self._journals.append(lines)
                 found += lines
@@ -216,8 +262,10 @@ class HarnessWork:
         self.notes += [note for note in figures.notes if note not in self.notes]
         return found
 
-    def _check_answers(self, names: Sequence[str], total: int) -> None:
+    def _check_answers(self, asked: Sequence[str]) -> None:
         """The harness can do nothing with a request that has no answer: raise, with what helps."""
+        names = dict.fromkeys(asked)
+        total = len(names)
         lost = [name for name in names if not self._is_done(name)]
         if not lost:
             return

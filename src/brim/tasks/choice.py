@@ -18,8 +18,9 @@ from brim.generation.likelihoods import (
     OptionRows,
     SharedContexts,
     log_likelihood,
+    saves_enough,
     shared_contexts_obstacle,
-    shared_tokens,
+    shared_prefix,
 )
 from brim.models.base import LoadedModel
 from brim.running.executor import Pending
@@ -30,9 +31,6 @@ from brim.tasks.prompts import PromptWriter
 __all__ = ["ChoiceTask"]
 
 Row = tuple[list[int], list[int]]  # context, continuation
-
-MIN_SHARED_PREFIX = 128  # tokens; a shorter prefix is not worth attention in two parts
-MIN_SAVED_FRACTION = 0.25  # of the tokens; for less, padded rows and their faster attention do
 
 
 class ChoiceTask(Task):
@@ -86,13 +84,11 @@ class ChoiceTask(Task):
         room = self.model.positions or 1 << 62
         asked = [_question(rows) for rows in self._rows]
         usable = [one for one in asked if max(map(len, one.rows)) <= room]  # the others never reach the model
-        common = [one.shared for one in usable]
-        if not usable or min(common) < 1:
+        if not usable or min(one.shared for one in usable) < 1:
             return
-        prefix = min(shared_tokens([one.rows[0] for one in usable]), min(common) - 1)
-        prefix = prefix if len(usable) > 1 and prefix >= MIN_SHARED_PREFIX else 0
+        prefix = shared_prefix([one.rows[0] for one in usable], most=min(one.most_prefix for one in usable))
         costs = [one.tokens_to_read(min(prefix, one.shared)) for one in asked]
-        if sum(costs) > (1 - MIN_SAVED_FRACTION) * sum(self._costs):
+        if not saves_enough(sum(costs), unshared=sum(self._costs)):
             return
         longest = max(len(row) for one in usable for row in one.rows)
         obstacle = shared_contexts_obstacle(self.model.module, longest=longest)
