@@ -11,10 +11,12 @@ import os
 import runpy
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 NEW_TOKENS = 12
+CUT_AT = "w35"
 
 
 def run_and_die(batches: int, flags: list[str]) -> None:
@@ -57,8 +59,51 @@ def answer_alone(model: str, questions: Path, answers: Path) -> None:
     answers.write_text(json.dumps(found), encoding="utf-8")
 
 
+def use_as_object(model: str, tasks: str, found: Path) -> None:
+    """An evaluation in Python, and what is refused."""
+    from lmms_eval.api.instance import Instance
+    from lmms_eval.evaluator import simple_evaluate
+    from lmms_eval.tasks import TaskManager
+
+    from brim.errors import RequestError
+    from brim.integrations.lmms_eval import BrimLMMS
+
+    def refusal(call: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
+        try:
+            call(*arguments, **settings)
+        except RequestError as error:
+            return str(error)
+        return "not refused"
+
+    def request(content: dict[str, Any]) -> Instance:
+        def messages(doc: Any) -> list[dict[str, Any]]:
+            return [{"role": "user", "content": [content]}]
+
+        arguments = ("", messages, {"max_new_tokens": 4}, 0, "pictured", "test")
+        return Instance("generate_until", arguments, 0, {"task": "pictured", "doc_id": 0, "repeats": 1})
+
+    lm = BrimLMMS(model, device="cpu", dtype="float32", no_cache=True, use_until=True, batch_size=4)
+    lm.task_dict["pictured"] = {"test": [{}]}
+    said = {
+        "loglikelihood": refusal(lm.loglikelihood, []),
+        "rounds": refusal(lm.generate_until_multi_round, []),
+        "video": refusal(lm.generate_until, [request({"type": "video", "url": "a.mp4"})]),
+        "address": refusal(lm.generate_until, [request({"type": "image", "url": "gone.png"})]),
+        "resume": refusal(BrimLMMS, model, resume=True),
+    }
+    results = simple_evaluate(
+        model=lm, tasks=["pictured"], task_manager=TaskManager(include_path=tasks, model_name="brim"), limit=9,
+        gen_kwargs=f"until={CUT_AT}", bootstrap_iters=0,
+    )  # fmt: skip
+    cut = [sample["filtered_resps"][0] for sample in results["samples"]["pictured"]]
+    again = refusal(lm.generate_until, [request({"type": "text", "text": "3"})])
+    found.write_text(json.dumps({**said, "cut": cut, "again": again}), encoding="utf-8")
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "killed":
         run_and_die(int(sys.argv[2]), sys.argv[3:])
+    elif sys.argv[1] == "object":
+        use_as_object(sys.argv[2], sys.argv[3], Path(sys.argv[4]))
     else:
         answer_alone(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))

@@ -20,7 +20,7 @@ from PIL import Image
 
 from brim.errors import RequestError
 from tests import saved_models
-from tests.integrations.lmms_eval_program import NEW_TOKENS
+from tests.integrations.lmms_eval_program import CUT_AT, NEW_TOKENS
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("BRIM_LMMS_PYTHON", "")
@@ -114,7 +114,7 @@ def flags(model: Path, task: Path, output: Path, *more: str) -> list[str]:
 def answers_in(results: Path) -> list[str]:
     (logged,) = results.rglob("*samples*pictured*.jsonl")
     lines = [json.loads(line) for line in logged.read_text(encoding="utf-8").splitlines()]
-    by_document = {line["doc_id"]: line["filtered_resps"][0] for line in lines}
+    by_document = {line["doc_id"]: line["filtered_resps"] for line in lines}
     return [by_document[number] for number in sorted(by_document)]
 
 
@@ -166,6 +166,19 @@ class TestInItsEnvironment:
         assert len(after) == len({line["id"] for line in after}) == 14
         assert answers_in(Path(f"{tmp_path / 'run'}-results")) == expected
         assert "Traceback" not in said
+
+    def test_as_an_object_it_refuses_what_it_cannot_do(
+        self, model: Path, task: Path, expected: list[str], tmp_path: Path
+    ) -> None:
+        run("-m", PROGRAM, "object", model, task, tmp_path / "found.json")
+        found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+        assert found["cut"] == [answer.split(CUT_AT)[0] for answer in expected[: len(found["cut"])]] != expected
+        assert "scores none" in found["loglikelihood"]
+        assert "in one round" in found["rounds"]
+        assert "document 0 has videos" in found["video"]
+        assert "which is no file here" in found["address"]
+        assert "make another one" in found["again"]
+        assert "name the run with output=DIR" in found["resume"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lmms_eval") is not None, reason="lmms-eval is installed here")
