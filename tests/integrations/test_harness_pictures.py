@@ -85,7 +85,7 @@ def alone(model: Path, questions: list[tuple[str, list[Image.Image]]]) -> list[s
 def opened(model: Path, folder: Path | None, stack: contextlib.ExitStack, **settings: Any) -> tuple[HarnessWork, Lines]:
     counted = Counted()
     request = EvalRequest(model=str(model), data="pictures", device="cpu", dtype="float32", use_cache=False, **settings)
-    loaded = load_harness_model(request, kinds=("vision_language",), wanted="no other")
+    loaded = load_harness_model(request, "harness", kinds=("vision_language",), wanted="model that sees")
     if folder is not None:
         folder.mkdir(exist_ok=True)
     return open_work(request, loaded, folder, counted, Agreement(), stack), counted.lines
@@ -179,5 +179,5 @@ def test_a_setting_of_generation_that_does_not_exist_is_an_error(model: Path) ->
 
 def test_a_model_without_images_is_refused(language_model: Path) -> None:
     request = EvalRequest(model=str(language_model), data="pictures", device="cpu")
-    with pytest.raises(RequestError, match="it is a language; no other"):
-        load_harness_model(request, kinds=("vision_language",), wanted="no other")
+    with pytest.raises(RequestError, match="it is a language model; harness's tasks need a model that sees"):
+        load_harness_model(request, "harness", kinds=("vision_language",), wanted="model that sees")

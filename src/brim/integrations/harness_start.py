@@ -26,8 +26,8 @@ _MOST_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_
 _ONE_ONLY = ("num_beams", "num_return_sequences")  # options of a generation configuration that brim leaves at 1
 
 
-def load_harness_model(request: EvalRequest, *, kinds: Collection[str], wanted: str) -> LoadedModel:
-    """The model, if it is of one of these kinds; otherwise an error that ends in what is `wanted`."""
+def load_harness_model(request: EvalRequest, harness: str, *, kinds: Collection[str], wanted: str) -> LoadedModel:
+    """The model, if it is of one of these kinds; otherwise an error that says what is `wanted`."""
     name = resolve_model(request.model)
     kind = f"model of {name.source}"
     if name.source == "hf":
@@ -42,8 +42,10 @@ def load_harness_model(request: EvalRequest, *, kinds: Collection[str], wanted: 
         )
         if loaded.kind in kinds:
             return loaded
-        kind = loaded.kind.replace("_", " ")
-    raise RequestError(f"{given('model', request.model)}: it is a {kind}; {wanted}")
+        kind = f"{loaded.kind.replace('_', '-')} model"
+    raise RequestError(
+        f"{given('model', request.model)}: it is a {kind}; {harness}'s tasks need a {wanted} of transformers"
+    )
 
 
 def open_work(

@@ -375,5 +375,4 @@ def think_end(value: str | int | None) -> str | int | None:
 
 def load_language_model(request: EvalRequest) -> LoadedModel:
     """The model; of a kind that lm-eval's text requests suit."""
-    wanted = "lm-eval's tasks need a language model of transformers"
-    return load_harness_model(request, kinds=("language", "seq2seq"), wanted=wanted)
+    return load_harness_model(request, COMMAND, kinds=("language", "seq2seq"), wanted="language model")

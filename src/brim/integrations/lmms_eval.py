@@ -124,7 +124,6 @@ class BrimLMMS(lmms):  # type: ignore[misc]  # lmms-eval has no types
         self._use_until = use_until
         self._system_prompt = self._resolve_system_prompt(system_prompt) if system_prompt else ""
         self._cleaned = False
-        wanted = "lmms-eval's tasks need a vision-language model of transformers"
         with contextlib.ExitStack() as stack, named_as(model="pretrained"):
             folder = None
             if output is not None:
@@ -132,7 +131,7 @@ class BrimLMMS(lmms):  # type: ignore[misc]  # lmms-eval has no types
                 check_contents(folder, resume=resume, command=COMMAND)
             elif resume:
                 raise RequestError(f"{named('resume')}: name the run with {written('output', 'DIR')}")
-            model = load_harness_model(request, kinds=("vision_language",), wanted=wanted)
+            model = load_harness_model(request, COMMAND, kinds=("vision_language",), wanted="vision-language model")
             self.work: HarnessWork = open_work(request, model, folder, EvalListener(), Agreement(), stack)
             self.config = model.module.config
             self.tokenizer, self.processor = model.tokenizer, model.processor
