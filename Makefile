@@ -9,7 +9,7 @@ PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-re
 # Tests start some hundred processes: none should compile the package again, whatever the shell has set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo docs pictures test test-all test-durations test-gpu test-versions lint clean
+.PHONY: setup demo docs pictures test test-all test-durations test-gpu test-lmms test-versions lint clean
 
 setup: $(VENV)/.ready
 
@@ -57,6 +57,15 @@ test-versions:
 
 test-gpu: setup
 	$(BIN)/pytest tests/gpu -m gpu
+
+# lmms-eval pins libraries that brim does not: an environment of its own, of some GiB.
+build/lmms/.ready: pyproject.toml
+	$(PYTHON) -m venv build/lmms
+	build/lmms/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[hf,data]' 'lmms-eval==0.7.3'
+	touch $@
+
+test-lmms: setup build/lmms/.ready
+	BRIM_LMMS_PYTHON=$(CURDIR)/build/lmms/bin/python $(BIN)/pytest tests/integrations/test_lmms_eval.py -m slow
 
 # The pictures of README and docs/: from stored records, and from the report of a fresh demo in Chromium.
 pictures: setup

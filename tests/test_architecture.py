@@ -41,6 +41,7 @@ QUARANTINE = {
     "mlflow": ("monitor/loggers/mlflow_logger.py",),
     "wandb": ("monitor/loggers/wandb_logger.py",),
     "lm_eval": ("integrations/lm_eval",),
+    "lmms_eval": ("integrations/lmms_eval",),
 }
 ONE_FILE_EACH = (
     "torchvision", "timm", "sacrebleu", "rouge_score", "ray", "submitit", "av", "datasets", "pyarrow", "yaml",

@@ -43,16 +43,25 @@ class DataError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageFile:
-    """Where an image is stored: in a file, as encoded bytes, or inside a larger file. Nothing is opened."""
+    """Where an image is stored: in a file, as encoded bytes, inside a larger file, or with its caller, as an object.
+
+    Nothing is opened.
+    """
 
     path: Path | None = None
     data: bytes | None = None
     read: Callable[[], bytes] | None = None  # returns the encoded bytes when they are needed
+    decoded: Callable[[], Any] | None = None  # returns Pillow's image, which the model is given as it is
+    size: tuple[int, int] | None = None  # width and height, of a decoded one
 
     def __str__(self) -> str:
         if self.path is not None:
             return str(self.path)
-        return f"embedded image of {len(self.data)} bytes" if self.data is not None else str(self.read or "no image")
+        return (
+            f"embedded image of {len(self.data)} bytes"
+            if self.data is not None
+            else str(self.read or self.decoded or "no image")
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

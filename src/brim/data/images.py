@@ -23,7 +23,13 @@ _ON_ITS_SIDE = (5, 6, 7, 8)
 
 
 def load_image(image: ImageFile) -> Image:
-    """The image in RGB, rotated by its EXIF orientation; one that cannot be decoded is a `DataError`."""
+    """The image in RGB, rotated by its EXIF orientation; one that cannot be decoded is a `DataError`.
+
+    One that its caller has decoded is left as it is.
+    """
+    if image.decoded is not None:
+        own: Image = image.decoded()
+        return own
     with _opened(image) as found:
         from PIL import ImageOps
 
@@ -37,6 +43,8 @@ def load_image(image: ImageFile) -> Image:
 
 def image_size(image: ImageFile) -> tuple[int, int]:
     """Width and height of the image that `load_image` returns; only the header is read."""
+    if image.size is not None:
+        return image.size
     with _opened(image) as found:
         width, height = found.size
         return (height, width) if _is_turned(found) else (width, height)

@@ -1,7 +1,8 @@
 """What a harness asks of a language model, as tasks of an evaluation: continuations to score, prompts to continue.
 
-Both come as token ids; how text becomes tokens is the harness's matter. Answers are the harness's too: of scores a
-log-likelihood and whether greedy decoding writes the same, of prompts the text before the first stop string.
+Both come as token ids, and prompts with images as text; how they are made is the harness's matter. Answers are the
+harness's too: of scores a log-likelihood and whether greedy decoding writes the same, of prompts the text before the
+first stop string.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 import torch
 
-from brim.data.base import Sample, SampleSet
+from brim.data.base import ImageFile, Sample, SampleSet
+from brim.errors import RequestError
 from brim.generation.likelihoods import (
     OptionRows,
     SharedContexts,
@@ -26,11 +28,16 @@ from brim.generation.likelihoods import (
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.models.base import LoadedModel
 from brim.running.executor import Pending
+from brim.settings.caller import pair
 from brim.tasks.base import Answer, LaterAnswers, Task, TaskSettings, padded
 from brim.tasks.generate import GenerateTask
+from brim.tasks.multimodal import MultimodalInputs
+from brim.tasks.prompts import PromptWriter
 
 __all__ = [
     "ContinueTask",
+    "PicturePrompt",
+    "PicturesTask",
     "RowGroups",
     "ScoreTask",
     "ScoredRow",
@@ -249,7 +256,13 @@ class ContinueTask(GenerateTask):
     name = "generate_until"
 
     def __init__(
-        self, model: LoadedModel, prompts: Sequence[list[int]], writing: Writing, settings: TaskSettings
+        self,
+        model: LoadedModel,
+        prompts: Sequence[list[int]],
+        writing: Writing,
+        settings: TaskSettings,
+        *,
+        data: SampleSet | None = None,
     ) -> None:
         chosen = dataclasses.replace(
             settings.generation or GenerationSettings(max_new_tokens=1),
@@ -258,7 +271,7 @@ class ContinueTask(GenerateTask):
             stop_strings=tuple(stop for stop in writing.until if stop),
         )
         settings = dataclasses.replace(settings, generation=chosen, max_new_tokens=writing.max_new_tokens)
-        super().__init__(model, numbered(self.name, len(prompts)), settings)
+        super().__init__(model, numbered(self.name, len(prompts)) if data is None else data, settings)
         self.writing = writing
         self._ids = list(prompts)
         self._lengths = [len(prompt) for prompt in prompts]
@@ -320,6 +333,66 @@ class ContinueTask(GenerateTask):
         for stop in self._stops:
             text = text.split(stop)[0]
         return text
+
+
+@dataclasses.dataclass(frozen=True)
+class PicturePrompt:
+    """A text with a placeholder for each image, as the model's processor reads it, and the images in their order.
+
+    Two prompts of the same `key` are the same, whatever objects they hold.
+    """
+
+    key: str
+    text: str = dataclasses.field(compare=False)
+    images: tuple[ImageFile, ...] = dataclasses.field(default=(), compare=False)
+
+
+class _AsWritten(PromptWriter):
+    """Prompts that are written already; those of a chat template contain their special tokens."""
+
+    def __init__(self, model: LoadedModel, *, templated: bool) -> None:
+        super().__init__(model.tokenizer, model.processor, TaskSettings(chat=False))
+        self.chat = templated
+
+    def text(self, prompt: str, *, images: int = 0) -> str:
+        """As it is."""
+        del images
+        return prompt
+
+
+class PicturesTask(ContinueTask):
+    """Continues prompts with images, by a vision-language model."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        prompts: Sequence[PicturePrompt],
+        writing: Writing,
+        settings: TaskSettings,
+        *,
+        templated: bool,
+    ) -> None:
+        samples = tuple(
+            Sample(id=str(number), prompt=prompt.text, images=prompt.images) for number, prompt in enumerate(prompts)
+        )
+        data = SampleSet(name=self.name, format="requests", samples=samples, suggested_task="generate")
+        super().__init__(model, [], writing, settings, data=data)
+        self._multimodal = MultimodalInputs(model, data, _AsWritten(model, templated=templated), settings)
+        self._multimodal.notes = self.notes
+        self._lengths = self._multimodal.lengths()
+        self._refuse_too_long()
+
+    def _refuse_too_long(self) -> None:
+        """Before anything is computed: an answer that has no room would be missing at the end."""
+        room, new, longest = self.model.positions, self.writing.max_new_tokens, max(self._lengths, default=0)
+        if room is None or longest + new <= room:
+            return
+        most = room - longest
+        remedy = f"use {pair('gen_kwargs', 'max_new_tokens', most)} or less" if most > 0 else "leave it out"
+        raise RequestError(
+            f"{pair('gen_kwargs', 'max_new_tokens', new)}: the longest prompt has {longest} tokens with its images, "
+            f"and the model {room} positions, which leaves no room for such an answer; {remedy}"
+        )
 
 
 @contextlib.contextmanager

@@ -11,9 +11,9 @@ import dataclasses
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from brim.errors import DoesNotFitError, RequestError, plural
 from brim.evaluation.journals import Journals
@@ -25,6 +25,8 @@ from brim.generation.likelihoods import shared_contexts_obstacle
 from brim.generation.settings import GenerationSettings
 from brim.integrations.harness_tasks import (
     ContinueTask,
+    PicturePrompt,
+    PicturesTask,
     RowGroups,
     ScoredRow,
     ScoreTask,
@@ -45,6 +47,8 @@ from brim.tasks.base import Task, TaskSettings
 __all__ = ["HarnessWork", "LmEvalResult", "model_fingerprint"]
 
 Finished = Callable[[str, Any], None]  # is given the name of a request and its answer, as soon as it is there
+
+_Prompt = TypeVar("_Prompt", bound=Hashable)
 
 _SETTINGS = TaskSettings(generation=GenerationSettings(max_new_tokens=1), chat=False)
 
@@ -151,23 +155,58 @@ class HarnessWork:
 
     def write(self, prompts: Sequence[Sequence[int]], writing: Writing, finished: Finished | None = None) -> list[str]:
         """The continuations of prompts; a repeated prompt is answered once, a sampled one as often as it comes."""
+
+        def name(prompt: tuple[int, ...], again: Sequence[int], how: str) -> str:
+            return _name("generate_until", prompt, again, how)
+
+        def task(unique: Sequence[tuple[int, ...]]) -> ContinueTask:
+            return ContinueTask(self.model, list(map(list, unique)), writing, _with_seed(self.request.seed))
+
+        lines = self._write([tuple(prompt) for prompt in prompts], writing, name, task, finished)
+        return [line["prediction"] for line in lines]
+
+    def write_of_pictures(
+        self,
+        prompts: Sequence[PicturePrompt],
+        writing: Writing,
+        *,
+        templated: bool,
+        finished: Finished | None = None,
+    ) -> list[dict[str, Any]]:
+        """As `write`, of prompts with images, which come from a chat template or not; as lines of the journal."""
+
+        def name(prompt: PicturePrompt, again: Sequence[int], how: str) -> str:
+            return _name("generate_until of pictures", (), again, f"{prompt.key} {templated} {how}")
+
+        def task(unique: Sequence[PicturePrompt]) -> ContinueTask:
+            return PicturesTask(self.model, unique, writing, _with_seed(self.request.seed), templated=templated)
+
+        return self._write(prompts, writing, name, task, finished)
+
+    def _write(
+        self,
+        prompts: Sequence[_Prompt],
+        writing: Writing,
+        name: Callable[[_Prompt, Sequence[int], str], str],
+        make_task: Callable[[Sequence[_Prompt]], ContinueTask],
+        finished: Finished | None,
+    ) -> list[dict[str, Any]]:
         how = json.dumps(dataclasses.asdict(writing), sort_keys=True, default=str)
-        seen: dict[tuple[int, ...], int] = {}
+        seen: dict[_Prompt, int] = {}
         names: list[str] = []
-        unique: dict[str, list[int]] = {}
-        for prompt in map(tuple, prompts):
+        unique: dict[str, _Prompt] = {}
+        for prompt in prompts:
             again = seen[prompt] = seen.get(prompt, -1) + 1
-            name = _name("generate_until", prompt, (again,) if writing.samples else (), how)
-            names.append(name)
-            unique.setdefault(name, list(prompt))
-        left = {name: place for place, name in enumerate(unique) if not self._is_done(name)}
+            names.append(name(prompt, (again,) if writing.samples else (), how))
+            unique.setdefault(names[-1], prompt)
+        left = {one: place for place, one in enumerate(unique) if not self._is_done(one)}
         with generation_options(self.model.module, writing.options):
-            task = ContinueTask(self.model, list(unique.values()), writing, _with_seed(self.request.seed))
+            task = make_task(list(unique.values()))
             self._begin(names, finished)
-            self._compute(task, [[name] for name in unique], list(left.values()), finished)
+            self._compute(task, [[one] for one in unique], list(left.values()), finished)
             task.release()
         self._check_answers(names)
-        return [self._lines[name]["prediction"] for name in names]
+        return [self._lines[one] for one in names]
 
     def summary(self) -> dict[str, Any]:
         """What was counted and measured, as in an evaluation's record; metrics are the harness's."""

@@ -19,36 +19,33 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from brim.errors import RequestError, first_line, nearest_names, plural
-from brim.evaluation.journals import Journals, check_contents
+from brim.errors import RequestError, first_line
+from brim.evaluation.journals import check_contents
 from brim.evaluation.worker import EvalListener
+from brim.integrations.harness_start import load_harness_model, open_work, writing_of
 from brim.integrations.harness_tasks import Writing
-from brim.integrations.harness_work import HarnessWork, model_fingerprint
-from brim.models.base import LoadedModel, LoadRequest
-from brim.models.build import resolve_model
-from brim.models.load import load_model
-from brim.models.placement import resolve_device, resolve_precision
+from brim.integrations.harness_work import HarnessWork
+from brim.models.base import LoadedModel
 from brim.ranks.agreement import Agreement
 from brim.ranks.world import current_world
-from brim.settings.caller import given, named, pair, written
+from brim.settings.caller import named, pair, written
 from brim.settings.eval_settings import EvalRequest
 from brim.storage.run_lock import locked_folder
 
 try:
     from lm_eval import utils as harness_utils
     from lm_eval.api.model import TemplateLM
-    from tqdm import tqdm
+
+    from brim.integrations.harness_bar import shown_in_bar
 except (ImportError, AttributeError) as error:  # the second: an old release beside a new transformers
     raise RequestError(f"lm-eval's tasks need lm-eval ({error}): pip install 'brim[lm-eval]'") from error
 
-__all__ = ["COMMAND", "BrimLM", "TextSettings", "load_language_model", "open_work", "think_end"]
+__all__ = ["COMMAND", "BrimLM", "TextSettings", "load_language_model", "think_end"]
 
 COMMAND = "lm-eval"
 DEFAULT_LENGTH = 2048  # tokens, where neither configuration nor tokenizer has a limit; as lm-eval's `hf`
 DEFAULT_NEW_TOKENS = 256
 _LENGTHS = ("n_positions", "max_position_embeddings", "n_ctx")  # of a configuration, in lm-eval's order
-_MOST_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is given
-_ONE_ONLY = ("num_beams", "num_return_sequences")  # options of a generation configuration that brim leaves at 1
 
 
 class BrimLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
@@ -350,50 +347,14 @@ class BrimLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return prompts
 
     def _writing(self, asked: Mapping[str, Any]) -> Writing:
-        """A task's generation settings; one that brim does not have is an error, never ignored."""
-        kwargs = dict(asked)
-        until = kwargs.pop("until", None) or []
-        until = [until] if isinstance(until, str) else list(until)
-        lengths = [kwargs.pop(name, None) for name in _MOST_TOKENS]
-        most = next((int(length) for length in lengths if length is not None), self.max_gen_toks)
-        temperature, draws = float(kwargs.pop("temperature", 0.0) or 0.0), kwargs.pop("do_sample", None)
-        if draws and temperature == 0:
-            raise RequestError(
-                f"{pair('gen_kwargs', 'do_sample', True)}: sampling needs a temperature above 0; give one as well"
-            )
-        for name in kwargs:
-            if name in _ONE_ONLY and kwargs[name] not in (None, 1):
-                raise RequestError(f"{pair('gen_kwargs', name, kwargs[name])}: brim generates one answer; leave it out")
-            if name == "max_length" or not hasattr(self.loaded.module.generation_config, name):
-                raise RequestError(
-                    f"{pair('gen_kwargs', name, kwargs[name])}: transformers' generation has no such setting"
-                    f"{nearest_names(name, vars(self.loaded.module.generation_config))}"
-                    + (f"; use {pair('gen_kwargs', 'max_gen_toks', 'N')}" if name == "max_length" else "")
-                )
-        top_p = kwargs.pop("top_p", None)
         end = None if self.eot_token_id is None else self.tokenizer.decode(self.eot_token_id)
-        return Writing(
-            max_new_tokens=most,
-            until=tuple(dict.fromkeys(until)),
-            end_text=end or "",
-            temperature=0.0 if draws is False else temperature,
-            top_p=1.0 if top_p is None or draws is False else float(top_p),
-            options=tuple(sorted(kwargs.items())),
-            think_end=self._texts.think_end,
+        return writing_of(
+            asked, self.loaded, most_tokens=self.max_gen_toks, end_text=end or "", think_end=self._texts.think_end
         )
 
-    @contextlib.contextmanager
-    def _bar(self, name: str, disabled: bool) -> Any:
+    def _bar(self, name: str, disabled: bool) -> contextlib.AbstractContextManager[None]:
         """A bar as lm-eval's own models draw, where nobody else follows the run."""
-        if not self._shows_bars or disabled:
-            yield
-            return
-        with _Bar(name) as bar:
-            self.work.listener = bar
-            try:
-                yield
-            finally:
-                self.work.listener = EvalListener()
+        return shown_in_bar(self.work, name) if self._shows_bars and not disabled else contextlib.nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -412,81 +373,6 @@ def think_end(value: str | int | None) -> str | int | None:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
-class _Bar(EvalListener):
-    """Progress as lm-eval's own models draw it."""
-
-    def __init__(self, name: str) -> None:
-        self._bar = tqdm(desc=f"Running {name} requests", total=0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def started(self, total: int, done: int) -> None:
-        """So much is to be done."""
-        self._bar.total, self._bar.n = total, done
-
-    def batch(self, figures: Any, *, cap: int, reserved_bytes: int | None) -> None:
-        """So far it is."""
-        del cap, reserved_bytes
-        self._bar.n = figures.items
-        self._bar.refresh()
-
-    def note(self, line: str) -> None:
-        """One line above the bar."""
-        self._bar.write(f"note: {line}")
-
-
 def load_language_model(request: EvalRequest) -> LoadedModel:
     """The model; of a kind that lm-eval's text requests suit."""
-    name = resolve_model(request.model)
-    kind = f"model of {name.source}"
-    if name.source == "hf":
-        loaded = load_model(
-            LoadRequest(
-                model=request.model,
-                device=resolve_device(request.device),
-                dtype=resolve_precision(request.dtype, "forward").weights,
-                knobs=request.knobs,
-                trust_remote_code=request.trust_remote_code,
-            )
-        )
-        if loaded.kind in ("language", "seq2seq"):
-            return loaded
-        kind = loaded.kind.replace("_", " ")
-    raise RequestError(
-        f"{given('model', request.model)}: it is a {kind}; lm-eval's tasks need a language model of transformers"
-    )
-
-
-def open_work(
-    request: EvalRequest,
-    model: LoadedModel,
-    folder: Path | None,
-    listener: EvalListener,
-    agreement: Agreement,
-    stack: contextlib.ExitStack,
-) -> HarnessWork:
-    """The work of one run, with the answers of earlier starts of it."""
-    fingerprint = model_fingerprint(model, request)
-    if folder is None:
-        return HarnessWork(request, model, listener=listener)
-    rank = agreement.world.rank
-    journals = Journals(folder, fingerprint=fingerprint, rank=rank, ranks=agreement.world.size)
-    with agreement.step(list) as step:
-        step.value = []
-        if rank == 0:
-            step.value = journals.gather_earlier(resume=request.resume, drop_failed=True)
-    stack.enter_context(journals)
-    earlier = step.values[0]
-    for note in journals.notes:
-        listener.note(note)
-    if earlier:
-        listener.note(f"{plural(len(earlier), 'answer')} of earlier starts of this run are not computed again")
-    monitor = folder / ("monitor.csv" if rank == 0 else f"monitor.rank-{rank}.csv")
-    return HarnessWork(
-        request, model, listener=listener, journals=journals, earlier=earlier, agreement=agreement,
-        monitor=monitor,
-    )  # fmt: skip
+    return load_harness_model(request, COMMAND, kinds=("language", "seq2seq"), wanted="language model")

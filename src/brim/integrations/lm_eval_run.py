@@ -18,8 +18,9 @@ from brim.errors import BrimError, RequestError, first_line, nearest_names
 from brim.evaluation.journals import check_contents
 from brim.evaluation.live_figures import LiveEvaluation
 from brim.evaluation.worker import EvalListener
+from brim.integrations.harness_start import open_work
 from brim.integrations.harness_work import HarnessWork, LmEvalResult, model_fingerprint
-from brim.integrations.lm_eval import COMMAND, BrimLM, TextSettings, load_language_model, open_work, think_end
+from brim.integrations.lm_eval import COMMAND, BrimLM, TextSettings, load_language_model, think_end
 from brim.memory.environment import environment_facts
 from brim.monitor.live import LiveRun, both
 from brim.ranks.agreement import Agreement, check_same_work, shared_folder, stop_signal_as_error

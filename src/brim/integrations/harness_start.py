@@ -1,0 +1,123 @@
+"""What every harness's model begins with: the model loaded, its work opened, a task's generation settings read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from brim.errors import RequestError, nearest_names, plural
+from brim.evaluation.journals import Journals
+from brim.evaluation.worker import EvalListener
+from brim.integrations.harness_tasks import Writing
+from brim.integrations.harness_work import HarnessWork, model_fingerprint
+from brim.models.base import LoadedModel, LoadRequest
+from brim.models.build import resolve_model
+from brim.models.load import load_model
+from brim.models.placement import resolve_device, resolve_precision
+from brim.ranks.agreement import Agreement
+from brim.settings.caller import given, pair
+from brim.settings.eval_settings import EvalRequest
+
+__all__ = ["load_harness_model", "open_work", "writing_of"]
+
+_MOST_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is given
+_ONE_ONLY = ("num_beams", "num_return_sequences")  # options of a generation configuration that brim leaves at 1
+
+
+def load_harness_model(request: EvalRequest, harness: str, *, kinds: Collection[str], wanted: str) -> LoadedModel:
+    """The model, if it is of one of these kinds; otherwise an error that says what is `wanted`."""
+    name = resolve_model(request.model)
+    kind = f"model of {name.source}"
+    if name.source == "hf":
+        loaded = load_model(
+            LoadRequest(
+                model=request.model,
+                device=resolve_device(request.device),
+                dtype=resolve_precision(request.dtype, "forward").weights,
+                knobs=request.knobs,
+                trust_remote_code=request.trust_remote_code,
+            )
+        )
+        if loaded.kind in kinds:
+            return loaded
+        kind = f"{loaded.kind.replace('_', '-')} model"
+    raise RequestError(
+        f"{given('model', request.model)}: it is a {kind}; {harness}'s tasks need a {wanted} of transformers"
+    )
+
+
+def open_work(
+    request: EvalRequest,
+    model: LoadedModel,
+    folder: Path | None,
+    listener: EvalListener,
+    agreement: Agreement,
+    stack: contextlib.ExitStack,
+) -> HarnessWork:
+    """The work of one run, with the answers of earlier starts of it."""
+    fingerprint = model_fingerprint(model, request)
+    if folder is None:
+        return HarnessWork(request, model, listener=listener)
+    rank = agreement.world.rank
+    journals = Journals(folder, fingerprint=fingerprint, rank=rank, ranks=agreement.world.size)
+    with agreement.step(list) as step:
+        step.value = []
+        if rank == 0:
+            step.value = journals.gather_earlier(resume=request.resume, drop_failed=True)
+    stack.enter_context(journals)
+    earlier = step.values[0]
+    for note in journals.notes:
+        listener.note(note)
+    if earlier:
+        listener.note(f"{plural(len(earlier), 'answer')} of earlier starts of this run are not computed again")
+    monitor = folder / ("monitor.csv" if rank == 0 else f"monitor.rank-{rank}.csv")
+    return HarnessWork(
+        request, model, listener=listener, journals=journals, earlier=earlier, agreement=agreement,
+        monitor=monitor,
+    )  # fmt: skip
+
+
+def writing_of(
+    asked: Mapping[str, Any],
+    model: LoadedModel,
+    *,
+    most_tokens: int,
+    end_text: str = "",
+    think_end: str | int | None = None,
+) -> Writing:
+    """A task's generation settings; one that brim does not have is an error, never ignored.
+
+    `most_tokens` is for a task that does not say.
+    """
+    kwargs = dict(asked)
+    usual = model.module.generation_config
+    until = kwargs.pop("until", None) or []
+    until = [until] if isinstance(until, str) else list(until)
+    lengths = [kwargs.pop(name, None) for name in _MOST_TOKENS]
+    most = next((int(length) for length in lengths if length is not None), most_tokens)
+    temperature, draws = float(kwargs.pop("temperature", 0.0) or 0.0), kwargs.pop("do_sample", None)
+    if draws and temperature == 0:
+        raise RequestError(
+            f"{pair('gen_kwargs', 'do_sample', True)}: sampling needs a temperature above 0; give one as well"
+        )
+    for name in kwargs:
+        if name in _ONE_ONLY and kwargs[name] not in (None, 1):
+            raise RequestError(f"{pair('gen_kwargs', name, kwargs[name])}: brim generates one answer; leave it out")
+        if name == "max_length" or not hasattr(usual, name):
+            raise RequestError(
+                f"{pair('gen_kwargs', name, kwargs[name])}: transformers' generation has no such setting"
+                f"{nearest_names(name, vars(usual))}"
+                + (f"; use {pair('gen_kwargs', 'max_gen_toks', 'N')}" if name == "max_length" else "")
+            )
+    top_p = kwargs.pop("top_p", None)
+    return Writing(
+        max_new_tokens=most,
+        until=tuple(dict.fromkeys(until)),
+        end_text=end_text,
+        temperature=0.0 if draws is False else temperature,
+        top_p=1.0 if top_p is None or draws is False else float(top_p),
+        options=tuple(sorted(kwargs.items())),
+        think_end=think_end,
+    )
