@@ -105,10 +105,12 @@ def test_the_version_and_completion_load_no_torch(arguments: list[str], variable
 def test_importing_every_submodule_leaves_the_public_names_alone() -> None:
     """A submodule of the same name would take a function's place."""
     code = """
-import importlib, pkgutil
+import importlib, importlib.util, pkgutil
 import brim
+# lmms-eval has an environment of its own, where make test-lmms imports this file.
+left_out = {"brim.integrations.lmms_eval"} if importlib.util.find_spec("lmms_eval") is None else set()
 for module in pkgutil.walk_packages(brim.__path__, "brim."):
-    if not module.name.endswith("__main__"):
+    if not module.name.endswith("__main__") and module.name not in left_out:
         importlib.import_module(module.name)
 for name in brim.__all__:
     value = getattr(brim, name)
