@@ -295,9 +295,8 @@ def _brim(
     started = time.perf_counter()
     if options.get("unshared"):
         import brim.generation.likelihoods as likelihoods
-        import brim.tasks.text_pools as pools
 
-        pools.MIN_SHARED_TOKENS = 1 << 30
+        likelihoods.MIN_SHARED_PREFIX = 1 << 30
         likelihoods.MIN_SAVED_FRACTION = 1.0
     if "options" in spec:
         draw = random.Random(2)

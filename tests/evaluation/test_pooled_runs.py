@@ -227,7 +227,7 @@ class TestPooled:
     def test_a_shared_prefix_is_read_once(
         self, language_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("brim.tasks.text_pools.MIN_SHARED_TOKENS", 8)
+        monkeypatch.setattr("brim.generation.likelihoods.MIN_SHARED_PREFIX", 8)
         context = "what is 1 plus 2 ? 3 what is 4 plus 5 ?"
         records = [{"id": f"s{n}", "question": f"{context} {n % 9} plus {n} ?", "answer": "1"} for n in range(9)]
         data = write_lines(tmp_path / "data.jsonl", records)
@@ -241,7 +241,7 @@ class TestPooled:
         monkeypatch.setattr(GenerationPool, "_read_prefix", counted)
         shared = run(language_model, data, tmp_path / "shared", max_new_tokens=TOKENS)
         assert read.count(len(context.split())) == 1, "beside a trial"
-        monkeypatch.setattr("brim.tasks.text_pools.MIN_SHARED_TOKENS", 1000)
+        monkeypatch.setattr("brim.generation.likelihoods.MIN_SHARED_PREFIX", 1000)
         apart = run(language_model, data, tmp_path / "apart", max_new_tokens=TOKENS)
         assert without_sizes(lines_of(shared.folder)) == without_sizes(lines_of(apart.folder))
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -79,29 +77,10 @@ def main(output: str) -> None:
 
 def run_pair(folder: Path, *, seconds: float) -> list[dict[str, Any]]:
     """What each of two ranks found; a pair that takes longer hangs."""
+    from tests.rank_processes import run_ranks  # a rank runs this file without the package around it
+
     output = folder / "found"
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    if sys.platform == "linux":
-        shared["GLOO_SOCKET_IFNAME"] = "lo"
-    shared["XDG_CACHE_HOME"] = str(folder / "cache")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(output)],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        errors = [process.communicate(timeout=seconds)[1].decode() for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    assert [process.returncode for process in processes] == [0, 0], errors
+    run_ranks([__file__, str(output)], seconds=seconds, environment={"XDG_CACHE_HOME": str(folder / "cache")})
     return [json.loads(Path(f"{output}.{rank}").read_text(encoding="utf-8")) for rank in (0, 1)]
 
 

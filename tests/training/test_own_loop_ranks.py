@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -119,26 +117,11 @@ SCENARIOS = {one.__name__: one for one in (storm, statistics, own_model, broken)
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    from tests.rank_processes import run_ranks  # a rank runs this file without the package around it
+
     root = Path(__file__).parents[2]
-    world = {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)]),
-    }  # fmt: skip
-    command = [sys.executable, __file__, str(folder)]
-    started = [
-        subprocess.Popen(command, env=os.environ | world | {"RANK": str(one), "LOCAL_RANK": str(one)})
-        for one in range(2)
-    ]
-    try:
-        for process in started:
-            assert process.wait(ENOUGH_SECONDS) == 0
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    paths = os.pathsep.join([str(root / "src"), str(root)])
+    run_ranks([__file__, str(folder)], seconds=ENOUGH_SECONDS, environment={"PYTHONPATH": paths})
     return [json.loads((folder / f"found.{one}").read_text(encoding="utf-8")) for one in range(2)]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from brim.errors import RequestError, nearest_names, plural
 from brim.evaluation.journals import Journals
@@ -20,10 +21,28 @@ from brim.ranks.agreement import Agreement
 from brim.settings.caller import given, pair
 from brim.settings.eval_settings import EvalRequest
 
-__all__ = ["load_harness_model", "open_work", "writing_of"]
+__all__ = ["ClosesWork", "load_harness_model", "open_work", "writing_of"]
 
 _MOST_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is given
 _ONE_ONLY = ("num_beams", "num_return_sequences")  # options of a generation configuration that brim leaves at 1
+
+
+class ClosesWork:
+    """A harness's model as a context manager: leaving it closes what it has opened."""
+
+    _close: Callable[[], Any]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the journal and let go of the run folder; the process's end does the same."""
+        self._close()
 
 
 def load_harness_model(request: EvalRequest, harness: str, *, kinds: Collection[str], wanted: str) -> LoadedModel:

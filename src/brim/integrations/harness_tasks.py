@@ -18,6 +18,7 @@ import torch
 
 from brim.data.base import ImageFile, Sample, SampleSet
 from brim.errors import RequestError
+from brim.generation.arena import head_on
 from brim.generation.likelihoods import (
     OptionRows,
     SharedContexts,
@@ -194,19 +195,13 @@ class ScoreTask(Task):
 
     def _causal_logits(self, rows: Sequence[ScoredRow]) -> torch.Tensor:
         """Logits at the places that the continuations are read off, [places, vocabulary]: of each row its last ones."""
-        owner = [number for number, row in enumerate(rows) for _ in range(_places(row))]
-        place = [spot for row in rows for spot in range(len(row.tokens) - _places(row), len(row.tokens))]
         ids = padded([row.tokens for row in rows], self.model.tokenizer.pad_token_id or 0)
-        moved = self.to_device({"ids": ids, "owner": torch.tensor(owner), "place": torch.tensor(place)})
-        head = self.model.module.get_output_embeddings()
-        handle = head.register_forward_pre_hook(
-            lambda _, arguments: (arguments[0][moved["owner"], moved["place"]].unsqueeze(0), *arguments[1:])
-        )
-        try:
-            # Padded on the right, so that a causal model needs no mask: nothing attends to what comes after it.
+        ends = [number * ids.shape[1] + len(row.tokens) for number, row in enumerate(rows)]
+        place = [spot for row, end in zip(rows, ends, strict=True) for spot in range(end - _places(row), end)]
+        moved = self.to_device({"ids": ids, "place": torch.tensor(place)})
+        # Padded on the right, so that a causal model needs no mask: nothing attends to what comes after it.
+        with head_on(self.model.module, moved["place"]):
             logits: torch.Tensor = self.model.module(input_ids=moved["ids"], use_cache=False).logits[0]
-        finally:
-            handle.remove()
         return logits
 
     def _seq2seq_logits(self, rows: Sequence[ScoredRow]) -> torch.Tensor:

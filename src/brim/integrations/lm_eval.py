@@ -16,13 +16,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from brim.errors import RequestError, first_line
 from brim.evaluation.journals import check_contents
 from brim.evaluation.worker import EvalListener
-from brim.integrations.harness_start import load_harness_model, open_work, writing_of
+from brim.integrations.harness_start import ClosesWork, load_harness_model, open_work, writing_of
 from brim.integrations.harness_tasks import Writing
 from brim.integrations.harness_work import HarnessWork
 from brim.models.base import LoadedModel
@@ -48,7 +47,7 @@ DEFAULT_NEW_TOKENS = 256
 _LENGTHS = ("n_positions", "max_position_embeddings", "n_ctx")  # of a configuration, in lm-eval's order
 
 
-class BrimLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
+class BrimLM(ClosesWork, TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     """A model for `lm_eval.simple_evaluate(model=…)`: brim's batches, lm-eval's tasks.
 
     Sizes are found on the requests themselves, in tokens, and an out-of-memory error makes a batch smaller. With
@@ -153,18 +152,6 @@ class BrimLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                 f"{work.model.name} has neither a BOS nor an EOS token, which lm-eval puts before an empty context; "
                 f"give one with {written('prefix_token_id', 'N')}"
             )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the journal and let go of the run folder; the process's end does the same."""
-        self._close()
 
     # ------------------------------------------------------------------------------------- what lm-eval asks
 

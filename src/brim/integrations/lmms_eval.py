@@ -15,14 +15,13 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn
 
 from brim.data.base import ImageFile
 from brim.errors import RequestError, first_line
 from brim.evaluation.journals import check_contents
 from brim.evaluation.worker import EvalListener
-from brim.integrations.harness_start import load_harness_model, open_work, writing_of
+from brim.integrations.harness_start import ClosesWork, load_harness_model, open_work, writing_of
 from brim.integrations.harness_tasks import PicturePrompt, Writing
 from brim.integrations.harness_work import HarnessWork
 from brim.memory.devices import memory_of
@@ -49,7 +48,7 @@ DEFAULT_NEW_TOKENS = 1024
 _OF_OTHERS = ("image_aspect_ratio",)  # generation settings of tasks that are meant for one other model's image code
 
 
-class BrimLMMS(lmms):  # type: ignore[misc]  # lmms-eval has no types
+class BrimLMMS(ClosesWork, lmms):  # type: ignore[misc]  # lmms-eval has no types
     """A vision-language model for lmms-eval: brim's batches, lmms-eval's tasks.
 
     Sizes are found on the requests themselves, in tokens, and an out-of-memory error makes a batch smaller. With
@@ -138,18 +137,6 @@ class BrimLMMS(lmms):  # type: ignore[misc]  # lmms-eval has no types
             self._device = model.device
             self._templated = getattr(self.processor, "chat_template", None) is not None
             self._close = weakref.finalize(self, stack.pop_all().close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the journal and let go of the run folder; the process's end does the same."""
-        self._close()
 
     # ----------------------------------------------------------------------------------- what lmms-eval asks
 

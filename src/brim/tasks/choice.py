@@ -14,6 +14,7 @@ import torch
 
 from brim.data.base import SampleSet
 from brim.errors import RequestError, plural
+from brim.generation.arena import head_on
 from brim.generation.likelihoods import (
     OptionRows,
     SharedContexts,
@@ -173,15 +174,9 @@ class ChoiceTask(Task):
         target = torch.tensor([token for _, k in rows for token in k])
         named = {"ids": ids, "owner": owner, "place": place, "target": target}
         moved = self.to_device(named)
-        head = self.model.module.get_output_embeddings()
-        handle = head.register_forward_pre_hook(
-            lambda _, arguments: (arguments[0][moved["owner"], moved["place"]].unsqueeze(0), *arguments[1:])
-        )
-        try:
-            # Padded on the right, so that a causal model needs no mask: nothing attends to what comes after it.
+        # Padded on the right, so that a causal model needs no mask: nothing attends to what comes after it.
+        with head_on(self.model.module, moved["owner"] * ids.shape[1] + moved["place"]):
             logits = self.model.module(input_ids=moved["ids"], use_cache=False).logits[0]  # [continuation tokens, v]
-        finally:
-            handle.remove()
         likelihood = log_likelihood(logits, moved["target"])
         return torch.zeros(len(rows), device=logits.device).index_add_(0, moved["owner"], likelihood)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from brim.generation.arena import ALIGNMENT, region_slots
+from brim.generation.likelihoods import shared_prefix
 from brim.generation.pool import INVARIANT_ROWS, GenerationPool, PoolPrompt, chunk_tokens_of
 from brim.generation.select import pool_obstacle, pool_pays_on
 from brim.generation.settings import GenerationSettings, TokenIds
@@ -20,7 +21,6 @@ __all__ = ["ReadAnswers", "TextPool", "TextPools"]
 
 # Answers from their tokens, whether each ended by itself, and what else is reported of each.
 ReadAnswers = Callable[[list[list[int]], list[bool], list[Mapping[str, Any]]], Sequence[Any]]
-MIN_SHARED_TOKENS = 128  # a shorter prefix is not worth attention in two parts
 
 
 class TextPools:
@@ -63,12 +63,9 @@ class TextPools:
 
         None where answers must not depend on the other prompts.
         """
-        if self.settings.batch_invariant or len(self.prompts) < 2:
+        if self.settings.batch_invariant or not self.prompts:
             return []
-        first, last = min(self.prompts), max(self.prompts)  # all others begin as both do
-        most = min(map(len, self.prompts)) - 1
-        shared = next((place for place in range(most) if first[place] != last[place]), most)
-        return first[:shared] if shared >= MIN_SHARED_TOKENS else []
+        return self.prompts[0][: shared_prefix(self.prompts, most=min(map(len, self.prompts)) - 1)]
 
     def needs(self, items: Sequence[int]) -> PoolNeeds:
         """Slots of keys and values, and what a row takes in a step: logits above all, in two precisions."""
