@@ -459,7 +459,7 @@ def test_what_is_loaded_is_set_aside_while_sizes_are_probed_and_not_longer() -> 
 
     with pytest.raises(ValueError, match="a mistake"):
         search()
-    assert min(seen) > 0
+    assert min(seen) > 10_000  # torch alone has more
     assert gc.get_freeze_count() == 0
 
 

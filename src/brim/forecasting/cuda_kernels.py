@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,11 +22,6 @@ from brim.forecasting.events import Target
 from brim.forecasting.kernel_scratch import SCRATCH, WITNESSES
 from brim.forecasting.torch_private import composite
 from brim.forecasting.tracer import Tracer, counts_of_last_reference
-
-if TYPE_CHECKING:
-    from brim.forecasting.tracer import Tracer
-if TYPE_CHECKING:
-    from brim.forecasting.tracer import Tracer
 
 __all__ = ["RECURRENT", "RecurrentKernel", "RmsNormKernel", "as_on_cuda"]
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 __all__ = ["heap_set_aside", "without_collector"]
 
+FEW_OBJECTS = 50_000  # Python 3.12 starts with some hundred of its own set aside; a program with torch has 500,000
+
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
@@ -27,9 +29,9 @@ def heap_set_aside() -> Iterator[None]:
 
     With torch and transformers loaded that is half a million objects, and 0.2 to 0.5 seconds for every collection.
     Objects set aside are still freed when their last reference goes; only cycles among them wait for the end of the
-    block. Where someone has set objects aside already, nothing is done: taking ours back would take theirs back too.
+    block. Where the program has set its own aside already, nothing is done: taking ours back would take those back too.
     """
-    if gc.get_freeze_count():
+    if gc.get_freeze_count() > FEW_OBJECTS:
         yield
         return
     gc.freeze()
