@@ -53,6 +53,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "data"
 PARTS = ("forecast", "warm_up", "steady", "release", "state", "ranks", "other")  # of `seconds` in a plan
 SECONDS_BESIDE, STEPS_BESIDE = 0.7, (3, 12)  # a turn takes so long, in so many steps
+SECONDS_AFTERWARDS = 20.0  # of further steps at most: short of memory, a step takes seconds
+FAR_TOO_SLOW = 3  # times a step at brim's rate: a size whose steps take longer is short of memory
 BESIDE, ROUNDS_BESIDE = 3, 2  # of the fastest sizes on a curve, timed in turns with brim's, so many times
 
 
@@ -226,19 +228,20 @@ def _start(job: dict[str, Any]) -> subprocess.Popen[str]:
 
 
 def _result(job: dict[str, Any], process: subprocess.Popen[str], patience: float) -> dict[str, Any]:
-    """Let the process go; the last line of its output is its result."""
+    """Let the process go; the last line of its output is its result, also of one that has to be ended."""
     kept: dict[str, Any] = {name: job[name] for name in ("task", "workload", "contender", "limit") if name in job}
+    error = ""
     try:
         output, errors = process.communicate("go\n", timeout=patience)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate()
-        return {**kept, "error": f"ended after {patience:g} s, start-up included"}
+        output, errors = process.communicate()
+        error = f"ended after {patience:g} s, start-up included"
+    if process.returncode and not error:
+        error = (errors.strip().splitlines() or ["no output"])[-1][:300]
     lines = output.strip().splitlines()
-    if process.returncode != 0 or not lines:
-        return {**kept, "error": (errors.strip().splitlines() or ["no output"])[-1][:300]}
-    result: dict[str, Any] = json.loads(lines[-1])
-    return result
+    result: dict[str, Any] = json.loads(lines[-1]) if lines else kept  # what it had found until then
+    return {**result, "error": error} if error else result
 
 
 def _worker(job: dict[str, Any]) -> None:
@@ -269,24 +272,30 @@ def _worker(job: dict[str, Any]) -> None:
     found = search(workload, limit, contender)
     _synchronize(workload)
     row = {"workload": job["workload"], "contender": contender, "seconds": time.perf_counter() - started, **found}
+    print(json.dumps(row), flush=True)
     _cap(workload, limit)
     row.update(_afterwards(workload, found["size"], job["further_steps"]))
+    print(json.dumps(row), flush=True)
     if job["fastest_known"] and row["rate"] is not None:
         row.update(_beside(workload, found["size"], row["rate"], job["fastest_known"]))
-    print(json.dumps(row))
+        print(json.dumps(row))
 
 
 def _beside(workload: Any, chosen: int, rate: float, sizes: Sequence[int]) -> dict[str, Any]:
     """The rates of the chosen size and of others, in turns: of each the median of its turns."""
     fewest, most = STEPS_BESIDE
     turns: dict[int, list[float]] = {size: [] for size in (chosen, *sizes)}
+    short: set[int] = set()  # of memory in this process, although not when the curve was measured
     for _ in range(ROUNDS_BESIDE):
-        for size, rates in turns.items():
-            turn = _afterwards(workload, size, min(max(math.ceil(SECONDS_BESIDE * rate / size), fewest), most))
+        for size in [one for one in turns if one not in short]:
+            steps = min(max(math.ceil(SECONDS_BESIDE * rate / size), fewest), most)
+            turn = _afterwards(workload, size, steps, longest=FAR_TOO_SLOW * size / rate)
             if size == chosen and turn["rate"] is None:
                 return turn  # it ran out of memory, which the row has to say
-            if turn["rate"] is not None and not (turn["later_retries"] and size != chosen):
-                rates.append(turn["rate"])
+            if size != chosen and (turn["rate"] is None or turn["later_retries"]):
+                short.add(size)
+                continue
+            turns[size].append(turn["rate"])
     medians = {size: statistics.median(rates) for size, rates in turns.items() if rates}
     others = {size: median for size, median in medians.items() if size != chosen}
     own = medians[chosen]
@@ -426,8 +435,11 @@ def _with_lightning(workload: Any, limit: int | None, contender: str) -> dict[st
     return {"size": size, "tries": len(tried), "ooms": sum(n > size for n in tried)}
 
 
-def _afterwards(workload: Any, size: int, steps: int) -> dict[str, Any]:
-    """Further steps at the chosen size, as a run would make them: its rate, its retries, its OOMs."""
+def _afterwards(workload: Any, size: int, steps: int, *, longest: float = math.inf) -> dict[str, Any]:
+    """Further steps at the chosen size, as a run would make them: its rate, its retries, its OOMs.
+
+    A size whose steps take more seconds than `longest` has no rate.
+    """
     import gc
 
     import torch
@@ -438,20 +450,25 @@ def _afterwards(workload: Any, size: int, steps: int) -> dict[str, Any]:
     try:
         batch = workload.make_batch(size)
         for _ in range(2):
-            workload.step(batch)
-        _synchronize(workload)
+            warm = _timed_step(workload, batch)
+        if warm > longest:
+            return {"rate": None, "later_ooms": 0, "error": f"a step at {size} takes {warm:.1f} s"}
         before = _retries(workload)
         seconds: list[float] = []
-        while len(seconds) < steps:
-            started = time.perf_counter()
-            workload.step(batch)
-            _synchronize(workload)
-            seconds.append(time.perf_counter() - started)
+        while len(seconds) < steps and sum(seconds) < SECONDS_AFTERWARDS:
+            seconds.append(_timed_step(workload, batch))
     except torch.OutOfMemoryError as error:
         return {"rate": None, "later_ooms": 1, "error": str(error)[:120]}
     retries = _retries(workload) - before
     rate = size / statistics.median(seconds)
-    return {"rate": rate, "later_ooms": 0, "later_retries": retries, "further_steps": steps}
+    return {"rate": rate, "later_ooms": 0, "later_retries": retries, "further_steps": len(seconds)}
+
+
+def _timed_step(workload: Any, batch: Any) -> float:
+    started = time.perf_counter()
+    workload.step(batch)
+    _synchronize(workload)
+    return time.perf_counter() - started
 
 
 def _measure_curve(job: dict[str, Any], workload: Any, limit: int | None) -> dict[str, Any]:
