@@ -44,6 +44,9 @@ NETS = """
     def flat(device):
         return (lambda batch: batch * 2), (lambda n: torch.ones(n, 256, device=device))
 
+    def vast(device):
+        return (lambda batch: batch * 2), (lambda n: torch.ones(n, 5 * 2**30, device=device))
+
     def broken():
         raise ValueError("no checkpoint at step 7")
 """
@@ -361,6 +364,16 @@ def test_a_workload_that_fits_in_no_size_is_one_that_failed(brim: Brim, nets: Pa
     result = brim("forecast", "--file", "forecasts.yaml")
     assert result.code == 1
     assert "does not fit" in result.out
+
+
+def test_a_card_that_no_size_fits_fails_beside_one_that_has_room(brim: Brim, nets: Path, tmp_path: Path) -> None:
+    cards = ["t4", "a100-80gb"]
+    write_file(tmp_path, vast={"model": "py:nets.py:vast", "gpu": cards, "batch_size": "auto"})
+    result = brim("forecast", "--file", "forecasts.yaml", "--save", "base.json", "--json")
+    assert result.code == 1
+    (line,) = json.loads(result.out)["check"]["workloads"]
+    assert (line["verdict"], line["text"]) == ("does_not_fit", "no batch size fits NVIDIA T4")
+    assert brim("forecast", "--file", "forecasts.yaml", "--against", "base.json").code == 1
 
 
 def test_one_workload_is_checked_against_a_base_of_many(brim: Brim, nets: Path, tmp_path: Path) -> None:
