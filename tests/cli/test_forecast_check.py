@@ -15,6 +15,8 @@ import yaml
 
 import brim as library
 from brim.errors import RequestError
+from brim.planning.forecast_check import ComparedSize
+from brim.planning.forecast_markdown import change_text
 
 Brim = Callable[..., Any]
 
@@ -183,6 +185,17 @@ def test_growth_that_is_allowed_and_shrinkage_pass_and_are_shown(brim: Brim, net
     assert line["sizes"][0]["change_bytes"] < 0
 
 
+@pytest.mark.parametrize(
+    ("now", "shown"), [(100, "0"), (103, "+3.0%"), (100 + 2**-10, "+1.0 MiB"), (100 - 2**-30, "-1 B")]
+)
+def test_a_small_change_of_a_large_peak_is_shown_in_bytes(now: float, shown: str) -> None:
+    size = ComparedSize(
+        gpu="t4-16gb", batch_size=1, base_bytes=100 * 2**30, bytes=int(now * 2**30), allowed_bytes=0,
+        base_reserved_bytes=0, reserved_bytes=0, fits=True,
+    )  # fmt: skip
+    assert change_text(size) == shown
+
+
 def test_without_a_size_every_common_size_is_judged_and_the_largest_that_fits_is_shown(brim: Brim, nets: Path) -> None:
     words = ("forecast", "py:nets.py:net", "--memory", "1GiB")
     brim(*words, "--save", "base.json")
@@ -241,6 +254,12 @@ def test_a_base_of_deeper_rows_is_compared_to_the_depth_of_both(brim: Brim, nets
     assert sum(one["change_bytes"] for one in size["modules"]) == size["change_bytes"]
 
 
+ALONE = (
+    '{"schema": "brim.forecast/1", "gpu": {"key": %s}, "batch_size": 512, "batch_size_max": 512, '
+    '"peak_allocated_bytes": 1, "peak_reserved_bytes": 1, %s}'
+)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -252,6 +271,9 @@ def test_a_base_of_deeper_rows_is_compared_to_the_depth_of_both(brim: Brim, nets
         ('{"schema": "brim.forecasts/1", "workloads": [{"name": "a", "forecasts": [{"gpu": 1}]}]}', "is damaged"),
         ('{"schema": "brim.forecasts/1", "workloads": []}', "nothing to compare"),
         ('{"schema": "brim.forecast/1", "forecasts": []}', "is damaged"),
+        (ALONE % ('"t4-16gb"', '"knobs": 3'), "is damaged"),
+        (ALONE % ('"t4-16gb"', '"made_for": ["dtype"]'), "is damaged"),
+        (ALONE % ('["t4-16gb"]', '"knobs": {}'), "is damaged"),
     ],
 )
 def test_a_base_that_is_none_is_a_wrong_request(brim: Brim, nets: Path, content: str | None, words: str) -> None:
@@ -480,6 +502,15 @@ def test_names_from_outside_are_escaped_in_markdown(brim: Brim, nets: Path, tmp_
     brim("forecast", "--file", "forecasts.yaml", "--markdown", "comment.md")
     rows = [line for line in Path("comment.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `a")]
     assert rows == ["| `a\\|b <img src=x> @all 'x'` | | | | | | | **failed** |"]
+
+
+def test_the_title_of_folded_modules_is_html(brim: Brim, nets: Path, tmp_path: Path) -> None:
+    write_file(tmp_path, **{"net_train <b> @all": {"model": "py:nets.py:net"}})
+    brim("forecast", "--file", "forecasts.yaml", "--save", "base.json")
+    write_nets(tmp_path, width=2048)
+    brim("forecast", "--file", "forecasts.yaml", "--against", "base.json", "--markdown", "comment.md")
+    comment = Path("comment.md").read_text(encoding="utf-8")
+    assert "<summary>net_train &lt;b&gt; @\u200ball: modules that changed at batch size 512</summary>" in comment
 
 
 # ----------------------------------------------------------------------------------------------- in Python
