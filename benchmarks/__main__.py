@@ -182,7 +182,7 @@ def listing() -> str:
         for mode in ("cpu", "card"):
             if command := getattr(one, mode):
                 lines.append(f"  {mode:<6} python -m benchmarks.{command}  (about {one.seconds(mode):.0f} s)")
-        lines += [f"  full   python -m benchmarks.{command}" for command in one.full]
+        lines += [f"  full   python -m benchmarks.{command}" for command in one.commands("full")]
     missing = missing_peers(installed())
     ending = f"missing: pip install {' '.join(missing)}" if missing else "no peer is missing"
     return "\n".join([*lines, "", f"{len(SUITE)} benchmarks; {ending}"])
