@@ -121,11 +121,15 @@ def test_a_wrong_depth_is_refused(brim: Brim, nets: Path) -> None:
 def test_a_page_and_a_report_show_the_modules(brim: Brim, nets: Path, tmp_path: Path) -> None:
     pytest.importorskip("altair")
     pytest.importorskip("vl_convert")
-    result = brim(*ONE, "--by-module", "--plot", "page.html", "-o", "run")
+    brim(*ONE, "--save", "base.json")
+    result = brim(*ONE, "--by-module", "--against", "base.json", "--plot", "page.html", "-o", "run")
     assert result.code == 0, result.err
     assert "Bytes at the peak by module" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert brim("report", "run").code == 0
-    assert "body.0" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "body.0" in page
+    titles = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
+    assert titles.index("Check") < titles.index("NVIDIA T4: memory by module")  # the verdict first
     again = brim("find", "py:nets.py:flat", "--max-batch-size", "2", "--device", "cpu", "-o", "run")
     assert again.code in (0, 2)  # as every command does with a folder that holds another's run
 
@@ -416,6 +420,7 @@ def test_a_run_folder_of_a_file_has_a_report(brim: Brim, nets: Path, tmp_path: P
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     for words in ("Forecast of 2 workloads", "wide, NVIDIA T4", "body.0", "no checkpoint at step 7"):
         assert words in page
+    assert "before and now" not in page  # nothing was compared
 
 
 MISTAKES = """\
