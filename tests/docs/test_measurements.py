@@ -71,6 +71,13 @@ def agree(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     return len(one) == len(other) and all(a == b or ANY in (a, b) for a, b in zip(one, other, strict=True))
 
 
+def test_an_anchor_leads_to_one_table() -> None:
+    """Of two headings alike, a link reaches the first."""
+    for page in PAGES.glob("*.md"):
+        headings = re.findall(r"^#+ (.+)$", text_of(page), flags=re.MULTILINE)
+        assert len(set(headings)) == len(headings), page.name
+
+
 def test_every_claim_of_the_readme_links_its_table_and_its_command() -> None:
     rows = claims()
     assert len(rows) >= 7
