@@ -29,7 +29,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine_page import describe, docs_from, missing_peers, page, ratio_text
+from benchmarks.machine_page import describe, docs_from, missing_peers, page, ratio_text, versions_of
 from benchmarks.suite import PEERS, SUITE, Benchmark
 from benchmarks.suite_run import ROOT, Run, run_benchmark, timed_out
 
@@ -133,7 +133,7 @@ class Suite:
             "answers": benchmark.answers,
             "mode": self._run.mode,
             "started": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "versions": {"brim": self.machine["brim"], **self.machine["packages"]},
+            "versions": versions_of(self.machine),
             "commands": [] if result["status"] == "skipped" else [
                 self._run.text(command) for command in benchmark.commands(self._run.mode)
             ],
@@ -182,7 +182,7 @@ def listing() -> str:
         for mode in ("cpu", "card"):
             if command := getattr(one, mode):
                 lines.append(f"  {mode:<6} python -m benchmarks.{command}  (about {one.seconds(mode):.0f} s)")
-        lines += [f"  full   python -m benchmarks.{command}" for command in one.full]
+        lines += [f"  full   python -m benchmarks.{command}" for command in one.commands("full")]
     missing = missing_peers(installed())
     ending = f"missing: pip install {' '.join(missing)}" if missing else "no peer is missing"
     return "\n".join([*lines, "", f"{len(SUITE)} benchmarks; {ending}"])
@@ -280,6 +280,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for flag, path in (("--before", arguments.before), ("--molsets", arguments.molsets)):
         if path is not None and not path.exists():
             parser.error(f"{flag} {path}: there is no such file or folder")
+    tree = arguments.before
+    if tree is not None and not all((tree / part).is_dir() for part in ("src/brim", "benchmarks")):
+        parser.error(f"--before {tree}: make it by `git archive COMMIT src benchmarks | tar -x -C {tree}`")
     return arguments
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.suite import PEERS
 from benchmarks.tables import markdown
 
-__all__ = ["describe", "docs_from", "missing_peers", "page", "ratio_text"]
+__all__ = ["describe", "docs_from", "missing_peers", "page", "ratio_text", "versions_of"]
 
 MODE_NOTES = {
     "cpu": "Small forms, made for a CPU and three minutes: they show that everything runs and how the ways compare "
@@ -28,10 +28,10 @@ def page(document: Mapping[str, Any], *, docs: str) -> str:
     parts = [
         f"# Benchmarks on {describe(document['machine'])}",
         _versions(document["machine"]),
-        f"{MODE_NOTES[document['mode']]} Repeat all of it: `{document['command']}`.",
+        f"{MODE_NOTES[document['mode']]} Last call: `{document['command']}`.",
         "## Ratios within one run",
         _ratios(ran, docs),
-        *(_section(entry, docs) for entry in ran),
+        *(_section(entry, docs, versions_of(document["machine"])) for entry in ran),
         _not_run(entries),
         _peers(document["peers"]),
     ]
@@ -88,7 +88,12 @@ def _ratios(entries: Sequence[Entry], docs: str) -> str:
     return markdown(("benchmark", "what", "in this run", "better"), rows) if rows else "Nothing has run."
 
 
-def _section(entry: Entry, docs: str) -> str:
+def versions_of(machine: Mapping[str, Any]) -> dict[str, str]:
+    """Of brim and of the libraries that matter."""
+    return {"brim": machine["brim"], **machine["packages"]}
+
+
+def _section(entry: Entry, docs: str, installed: Mapping[str, str]) -> str:
     claim = f"[{entry['table'].partition('#')[0]}]({docs}/{entry['table']})"
     ran = f"{entry['started']}, {entry['seconds']:.0f} s"
     lines = [
@@ -101,6 +106,9 @@ def _section(entry: Entry, docs: str) -> str:
     for table in entry["tables"]:
         columns = [*table["columns"], *(["note"] if any("note" in row for row in table["rows"]) else [])]
         lines.append(markdown(columns, [[row.get(name, "") for name in columns] for row in table["rows"]]))
+    if entry["versions"] != installed:  # it was run by an earlier call
+        other = [f"{name} {one}" for name, one in entry["versions"].items() if installed.get(name) != one]
+        lines.append(f"With {', '.join(other) or 'fewer libraries'}.")
     if entry["missing_peers"]:
         lines.append(f"Without {', '.join(entry['missing_peers'])}, which {_is(entry['missing_peers'])} not installed.")
     return "\n\n".join(lines)

@@ -27,7 +27,7 @@ class Table:
     rows: tuple[Row, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Ratio:
     """A ratio within one run, as it is found in the tables of the run.
 
@@ -37,6 +37,7 @@ class Ratio:
 
     what: str
     column: str
+    _: dataclasses.KW_ONLY
     of: Mapping[str, str] = dataclasses.field(default_factory=dict)
     over: Mapping[str, str] | None = None
     over_column: str = ""  # if the two stand in one row

@@ -192,7 +192,7 @@ class Plan:
 class ModuleBytes:
     """The bytes of one module at the allocated peak, without those of modules that have a row of their own."""
 
-    module: str  # as `get_submodule` takes it, "" for the model itself; in brackets what no module takes: `(batch)`
+    module: str  # its path, "" for the model itself; in brackets what no module takes: `(batch)`
     bytes: int
     parts: Mapping[str, int]  # by what they are for; they sum to `bytes`
 

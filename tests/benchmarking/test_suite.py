@@ -188,6 +188,22 @@ def test_another_call_keeps_the_results_of_what_it_leaves_out(suite: tuple[Bench
     assert kept == {"fine": "done", "broken": "failed", "card": "skipped"}
 
 
+def test_results_of_other_versions_say_so_and_the_command_is_that_of_the_last_call(
+    suite: tuple[Benchmark, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert entry.main(["--out", str(tmp_path), "--only", "fine"]) == 0
+    newer = MACHINE | {"packages": {"torch": "2.16.0"}}
+    monkeypatch.setattr(entry, "_machine", lambda: newer)
+    assert entry.main(["--out", str(tmp_path), "--only", "broken"]) == 1
+    page = (tmp_path / "test-cpu-2-cores.md").read_text()
+    _, fine, rest = page.partition("## fine")
+    section, _, after = rest.partition("## broken")
+    assert fine
+    assert "With torch 2.15.0." in section
+    assert "With torch" not in after
+    assert "Last call: `python -m benchmarks --out" in page
+
+
 def test_results_that_cannot_be_continued_are_set_aside(suite: tuple[Benchmark, ...], tmp_path: Path) -> None:
     (tmp_path / "test-cpu-2-cores.json").write_text("{torn")
     assert entry.main(["--out", str(tmp_path), "--only", "fine"]) == 0
@@ -234,6 +250,18 @@ def test_an_unknown_name_is_refused_with_those_there_are(
         entry.main(["--only", "fnd"])
     assert stopped.value.code == 2
     assert "--only fnd: choose from fine, broken, card" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("there", [(), ("src/brim",), ("benchmarks",)])
+def test_an_older_tree_without_what_is_run_of_it_is_refused(
+    there: tuple[str, ...], suite: tuple[Benchmark, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in there:
+        (tmp_path / folder).mkdir(parents=True)
+    with pytest.raises(SystemExit) as stopped:
+        entry.main(["--before", str(tmp_path)])
+    assert stopped.value.code == 2
+    assert f"git archive COMMIT src benchmarks | tar -x -C {tmp_path}" in capsys.readouterr().err
 
 
 def test_the_list_names_tables_peers_and_what_is_missing(

@@ -15,6 +15,8 @@ import yaml
 
 import brim as library
 from brim.errors import RequestError
+from brim.planning.forecast_check import ComparedSize
+from brim.planning.forecast_markdown import change_text
 
 Brim = Callable[..., Any]
 
@@ -43,6 +45,9 @@ NETS = """
 
     def flat(device):
         return (lambda batch: batch * 2), (lambda n: torch.ones(n, 256, device=device))
+
+    def vast(device):
+        return (lambda batch: batch * 2), (lambda n: torch.ones(n, 5 * 2**30, device=device))
 
     def broken():
         raise ValueError("no checkpoint at step 7")
@@ -116,11 +121,15 @@ def test_a_wrong_depth_is_refused(brim: Brim, nets: Path) -> None:
 def test_a_page_and_a_report_show_the_modules(brim: Brim, nets: Path, tmp_path: Path) -> None:
     pytest.importorskip("altair")
     pytest.importorskip("vl_convert")
-    result = brim(*ONE, "--by-module", "--plot", "page.html", "-o", "run")
+    brim(*ONE, "--save", "base.json")
+    result = brim(*ONE, "--by-module", "--against", "base.json", "--plot", "page.html", "-o", "run")
     assert result.code == 0, result.err
     assert "Bytes at the peak by module" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert brim("report", "run").code == 0
-    assert "body.0" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "body.0" in page
+    titles = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
+    assert titles.index("Check") < titles.index("NVIDIA T4: memory by module")  # the verdict first
     again = brim("find", "py:nets.py:flat", "--max-batch-size", "2", "--device", "cpu", "-o", "run")
     assert again.code in (0, 2)  # as every command does with a folder that holds another's run
 
@@ -178,6 +187,17 @@ def test_growth_that_is_allowed_and_shrinkage_pass_and_are_shown(brim: Brim, net
     (line,) = json.loads(shrunk.out)["check"]["workloads"]
     assert line["verdict"] == "ok"
     assert line["sizes"][0]["change_bytes"] < 0
+
+
+@pytest.mark.parametrize(
+    ("now", "shown"), [(100, "0"), (103, "+3.0%"), (100 + 2**-10, "+1.0 MiB"), (100 - 2**-30, "-1 B")]
+)
+def test_a_small_change_of_a_large_peak_is_shown_in_bytes(now: float, shown: str) -> None:
+    size = ComparedSize(
+        gpu="t4-16gb", batch_size=1, base_bytes=100 * 2**30, bytes=int(now * 2**30), allowed_bytes=0,
+        base_reserved_bytes=0, reserved_bytes=0, fits=True,
+    )  # fmt: skip
+    assert change_text(size) == shown
 
 
 def test_without_a_size_every_common_size_is_judged_and_the_largest_that_fits_is_shown(brim: Brim, nets: Path) -> None:
@@ -238,6 +258,12 @@ def test_a_base_of_deeper_rows_is_compared_to_the_depth_of_both(brim: Brim, nets
     assert sum(one["change_bytes"] for one in size["modules"]) == size["change_bytes"]
 
 
+ALONE = (
+    '{"schema": "brim.forecast/1", "gpu": {"key": %s}, "batch_size": 512, "batch_size_max": 512, '
+    '"peak_allocated_bytes": 1, "peak_reserved_bytes": 1, %s}'
+)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -249,6 +275,9 @@ def test_a_base_of_deeper_rows_is_compared_to_the_depth_of_both(brim: Brim, nets
         ('{"schema": "brim.forecasts/1", "workloads": [{"name": "a", "forecasts": [{"gpu": 1}]}]}', "is damaged"),
         ('{"schema": "brim.forecasts/1", "workloads": []}', "nothing to compare"),
         ('{"schema": "brim.forecast/1", "forecasts": []}', "is damaged"),
+        (ALONE % ('"t4-16gb"', '"knobs": 3'), "is damaged"),
+        (ALONE % ('"t4-16gb"', '"made_for": ["dtype"]'), "is damaged"),
+        (ALONE % ('["t4-16gb"]', '"knobs": {}'), "is damaged"),
     ],
 )
 def test_a_base_that_is_none_is_a_wrong_request(brim: Brim, nets: Path, content: str | None, words: str) -> None:
@@ -363,6 +392,16 @@ def test_a_workload_that_fits_in_no_size_is_one_that_failed(brim: Brim, nets: Pa
     assert "does not fit" in result.out
 
 
+def test_a_card_that_no_size_fits_fails_beside_one_that_has_room(brim: Brim, nets: Path, tmp_path: Path) -> None:
+    cards = ["t4", "a100-80gb"]
+    write_file(tmp_path, vast={"model": "py:nets.py:vast", "gpu": cards, "batch_size": "auto"})
+    result = brim("forecast", "--file", "forecasts.yaml", "--save", "base.json", "--json")
+    assert result.code == 1
+    (line,) = json.loads(result.out)["check"]["workloads"]
+    assert (line["verdict"], line["text"]) == ("does_not_fit", "no batch size fits NVIDIA T4")
+    assert brim("forecast", "--file", "forecasts.yaml", "--against", "base.json").code == 1
+
+
 def test_one_workload_is_checked_against_a_base_of_many(brim: Brim, nets: Path, tmp_path: Path) -> None:
     write_file(tmp_path, wide={"model": "py:nets.py:net"}, flat={"model": "py:nets.py:flat"})
     brim("forecast", "--file", "forecasts.yaml", "--save", "base.json")
@@ -381,6 +420,7 @@ def test_a_run_folder_of_a_file_has_a_report(brim: Brim, nets: Path, tmp_path: P
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     for words in ("Forecast of 2 workloads", "wide, NVIDIA T4", "body.0", "no checkpoint at step 7"):
         assert words in page
+    assert "before and now" not in page  # nothing was compared
 
 
 MISTAKES = """\
@@ -467,6 +507,15 @@ def test_names_from_outside_are_escaped_in_markdown(brim: Brim, nets: Path, tmp_
     brim("forecast", "--file", "forecasts.yaml", "--markdown", "comment.md")
     rows = [line for line in Path("comment.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `a")]
     assert rows == ["| `a\\|b <img src=x> @all 'x'` | | | | | | | **failed** |"]
+
+
+def test_the_title_of_folded_modules_is_html(brim: Brim, nets: Path, tmp_path: Path) -> None:
+    write_file(tmp_path, **{"net_train <b> @all": {"model": "py:nets.py:net"}})
+    brim("forecast", "--file", "forecasts.yaml", "--save", "base.json")
+    write_nets(tmp_path, width=2048)
+    brim("forecast", "--file", "forecasts.yaml", "--against", "base.json", "--markdown", "comment.md")
+    comment = Path("comment.md").read_text(encoding="utf-8")
+    assert "<summary>net_train &lt;b&gt; @\u200ball: modules that changed at batch size 512</summary>" in comment
 
 
 # ----------------------------------------------------------------------------------------------- in Python

@@ -71,6 +71,13 @@ def agree(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     return len(one) == len(other) and all(a == b or ANY in (a, b) for a, b in zip(one, other, strict=True))
 
 
+def test_an_anchor_leads_to_one_table() -> None:
+    """Of two headings alike, a link reaches the first."""
+    for page in PAGES.glob("*.md"):
+        headings = re.findall(r"^#+ (.+)$", text_of(page), flags=re.MULTILINE)
+        assert len(set(headings)) == len(headings), page.name
+
+
 def test_every_claim_of_the_readme_links_its_table_and_its_command() -> None:
     rows = claims()
     assert len(rows) >= 7
@@ -83,7 +90,12 @@ def test_every_claim_of_the_readme_links_its_table_and_its_command() -> None:
         assert named, row
         assert [problem for one in named if (problem := check_command(one))] == [], row
         pages = {one.partition("#")[0].rpartition("/")[2] for one in targets}
-        modules = {command.split()[0] for one in SUITE if one.table.partition("#")[0] in pages for command in one.full}
+        modules = {
+            command.split()[0]
+            for one in SUITE
+            if one.table.partition("#")[0] in pages
+            for command in one.commands("full")
+        }
         assert {words(one)[0] for one in named} <= modules, row
 
 
@@ -91,7 +103,7 @@ def test_every_claim_of_the_readme_links_its_table_and_its_command() -> None:
 def test_commands_of_a_page_have_a_module_that_takes_their_options(page: Path) -> None:
     found = commands(text_of(page))
     assert [problem for one in found if (problem := check_command(one))] == []
-    declared = {command.split()[0] for one in SUITE for command in one.full}
+    declared = {command.split()[0] for one in SUITE for command in one.commands("full")}
     assert {words(one)[0] for one in found} <= declared, "benchmarks/suite.py lacks a module that this page names"
 
 
@@ -104,10 +116,10 @@ def test_the_suite_covers_every_page() -> None:
 def test_what_the_suite_declares_is_there(benchmark: Benchmark) -> None:
     assert is_there(benchmark.table, PAGES)
     assert {*benchmark.needs, *benchmark.peers} <= set(PEERS)
-    every = [command for command in (benchmark.cpu, benchmark.card, *benchmark.full) if command]
+    every = [command for command in (benchmark.cpu, benchmark.card, *benchmark.commands("full")) if command]
     assert [problem for one in every if (problem := check_command(f"python -m benchmarks.{one}"))] == []
     known = documented() | {words(f"python -m benchmarks.{one}") for one in _bare_modules()}
-    missing = [one for one in benchmark.full if not any(agree(words(one), other) for other in known)]
+    missing = [one for one in benchmark.commands("full") if not any(agree(words(one), other) for other in known)]
     assert missing == [], "not a command of docs/"
 
 

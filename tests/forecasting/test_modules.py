@@ -143,6 +143,49 @@ def test_several_models_have_their_class_in_front() -> None:
     assert names == {"Linear", "Linear-2"}
 
 
+def test_a_loss_that_every_step_makes_anew_has_one_name() -> None:
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        hidden = model(batch)
+        return nn.MSELoss()(hidden, torch.zeros_like(hidden))
+
+    events = trace_workload(training(perceptron(), rows, loss), 64).events
+    assert {event.module for event in events if event.module.startswith("MSELoss")} == {"MSELoss"}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_compiled_module_has_the_names_of_what_it_wraps(whole: bool) -> None:
+    def names(model: nn.Module) -> set[str]:
+        return {event.module for event in trace_workload(training(model, rows), 64).events}
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 256), Residual())
+
+    compiled = model()
+    if whole:
+        compiled = torch.compile(compiled)
+    else:
+        compiled[1] = torch.compile(compiled[1])
+    assert names(compiled) == names(model())
+
+
+def test_a_parameter_that_parent_and_child_share_has_one_owner() -> None:
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(64, 256)
+            self.weight = self.inner.weight
+
+        def forward(self, batch: torch.Tensor) -> Any:
+            return self.inner(batch)
+
+    events = trace_workload(training(Parent(), rows), 64).events
+    owners = {
+        category: {event.module for event in events if event.category == category and event.bytes == 64 * 256 * FLOAT}
+        for category in ("weights", "gradients", "optimizer")
+    }
+    assert owners["weights"] == owners["gradients"] == owners["optimizer"] == {""}
+
+
 def test_a_step_that_raises_inside_a_module_and_continues_is_attributed_rightly() -> None:
     class Raises(nn.Module):
         def forward(self, batch: torch.Tensor) -> torch.Tensor:

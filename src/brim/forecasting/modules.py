@@ -33,10 +33,11 @@ from brim.forecasting.torch_private import (
 __all__ = ["ModuleWatch"]
 
 _OPTIMIZER = "(optimizer step)"
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")  # by these torch.compile and checkpointing hold a module
 
 
 class ModuleWatch:
-    """Names of modules as `get_submodule` takes them, "" for the model itself; of several models, the class first."""
+    """Names of modules as they are without wrappers, "" for the model itself; of several models, the class first."""
 
     def __init__(self, roots: Iterable[nn.Module]) -> None:
         self._names: dict[int, str] = {}
@@ -97,16 +98,20 @@ class ModuleWatch:
         """Look again at which module has which parameter: others may have taken their places."""
         self._of_parameters = {}
         for root in self._known:
-            for module in root.modules():
-                for parameter in module._parameters.values():
-                    if parameter is not None:
-                        self._of_parameters.setdefault(id(parameter), self.of_module(module))
+            self._learn_parameters_of(root)
+
+    def _learn_parameters_of(self, root: nn.Module) -> None:
+        for module in root.modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self._of_parameters.setdefault(id(parameter), self.of_module(module))
 
     def _learn(self, root: nn.Module, prefix: str) -> None:
         self._known.append(root)
-        for name, module in root.named_modules():
-            self._names.setdefault(id(module), ".".join(part for part in (prefix, name) if part))
-        self.learn_parameters()
+        for path, module in root.named_modules():
+            names = (prefix, *path.split("."))
+            self._names.setdefault(id(module), ".".join(name for name in names if name and name not in _WRAPPERS))
+        self._learn_parameters_of(root)
 
     def _prefix(self, root: nn.Module) -> str:
         kind = type(root).__name__
@@ -133,7 +138,9 @@ class ModuleWatch:
             if self._running:  # made on the way: part of what makes it
                 self._push(self._running[-1])
                 return
-            self._learn(module, self._prefix(module))
+            # A loss may be made anew in every step: what has no parameters shares the name of its class.
+            has_parameters = next(module.parameters(), None) is not None
+            self._learn(module, self._prefix(module) if has_parameters else type(module).__name__)
         self._push(self._names[id(module)])
 
     def _leave(self, *_: Any) -> None:

@@ -181,15 +181,14 @@ def _adopt(tracer: Tracer, workload: Workload, watch: ModuleWatch) -> None:
     """
     for module in workload.modules():
         for part in _children_first(module):
-            name = watch.of_module(part)
             for parameter in part._parameters.values():
                 if parameter is not None:
-                    tracer.values.adopt(parameter, "weights", name)
+                    tracer.values.adopt(parameter, "weights", watch.of_parameter(parameter))
                     if parameter.grad is not None:
-                        tracer.values.adopt(parameter.grad, "gradients", name)
+                        tracer.values.adopt(parameter.grad, "gradients", watch.of_parameter(parameter))
             for buffer in part._buffers.values():
                 if buffer is not None:
-                    tracer.values.adopt(buffer, "buffers", name)
+                    tracer.values.adopt(buffer, "buffers", watch.of_module(part))
     for optimizer in workload.optimizers():
         for held, state in optimizer.state.items():
             for value in tree_leaves(state):

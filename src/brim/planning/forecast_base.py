@@ -138,8 +138,11 @@ def _alone(document: Document) -> Document:
 
 def _checked(forecast: Document) -> Document:
     """A forecast of a file, whose fields are there and of their kind."""
-    str(forecast["gpu"]["key"])
+    made_for = forecast.get("made_for") or {}
+    forecast["gpu"]["key"].casefold()
     int(forecast["batch_size_max"])
+    for settings in (made_for, made_for.get("knobs"), forecast.get("knobs")):
+        (settings or {}).keys()
     for size in sizes_of(forecast):
         for name in ("batch_size", "peak_allocated_bytes", "peak_reserved_bytes"):
             if not isinstance(size[name], int):

@@ -191,10 +191,9 @@ def _failure(now: WorkloadDocument, allow: Allowance) -> CheckedWorkload | None:
     if now.error is not None:
         return _passed(now, allow, "failed", now.error)
     for forecast in now.forecasts:
-        asked = forecast if "sizes" not in forecast else None
-        if asked is not None and not asked["fits"]:
-            text = f"batch size {asked['batch_size']:,} does not fit {forecast['gpu']['name']}"
-            return _passed(now, allow, "does_not_fit", text)
+        asked = f"batch size {forecast['batch_size']:,} does not fit" if "sizes" not in forecast else ""
+        if not (forecast["fits"] if asked else forecast["batch_size_max"]):
+            return _passed(now, allow, "does_not_fit", f"{asked or 'no batch size fits'} {forecast['gpu']['name']}")
     return None
 
 

@@ -6,6 +6,7 @@ may hold. What comes from outside (names of models, modules, errors) is escaped.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -23,6 +24,7 @@ MOST_MODULES = 20  # of one workload
 MOST_FOLDED = 20  # workloads whose modules are shown
 MOST_CHARACTERS = 60_000  # GitHub takes 65,536 in a comment
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2060\u2066-\u2069\ufeff\ud800-\udfff]")
+_NO_MENTION = "@\u200b"  # nobody is mentioned
 VERDICTS = {
     "ok": "ok", "new": "new", "gone": "gone", "grew": "**grew**", "does_not_fit": "**does not fit**",
     "not_comparable": "**not comparable**", "failed": "**failed**",
@@ -96,7 +98,7 @@ def change_text(size: ComparedSize) -> str:
     if not size.change_bytes:
         return "0"
     shown = f"{100 * size.change_fraction:+.1f}%"
-    return f"{size.change_bytes:+,} B" if shown in ("+0.0%", "-0.0%") else shown
+    return signed_bytes(size.change_bytes) if shown in ("+0.0%", "-0.0%") else shown
 
 
 def _modules(line: CheckedWorkload) -> Iterator[str]:
@@ -104,7 +106,7 @@ def _modules(line: CheckedWorkload) -> Iterator[str]:
     size = line.worst
     assert size is not None
     opened = " open" if line.verdict == "grew" else ""
-    title = f"{_plain(line.name)}: modules that changed at batch size {size.batch_size:,}"
+    title = f"{_html(line.name)}: modules that changed at batch size {size.batch_size:,}"
     yield f"\n<details{opened}><summary>{title}</summary>\n"
     yield "| module | base | now | change | of it |"
     yield "|---|--:|--:|--:|---|"
@@ -163,10 +165,17 @@ def _left_out(count: int, most: int, what: str) -> Iterator[str]:
 
 def _plain(text: str) -> str:
     """Text from outside, in which nothing is obeyed."""
-    visible = _UNSAFE.sub(lambda found: " " if found[0] in "\n\t" else ascii(found[0])[1:-1], text)
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", visible).replace("@", "@\u200b")  # nobody is mentioned
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", _visible(text)).replace("@", _NO_MENTION)
+
+
+def _html(text: str) -> str:
+    """The same inside a tag, where Markdown is not read."""
+    return html.escape(_visible(text), quote=False).replace("@", _NO_MENTION)
 
 
 def _code(text: str) -> str:
-    visible = _UNSAFE.sub(lambda found: " " if found[0] in "\n\t" else ascii(found[0])[1:-1], text)
-    return f"`{visible.replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+    return f"`{_visible(text).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+
+
+def _visible(text: str) -> str:
+    return _UNSAFE.sub(lambda found: " " if found[0] in "\n\t" else ascii(found[0])[1:-1], text)

@@ -71,11 +71,11 @@ def _headline(documents: Sequence[Document]) -> str:
 def recorded_page(run: Run) -> Page:
     """The forecasts of a record: of one workload as `forecast_page`, of several each under its name."""
     workloads = entries(run.summary.get("workloads"))
-    check = mapping(run.summary.get("check"))
-    beside = present(_check_section(check), note_section(run.summary.get("notes")), *repeat_sections(run))
+    check = present(_check_section(mapping(run.summary.get("check"))))
+    beside = present(note_section(run.summary.get("notes")), *repeat_sections(run))
     if len(workloads) == 1 and workloads[0].get("forecasts"):
         page = forecast_page(workloads[0]["forecasts"])
-        return dataclasses.replace(page, sections=(*page.sections, *beside))
+        return dataclasses.replace(page, sections=(*check, *page.sections, *beside))
     sections = [
         section
         for workload in workloads
@@ -87,7 +87,7 @@ def recorded_page(run: Run) -> Page:
         title=f"Forecast of {plural(len(workloads), 'workload')}",
         subtitle=str(run.request.get("file") or ""),
         warnings=failed,
-        sections=(*beside[:1], *sections, *beside[1:]),
+        sections=(*check, *sections, *beside),
     )
 
 
@@ -107,10 +107,12 @@ def _check_section(check: Mapping[str, Any]) -> Section | None:
         Column("now", "bytes", bytes_text),
         Column("change", "change_fraction", fraction_text), words("why", "text"),
     )  # fmt: skip
-    against = f"Against {check['against']}, growth allowed: {check['allow']}." if check.get("against") else ""
+    compared = check.get("against")
     return Section(
-        title="Check", paragraphs=present(against or None), points=tuple(map(str, check.get("notes") or ())),
-        table=PageTable("Peak allocated bytes before and now", columns, rows),
+        title="Check",
+        paragraphs=present(f"Against {compared}, growth allowed: {check['allow']}." if compared else None),
+        points=tuple(map(str, check.get("notes") or ())),
+        table=PageTable("Peak allocated bytes before and now" if compared else "Verdicts", columns, rows),
     )  # fmt: skip
 
 
