@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from brim.errors import RequestError
@@ -164,7 +165,7 @@ def test_a_loader_that_ignores_the_attribute_is_an_error() -> None:
             return DataLoader(self.data, batch_size=7)
 
     module = Fixed(4)
-    with pytest.raises(RequestError, match=r"batch size 7, whatever batch_size is"):
+    with pytest.raises(RequestError, match=r"batch size 7 where batch_size is 8"):
         run("fit", module, BatchSize())
     assert module.batch_size == 4
 
@@ -293,6 +294,31 @@ def test_several_training_loaders_are_tried_together() -> None:
     assert {loader.batch_size for loader in ran.train_dataloader.values()} == {callback.batch_size}
 
 
+def test_passed_in_loaders_are_combined_as_they_were() -> None:
+    class Two(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.loss(batch[0]) + self.loss(batch[1])
+
+    long, short = DataLoader(samples(64), batch_size=2), DataLoader(samples(32), batch_size=2)
+    combined = CombinedLoader([long, short], "min_size")
+    ran = trainer(BatchSize(max_batch_size=8, objective="largest"), limit_val_batches=0)
+    ran.fit(Two(None), combined)
+    assert ran.global_step == 32 // 8  # the shorter one's
+    assert combined.flattened == [long, short]
+
+
+def test_an_evaluation_of_combined_loaders_is_tried_on_batches_of_all() -> None:
+    class Both(Plain):
+        def val_dataloader(self) -> Any:
+            return CombinedLoader({"a": self.make_loader(), "b": self.make_loader()}, "max_size")
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", self.loss(batch["a"]) + self.loss(batch["b"]))
+
+    run("validate", Both(2), callback := BatchSize(max_batch_size=8, objective="largest"))
+    assert callback.batch_size == 8
+
+
 def test_worst_case_batches_can_be_the_users_own() -> None:
     asked = []
 
@@ -341,6 +367,21 @@ def test_an_epoch_has_as_many_batches_as_the_validation_interval() -> None:
     module = Plain(2)
     run("fit", module, BatchSize(objective="largest"), val_check_interval=4)
     assert module.batch_size == SAMPLES // 4
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings"),
+    [
+        ("fit", {"limit_train_batches": 0.1, "limit_val_batches": 0}),
+        ("fit", {"limit_val_batches": 0.1}),
+        ("test", {"limit_test_batches": 0.1}),
+    ],
+)
+def test_a_part_of_an_epoch_has_a_batch(stage: str, settings: dict[str, Any]) -> None:
+    """Lightning ends a run of which a tenth is less than one batch."""
+    module = Plain(2)
+    run(stage, module, BatchSize(objective="largest"), **settings)
+    assert module.batch_size == SAMPLES // 10
 
 
 def test_the_effective_batch_is_kept_by_accumulation() -> None:

@@ -286,6 +286,7 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
 
     def _workload(self, stage: LightningStage) -> StageWorkload:
         loaders = stage.loaders(self.make_batch if stage.name == "fit" else None)
+        bounds = [stage.largest_useful(loaders.smallest_length)]
         workload = StageWorkload(stage.trainer, stage.module, stage.name, loaders, key=self.key)
         if stage.name == "fit":
             validation = stage.validation_loaders()
@@ -294,8 +295,9 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
                 validation.look()
                 checked = StageWorkload(stage.trainer, stage.module, "validate", validation)
             workload = FitWorkload(stage.trainer, stage.module, loaders, validation=checked, key=self.key)
+            bounds.append(stage.largest_validated(validation))
         loaders.look()
-        workload.most = stage.largest_useful(loaders.smallest_length)
+        workload.most = min((bound for bound in bounds if bound is not None), default=None)
         return workload
 
     # ------------------------------------------------------------------------------------------ reporting

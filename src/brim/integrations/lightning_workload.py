@@ -72,8 +72,8 @@ class StageWorkload(Workload):
         return tuple(dict.fromkeys(self.loaders.notes))
 
     def make_batch(self, size: int) -> Any:
-        """A worst-case batch of each loader, on the device."""
-        return [self._moved(made) for made in self.loaders.one_by_one(size)]
+        """Worst-case batches on the device, as the stage's loaders give them: of each in turn, or of all at once."""
+        return [self._moved(made) for made in self.loaders.batches(size)]
 
     def batch_length(self, batch: Any) -> int:
         """Samples that each loader gave."""
@@ -140,9 +140,9 @@ class FitWorkload(StageWorkload):
         self._validated: list[Any] = []  # batches of this size that are still to be validated
 
     def make_batch(self, size: int) -> Any:
-        """A worst-case batch of the training loaders together."""
+        """Worst-case batches of the training loaders; those of the validation are kept for the first step."""
         self._validated = [] if self.validation is None else [self.validation.make_batch(size)]
-        return [self._moved(self.loaders.together(size))]
+        return super().make_batch(size)
 
     def step(self, batch: Any) -> Any:
         """Forward, backward and the optimizer's step; validation after the first, beside the optimizer's state."""
