@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
@@ -49,14 +50,15 @@ def run(stage: str, module: Any, *callbacks: pl.Callback, **settings: Any) -> pl
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_trials_leave_everything_as_it_was(stage: str) -> None:
-    before, after, logger = Remember(), Remember(), CountingLogger()
+    before, after, logger, profiler = Remember(), Remember(), CountingLogger(), SimpleProfiler()
     callback = BatchSize(max_batch_size=16, objective="largest", survive=None)
-    module = Classifier()
-    run(stage, module, before, callback, after, logger=logger, limit_train_batches=1, num_sanity_val_steps=0)
+    module, settings = Classifier(), {"limit_train_batches": 1, "num_sanity_val_steps": 0, "limit_val_batches": 1}
+    run(stage, module, before, callback, after, logger=logger, profiler=profiler, **settings)
     assert callback.plans[stage].probes
     assert list(differences(before.states[stage], after.states[stage])) == []
     assert after.batches == (1 if stage == "fit" else 0)
     assert logger.calls <= 2  # of the run itself
+    assert len(profiler.recorded_durations["[LightningModule]Classifier.on_before_backward"]) == after.batches
 
 
 def test_a_fit_is_the_one_that_was_started_at_the_size_found() -> None:
@@ -523,6 +525,28 @@ def test_a_checkpoint_size_that_no_longer_fits_is_made_smaller_with_a_note(tmp_p
     assert any("written at batch size 64" in note for note in resumed.notes)
 
 
+def test_a_resumed_run_accumulates_to_the_effective_batch_that_is_asked_for(tmp_path: Path) -> None:
+    """As with another number of ranks: what accumulated to it before is another product now."""
+    path = tmp_path / "middle.ckpt"
+    options: dict[str, Any] = {"max_batch_size": 4, "objective": "largest"}
+    run("fit", Seen(2), BatchSize(effective_batch=16, **options), SaveAt(path, 3), limit_val_batches=0)
+    for effective_batch, expected in ((8, (4, 2)), ("keep", (4, 4)), (6, (3, 2))):
+        resumed = BatchSize(effective_batch=effective_batch, **options)
+        ran = trainer(resumed, limit_val_batches=0)
+        ran.fit(Seen(2), ckpt_path=path)
+        assert (resumed.batch_size, ran.accumulate_grad_batches) == expected
+    assert any("does not divide the effective batch" in note for note in resumed.notes)
+
+
+def test_a_checkpoint_that_was_only_evaluated_does_not_decide_the_next_fit(tmp_path: Path) -> None:
+    path = tmp_path / "end.ckpt"
+    run("fit", Seen(2), BatchSize(max_batch_size=4, objective="largest"), SaveAt(path, 0), limit_val_batches=0)
+    ran = trainer(callback := BatchSize(max_batch_size=16, objective="largest"), limit_val_batches=0)
+    ran.test(module := Seen(2), ckpt_path=path, verbose=False)
+    ran.fit(module)
+    assert callback.plans["fit"].size == 16
+
+
 def test_a_new_size_can_be_asked_for_when_a_run_is_resumed(tmp_path: Path) -> None:
     path = tmp_path / "end.ckpt"
     run("fit", Seen(2), BatchSize(max_batch_size=8), SaveAt(path, 0), limit_val_batches=0)
@@ -541,7 +565,7 @@ def test_a_training_step_of_a_module_can_be_forecast() -> None:
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             stage = LightningStage("fit", trainer, pl_module, "batch_size")
             before = state_of(trainer, pl_module)
-            with stage.sizes_put_back(), quiet(trainer, pl_module, CountingLogger):
+            with stage.sizes_put_back(), quiet(trainer, pl_module, CountingLogger, PassThroughProfiler):
                 found.extend(forecast_curve(BatchSize()._workload(stage), gpu=find_gpu("rtx 4090")))
             after = state_of(trainer, pl_module)
             for state in (before, after):

@@ -136,8 +136,9 @@ class LightningStage:
         ignoring = [size for size in _sizes(loaders) if size not in (None, tried)]
         if ignoring:
             raise RequestError(
-                f"{self._hook}() makes a loader of batch size {ignoring[0]} where {self.attribute} is {tried}: make each "
-                f"with batch_size=self.{self.attribute}, or name the attribute that it is made with: BatchSize('…')"
+                f"{self._hook}() makes a loader of batch size {ignoring[0]} where {self.attribute} is {tried}: make "
+                f"each with batch_size=self.{self.attribute}, or name the attribute that they are made with: "
+                "BatchSize('…')"
             )
         return self._combined(loaders)
 

@@ -231,12 +231,15 @@ def check_strategy(trainer: Any, module: Any) -> None:
 
 
 @contextlib.contextmanager
-def quiet(trainer: Any, module: Any, silent_logger: Callable[[], Any]) -> Iterator[None]:
-    """While inside, no callback is called, loggers are silent, and `self.log` and `self.all_gather` stay on this rank.
+def quiet(
+    trainer: Any, module: Any, silent_logger: Callable[[], Any], silent_profiler: Callable[[], Any]
+) -> Iterator[None]:
+    """While inside, no callback is called, nothing is logged or profiled, and `self.all_gather` stays on this rank.
 
     A gathered tensor is as large as it would be; its values are this rank's own.
     """
     callbacks, loggers, stopping = trainer.callbacks, trainer.loggers, trainer.should_stop
+    profiler = trainer.profiler
     ranks = trainer.world_size
     silenced: dict[str, Any] = {"log": _ignore, "log_dict": _ignore, "print": _ignore}
     if ranks > 1:
@@ -246,10 +249,12 @@ def quiet(trainer: Any, module: Any, silent_logger: Callable[[], Any]) -> Iterat
             set_attribute(stack, module, name, function)
         trainer.callbacks = []
         trainer.loggers = [silent_logger() for _ in loggers]
+        trainer.profiler = silent_profiler()
         try:
             yield
         finally:
             trainer.callbacks, trainer.loggers, trainer.should_stop = callbacks, loggers, stopping
+            trainer.profiler = profiler
 
 
 def set_attribute(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
