@@ -248,11 +248,11 @@ def test_a_function_that_returns_before_its_body_runs_is_refused() -> None:
             brim.find_executable_batch_size(function)
 
 
-def test_a_model_of_inference_tensors_can_be_given() -> None:
+def test_models_whose_writes_torch_does_not_count_can_be_given() -> None:
     with torch.inference_mode():
         model = nn.Linear(2, 2)
     sizes, loop = fitting(4)
-    brim.find_executable_batch_size(loop, starting_batch_size=8, note=lambda line: None)(model)
+    brim.find_executable_batch_size(loop, starting_batch_size=8, note=lambda line: None)(model, nn.LazyLinear(2))
     assert sizes == [8, 4]
 
 

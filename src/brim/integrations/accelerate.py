@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, over
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from brim.errors import DoesNotFitError, LostError, RequestError
@@ -179,8 +180,8 @@ def _check(function: Any, first: Any, reduce: Any, most: Any) -> None:
         raise RequestError(f"function={function!r}: give a function that takes the batch size as its first argument")
     if any(kind(function) for kind in _RETURNS_EARLY):
         raise RequestError(
-            f"function={function!r}: a generator or an async function returns before its body runs, so that running out "
-            "of memory is not seen; decorate a plain function around all that it does"
+            f"function={function!r}: a generator or an async function returns before its body runs, so that running "
+            "out of memory is not seen; decorate a plain function around all that it does"
         )
     if not _is_size(first, smallest=0):
         raise RequestError(f"starting_batch_size={first!r}: give a whole number from 1")
@@ -427,9 +428,14 @@ def _referred_to(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _versions(value: nn.Module | Optimizer) -> list[tuple[int, int]]:
-    """Which tensors there are, and how often each was written to; of inference tensors torch does not count it."""
+    """Which tensors there are, and how often each was written to."""
     if isinstance(value, nn.Module):
         tensors = [*value.parameters(), *value.buffers()]
     else:
         tensors = [one for state in value.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
-    return [(id(tensor), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
+    return [(id(tensor), _version(tensor)) for tensor in tensors]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    uncounted = not is_lazy(tensor) and tensor.is_inference()
+    return 0 if uncounted else tensor._version
