@@ -61,6 +61,42 @@ def test_trials_leave_everything_as_it_was(stage: str) -> None:
     assert len(profiler.recorded_durations["[LightningModule]Classifier.on_before_backward"]) == after.batches
 
 
+class Averages:
+    """Averaged weights, kept outside of any module."""
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        self.net = net
+        self.weights = [parameter.detach().clone() for parameter in net.parameters()]
+        self.updates = 0
+
+    def update(self) -> None:
+        self.updates += 1
+        for mean, parameter in zip(self.weights, self.net.parameters(), strict=True):
+            mean.lerp_(parameter.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights, "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights, self.updates = state["weights"], state["updates"]
+
+
+def test_an_object_with_a_state_that_the_module_holds_is_put_back() -> None:
+    class Averaging(Plain):
+        def __init__(self) -> None:
+            super().__init__(2)
+            self.averages = Averages(self.net)
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.averages.update()
+
+    module = Averaging()
+    before = [mean.clone() for mean in module.averages.weights]
+    run("fit", module, BatchSize(max_batch_size=8), max_steps=0, limit_val_batches=0)
+    assert module.averages.updates == 0
+    assert all(torch.equal(one, other) for one, other in zip(before, module.averages.weights, strict=True))
+
+
 def test_a_fit_is_the_one_that_was_started_at_the_size_found() -> None:
     pl.seed_everything(3, verbose=False)
     found = Classifier()

@@ -95,6 +95,14 @@ class StageWorkload(Workload):
         model = self.trainer.strategy.model
         return (model if isinstance(model, nn.Module) else self.module,)
 
+    def stateful(self) -> Sequence[Any]:
+        """What the module holds that keeps a state as torch's classes do, such as averaged weights.
+
+        Not what knows the trainer, as data modules do: all of the run hangs on it.
+        """
+        held = vars(self.module).values()
+        return tuple(one for one in held if hasattr(one, "load_state_dict") and not hasattr(one, "trainer"))
+
     def functions(self) -> Sequence[Any]:
         """The module's step, so that a compiled one is recognised."""
         return (getattr(self.module, f"{self.prefix.replace('train', 'training')}_step"),)
@@ -162,10 +170,10 @@ class FitWorkload(StageWorkload):
         return tuple(self.trainer.optimizers)
 
     def stateful(self) -> Sequence[Any]:
-        """Learning-rate schedulers, and the gradient scaler where there is one."""
+        """Learning-rate schedulers, the gradient scaler where there is one, and what the module holds."""
         scaler = getattr(self.trainer.strategy.precision_plugin, "scaler", None)
         schedulers = [config.scheduler for config in self.trainer.strategy.lr_scheduler_configs]
-        return (*schedulers, *(() if scaler is None else (scaler,)))
+        return (*schedulers, *(() if scaler is None else (scaler,)), *super().stateful())
 
     def release(self) -> None:
         """Let go of a validation batch that no step has taken."""
