@@ -5,6 +5,7 @@ The table in docs/integrations/accelerate.md has a row for each.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import weakref
@@ -113,6 +114,14 @@ def test_a_batch_size_that_is_passed_by_hand_is_a_type_error_that_says_so(decora
 
     with pytest.raises(TypeError, match=r"(?i)batch size"):
         loop(128, "hello", "world")
+
+
+def test_a_batch_size_that_is_passed_by_name_is_left_out_of_the_call_that_is_shown() -> None:
+    def loop(batch_size: int, first: str, second: str) -> None:
+        raise AssertionError("it must not be called")
+
+    with pytest.raises(TypeError, match=r"call loop\('hello', second='world'\)"):
+        brim.find_executable_batch_size(loop)("hello", batch_size=128, second="world")
 
 
 @both
@@ -225,6 +234,46 @@ def test_wrong_requests_are_refused_where_they_are_made(wrong: dict[str, Any]) -
         brim.find_executable_batch_size(fitting(1)[1], **{"starting_batch_size": 8} | wrong)
     with pytest.raises(brim.RequestError, match="function="):
         brim.find_executable_batch_size(3)
+
+
+def test_a_function_that_returns_before_its_body_runs_is_refused() -> None:
+    def batches(batch_size: int) -> Any:
+        yield batch_size
+
+    async def train(batch_size: int) -> None:
+        pass
+
+    for function in (batches, train, functools.partial(train)):
+        with pytest.raises(brim.RequestError, match="returns before its body runs"):
+            brim.find_executable_batch_size(function)
+
+
+def test_models_whose_writes_torch_does_not_count_can_be_given() -> None:
+    with torch.inference_mode():
+        model = nn.Linear(2, 2)
+    sizes, loop = fitting(4)
+    brim.find_executable_batch_size(loop, starting_batch_size=8, note=lambda line: None)(model, nn.LazyLinear(2))
+    assert sizes == [8, 4]
+
+
+def test_a_note_says_above_only_of_a_size_above_the_one_that_ran() -> None:
+    most = [16]
+
+    def loop(batch_size: int) -> int:
+        if batch_size > most[0]:
+            raise RuntimeError(OOM)
+        torch.ones(batch_size, 2**10)
+        return batch_size
+
+    notes: list[str] = []
+    options: dict[str, Any] = {"device": "cpu", "memory_limit": "1MiB", "note": notes.append}
+    sized = brim.find_executable_batch_size(loop, 16, max_batch_size=18, **options)
+    assert sized() == 16
+    most[0] = 12
+    sized()
+    at = {trial.batch_size: "above" in note for trial, note in zip(sized.trials[1:], notes, strict=False)}
+    assert at[18]
+    assert not at[16]
 
 
 def test_the_decorated_function_keeps_its_name_and_shows_what_it_takes() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from brim.errors import RequestError
@@ -48,14 +50,51 @@ def run(stage: str, module: Any, *callbacks: pl.Callback, **settings: Any) -> pl
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_trials_leave_everything_as_it_was(stage: str) -> None:
-    before, after, logger = Remember(), Remember(), CountingLogger()
+    before, after, logger, profiler = Remember(), Remember(), CountingLogger(), SimpleProfiler()
     callback = BatchSize(max_batch_size=16, objective="largest", survive=None)
-    module = Classifier()
-    run(stage, module, before, callback, after, logger=logger, limit_train_batches=1, num_sanity_val_steps=0)
+    module, settings = Classifier(), {"limit_train_batches": 1, "num_sanity_val_steps": 0, "limit_val_batches": 1}
+    run(stage, module, before, callback, after, logger=logger, profiler=profiler, **settings)
     assert callback.plans[stage].probes
     assert list(differences(before.states[stage], after.states[stage])) == []
     assert after.batches == (1 if stage == "fit" else 0)
     assert logger.calls <= 2  # of the run itself
+    assert len(profiler.recorded_durations["[LightningModule]Classifier.on_before_backward"]) == after.batches
+
+
+class Averages:
+    """Averaged weights, kept outside of any module."""
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        self.net = net
+        self.weights = [parameter.detach().clone() for parameter in net.parameters()]
+        self.updates = 0
+
+    def update(self) -> None:
+        self.updates += 1
+        for mean, parameter in zip(self.weights, self.net.parameters(), strict=True):
+            mean.lerp_(parameter.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights, "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights, self.updates = state["weights"], state["updates"]
+
+
+def test_an_object_with_a_state_that_the_module_holds_is_put_back() -> None:
+    class Averaging(Plain):
+        def __init__(self) -> None:
+            super().__init__(2)
+            self.averages = Averages(self.net)
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.averages.update()
+
+    module = Averaging()
+    before = [mean.clone() for mean in module.averages.weights]
+    run("fit", module, BatchSize(max_batch_size=8), max_steps=0, limit_val_batches=0)
+    assert module.averages.updates == 0
+    assert all(torch.equal(one, other) for one, other in zip(before, module.averages.weights, strict=True))
 
 
 def test_a_fit_is_the_one_that_was_started_at_the_size_found() -> None:
@@ -164,7 +203,7 @@ def test_a_loader_that_ignores_the_attribute_is_an_error() -> None:
             return DataLoader(self.data, batch_size=7)
 
     module = Fixed(4)
-    with pytest.raises(RequestError, match=r"batch size 7, whatever batch_size is"):
+    with pytest.raises(RequestError, match=r"batch size 7 where batch_size is 8"):
         run("fit", module, BatchSize())
     assert module.batch_size == 4
 
@@ -293,6 +332,31 @@ def test_several_training_loaders_are_tried_together() -> None:
     assert {loader.batch_size for loader in ran.train_dataloader.values()} == {callback.batch_size}
 
 
+def test_passed_in_loaders_are_combined_as_they_were() -> None:
+    class Two(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.loss(batch[0]) + self.loss(batch[1])
+
+    long, short = DataLoader(samples(64), batch_size=2), DataLoader(samples(32), batch_size=2)
+    combined = CombinedLoader([long, short], "min_size")
+    ran = trainer(BatchSize(max_batch_size=8, objective="largest"), limit_val_batches=0)
+    ran.fit(Two(None), combined)
+    assert ran.global_step == 32 // 8  # the shorter one's
+    assert combined.flattened == [long, short]
+
+
+def test_an_evaluation_of_combined_loaders_is_tried_on_batches_of_all() -> None:
+    class Both(Plain):
+        def val_dataloader(self) -> Any:
+            return CombinedLoader({"a": self.make_loader(), "b": self.make_loader()}, "max_size")
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", self.loss(batch["a"]) + self.loss(batch["b"]))
+
+    run("validate", Both(2), callback := BatchSize(max_batch_size=8, objective="largest"))
+    assert callback.batch_size == 8
+
+
 def test_worst_case_batches_can_be_the_users_own() -> None:
     asked = []
 
@@ -341,6 +405,21 @@ def test_an_epoch_has_as_many_batches_as_the_validation_interval() -> None:
     module = Plain(2)
     run("fit", module, BatchSize(objective="largest"), val_check_interval=4)
     assert module.batch_size == SAMPLES // 4
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings"),
+    [
+        ("fit", {"limit_train_batches": 0.1, "limit_val_batches": 0}),
+        ("fit", {"limit_val_batches": 0.1}),
+        ("test", {"limit_test_batches": 0.1}),
+    ],
+)
+def test_a_part_of_an_epoch_has_a_batch(stage: str, settings: dict[str, Any]) -> None:
+    """Lightning ends a run of which a tenth is less than one batch."""
+    module = Plain(2)
+    run(stage, module, BatchSize(objective="largest"), **settings)
+    assert module.batch_size == SAMPLES // 10
 
 
 def test_the_effective_batch_is_kept_by_accumulation() -> None:
@@ -482,6 +561,28 @@ def test_a_checkpoint_size_that_no_longer_fits_is_made_smaller_with_a_note(tmp_p
     assert any("written at batch size 64" in note for note in resumed.notes)
 
 
+def test_a_resumed_run_accumulates_to_the_effective_batch_that_is_asked_for(tmp_path: Path) -> None:
+    """As with another number of ranks: what accumulated to it before is another product now."""
+    path = tmp_path / "middle.ckpt"
+    options: dict[str, Any] = {"max_batch_size": 4, "objective": "largest"}
+    run("fit", Seen(2), BatchSize(effective_batch=16, **options), SaveAt(path, 3), limit_val_batches=0)
+    for effective_batch, expected in ((8, (4, 2)), ("keep", (4, 4)), (6, (3, 2))):
+        resumed = BatchSize(effective_batch=effective_batch, **options)
+        ran = trainer(resumed, limit_val_batches=0)
+        ran.fit(Seen(2), ckpt_path=path)
+        assert (resumed.batch_size, ran.accumulate_grad_batches) == expected
+    assert any("does not divide the effective batch" in note for note in resumed.notes)
+
+
+def test_a_checkpoint_that_was_only_evaluated_does_not_decide_the_next_fit(tmp_path: Path) -> None:
+    path = tmp_path / "end.ckpt"
+    run("fit", Seen(2), BatchSize(max_batch_size=4, objective="largest"), SaveAt(path, 0), limit_val_batches=0)
+    ran = trainer(callback := BatchSize(max_batch_size=16, objective="largest"), limit_val_batches=0)
+    ran.test(module := Seen(2), ckpt_path=path, verbose=False)
+    ran.fit(module)
+    assert callback.plans["fit"].size == 16
+
+
 def test_a_new_size_can_be_asked_for_when_a_run_is_resumed(tmp_path: Path) -> None:
     path = tmp_path / "end.ckpt"
     run("fit", Seen(2), BatchSize(max_batch_size=8), SaveAt(path, 0), limit_val_batches=0)
@@ -500,7 +601,7 @@ def test_a_training_step_of_a_module_can_be_forecast() -> None:
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             stage = LightningStage("fit", trainer, pl_module, "batch_size")
             before = state_of(trainer, pl_module)
-            with stage.sizes_put_back(), quiet(trainer, pl_module, CountingLogger):
+            with stage.sizes_put_back(), quiet(trainer, pl_module, CountingLogger, PassThroughProfiler):
                 found.extend(forecast_curve(BatchSize()._workload(stage), gpu=find_gpu("rtx 4090")))
             after = state_of(trainer, pl_module)
             for state in (before, after):

@@ -109,6 +109,47 @@ def test_metrics_count_a_batch_once_when_its_backward_is_redone() -> None:
     assert float(after["metric"]["mean_value"]) == SAMPLES
 
 
+class PressedTwice(Pressed):
+    """Of one batch the first piece fits, and the second one of its length does not."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(at=at, above=4)
+
+    def pressed(self, batch: Any, batch_idx: int) -> bool:
+        second = len(batch[0]) == 4 and self.lengths[-2] == 4
+        return super().pressed(batch, batch_idx) or (batch_idx == self.at and self.lengths.count(4) == 2 and second)
+
+    def evaluated(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().evaluated(batch, batch_idx)
+        self.seen.update(len(batch[0]))
+        return loss
+
+
+def test_a_piece_that_counted_before_another_failed_counts_once() -> None:
+    pl.seed_everything(5, verbose=False)
+    calm, expected = fitted(Pressed())
+    pl.seed_everything(5, verbose=False)
+    ran, after = fitted(PressedTwice(at=3))
+    assert float(after["metric"]["mean_value"]) == SAMPLES
+    torch.testing.assert_close(ran.callback_metrics["loss_epoch"], calm.callback_metrics["loss_epoch"])
+    same_to_rounding(after["weights"], expected["weights"])
+
+
+def test_what_a_training_step_returns_beside_its_loss_is_of_the_whole_batch() -> None:
+    class Answering(Pressed):
+        answers = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"loss": super().training_step(batch, batch_idx), "rows": self.net(batch[0])}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.answers += len(outputs["rows"])
+
+    module = Answering(at=3)
+    fitted(module)
+    assert module.answers == SAMPLES
+
+
 class Neighbour(pl.Callback):
     """Leaves so many bytes beside what is held, during one batch: a real limit, through the meter."""
 
@@ -253,6 +294,26 @@ def test_validation_within_a_fit_is_redone_in_pieces() -> None:
     torch.testing.assert_close(losses[0], losses[1])
 
 
+def test_an_evaluation_redoes_only_the_samples_of_the_piece_that_failed() -> None:
+    module, callback = PressedTwice(at=3), fixed_size()
+    trainer(callback).validate(module, verbose=False)
+    assert callback.oom_events == 2
+    assert float(module.seen.mean_value) == SAMPLES
+
+
+def test_a_validation_step_may_call_the_training_step() -> None:
+    class Shared(Pressed):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.evaluated(batch, batch_idx) if self.trainer.validating else self.loss(batch)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", self.training_step(batch, batch_idx=batch_idx))
+
+    ran = trainer(callback := fixed_size(), num_sanity_val_steps=0)
+    ran.fit(Shared(at=3))
+    assert callback.oom_events == 2
+
+
 def test_answers_that_cannot_be_put_together_are_an_error() -> None:
     class Named(Pressed):
         def predict_step(self, batch: Any, batch_idx: int) -> Any:
@@ -296,6 +357,8 @@ def test_what_pieces_return_is_what_the_batch_would() -> None:
     assert [part.tolist() for part in both] == [[0, 0, 1, 1]] * 2
     assert joined([{"a": torch.ones(1), "n": None}] * 2, [1, 1])["a"].tolist() == [1, 1]
     assert joined([None, None], [1, 1]) is None
+    with pytest.raises(RequestError):  # counts are not averaged
+        joined([torch.tensor(3), torch.tensor(4)], [4, 4])
 
 
 def test_classifiers_with_batch_normalisation_keep_running_in_pieces() -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import brim
 from brim.memory.devices import CpuMemory
 from brim.running import batches as module
+from brim.running.batch_attempt import BatchAttempt, BlockMemory
 
 OOM = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
@@ -143,6 +145,25 @@ def test_any_other_error_is_raised_as_it_is(error: Exception) -> None:
     assert caught.value is error
 
 
+def test_a_batch_whose_error_the_caller_handles_says_nothing_of_its_size() -> None:
+    seen: list[int] = []
+    alone: set[int] = set()
+    loop = brim.batches(list(range(20)), batch_size=4, note=silent)
+    for batch in loop:
+        with contextlib.suppress(ValueError), batch as numbers:
+            if 6 in batch.indices and len(batch) > 1:
+                raise RuntimeError(OOM)
+            if batch.indices == (6,) and 6 not in alone:
+                alone.add(6)
+                raise RuntimeError(OOM)  # it is tried once more after the others
+            if 6 in batch.indices or 13 in batch.indices:
+                raise ValueError("this picture is broken")
+            seen += numbers.tolist()
+    assert not {6, 13} & set(seen)
+    assert loop.figures.items == len(seen) == len(set(seen)) > 0
+    assert not loop.failures
+
+
 def test_an_error_that_may_not_be_memory_is_raised_once_it_is_one_samples() -> None:
     sizes: list[int] = []
 
@@ -177,8 +198,11 @@ def test_a_loop_may_stop_early_and_start_again_at_the_size_found() -> None:
             break
     first = next(iter(loop))
     assert len(first) == 4
+    assert loop.figures.items == 4  # the block that was left early is done
     other = brim.batches(list(range(64)), loop.sizer, batch_size=16)
     assert len(next(iter(other))) == 4
+    smaller = brim.batches(list(range(64)), loop.sizer, batch_size=2)
+    assert len(next(iter(smaller))) == 2
 
 
 def test_costs_cap_the_padded_cost_and_bring_the_costliest_first() -> None:
@@ -220,6 +244,20 @@ def test_fail_on_oom_stops_at_once() -> None:
     assert OOM in str(caught.value.__cause__)
 
 
+def test_an_interrupt_at_the_end_of_a_block_lifts_its_limit() -> None:
+    class Interrupted(CpuMemory):
+        def timed(self, function: Callable[[], Any], *, repeats: int) -> float:
+            raise KeyboardInterrupt
+
+    attempt = BatchAttempt(
+        torch.ones(2), [0, 1], BlockMemory(Interrupted(torch.device("cpu")), limit_bytes=2**10, metered=True)
+    )
+    with pytest.raises(KeyboardInterrupt), attempt:
+        pass
+    assert not attempt.done
+    torch.ones(2**10)  # four times the limit
+
+
 class Rows(Dataset[Any]):
     """Samples by number, one of which may be broken."""
 
@@ -233,6 +271,14 @@ class Rows(Dataset[Any]):
 
     def __len__(self) -> int:
         return 12
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+    def __len__(self) -> int:
+        return 4
 
 
 def test_loading_processes_prepare_samples_and_name_those_they_cannot_read() -> None:
@@ -264,6 +310,8 @@ def test_a_plan_is_where_sizes_start() -> None:
     [
         (DataLoader([1, 2]), {}, "give its data set"),
         (iter([1]), {}, "give a list"),
+        (Stream(), {}, "give a list"),
+        ({"inputs": torch.ones(4)}, {}, "give a list"),
         ([1, 2], {"batch_size": 0}, "batch_size=0"),
         ([1, 2], {"costs": [1]}, "there are 1 for 2 samples"),
         ([1, 2], {"sizer": 3}, "sizer=3"),

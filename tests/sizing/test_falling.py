@@ -64,15 +64,28 @@ def test_a_later_call_falls_to_what_the_bytes_of_a_size_that_ran_allow() -> None
     assert sizer.next_size() == 53  # 0.97 x 5 of 9
 
 
+def test_bytes_that_are_wrong_twice_do_not_decide_how_far_a_size_falls() -> None:
+    """A later call may be for longer texts: what ran before says nothing of it."""
+    sizer = FallingSizer(first=100)
+    sizer.begin(limit_bytes=10 * GIB)
+    sizer.record(Trial(size=100, peak_bytes=GIB))
+    sizer.begin_call()
+    sizes = []
+    for _ in range(4):
+        sizer.record(failed(sizer.next_size()))
+        sizes.append(sizer.next_size())
+    assert sizes == [90, 45, 22, 11]
+
+
 def test_a_higher_start_is_taken_only_if_asked_and_only_as_far_as_bytes_allow() -> None:
     plain, asked = FallingSizer(first=16), FallingSizer(first=16, ceiling=1000)
     for sizer in (plain, asked):
         sizer.begin(limit_bytes=10 * GIB, resident_bytes=GIB)
-        assert not sizer.begin_call()  # nothing has run
+        sizer.begin_call()
+        assert sizer.next_size() == 16  # nothing has run
         sizer.record(Trial(size=16, peak_bytes=2 * GIB))
-    assert not plain.begin_call()
+        sizer.begin_call()
     assert plain.next_size() == 16
-    assert asked.begin_call()
     assert asked.next_size() == 139  # 16 x 8.7 / 1
 
 

@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, over
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from brim.errors import DoesNotFitError, LostError, RequestError
@@ -36,6 +37,7 @@ __all__ = ["NoExecutableBatchSizeError", "SizedFunction", "find_executable_batch
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _R_co = TypeVar("_R_co", covariant=True)
+_RETURNS_EARLY = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 _SMALLER_HELPS = (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT, FailureKind.AMBIGUOUS)
 
 
@@ -176,6 +178,11 @@ def find_executable_batch_size(
 def _check(function: Any, first: Any, reduce: Any, most: Any) -> None:
     if not callable(function):
         raise RequestError(f"function={function!r}: give a function that takes the batch size as its first argument")
+    if any(kind(function) for kind in _RETURNS_EARLY):
+        raise RequestError(
+            f"function={function!r}: a generator or an async function returns before its body runs, so that running "
+            "out of memory is not seen; decorate a plain function around all that it does"
+        )
     if not _is_size(first, smallest=0):
         raise RequestError(f"starting_batch_size={first!r}: give a whole number from 1")
     if reduce is not None and not callable(reduce):
@@ -222,7 +229,8 @@ class _SizedCalls:
         memory.release()
         snapshot = self._snapshot()
         self._ambiguous = False
-        higher = self._begin(memory)
+        self._begin(memory)
+        self._sizer.begin_call()
         error: Exception | None = None
         while (size := self._sizer.next_size()) > 0:
             watched = _Watched(self._function, args, kwargs, restored=self._restore)
@@ -235,24 +243,27 @@ class _SizedCalls:
             memory.release()
             snapshot.restore()
             self._refuse_alone(failure, size, error)
-            self._sizer.begin(limit_bytes=self._limit_now(memory), resident_bytes=memory.resident_bytes())
+            self._begin(memory)
             self._fall(trial)
-            self._report(size, failure, changed, higher=higher)
+            self._report(size, failure, changed)
         remedies = "\n  - ".join(memory_remedies((), batch_size=1))
         raise NoExecutableBatchSizeError(
             f"No executable batch size found, reached zero: not even a batch of 1 fits in {self._name}().\n"
             f"What may help:\n  - {remedies}"
         ) from error
 
-    def _begin(self, memory: DeviceMemory) -> bool:
+    def _begin(self, memory: DeviceMemory) -> None:
         self._sizer.begin(limit_bytes=self._limit_now(memory), resident_bytes=memory.resident_bytes())
-        return self._sizer.begin_call()
 
     def _check_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        signature = inspect.signature(self._function)
         try:
-            inspect.signature(self._function).bind(self._sizer.next_size(), *args, **kwargs)
+            signature.bind(self._sizer.next_size(), *args, **kwargs)
         except TypeError as error:
-            shown = ", ".join([repr(one) for one in args[1:]] + [f"{name}={value!r}" for name, value in kwargs.items()])
+            first = next(iter(signature.parameters), "")
+            own = args if first in kwargs else args[1:]
+            named = [f"{name}={value!r}" for name, value in kwargs.items() if name != first]
+            shown = ", ".join([repr(one) for one in own] + named)
             raise TypeError(
                 f"{self._name}(): {error}. The batch size is put before the arguments of the call: where you gave it "
                 f"yourself, call {self._name}({shown})"
@@ -367,13 +378,13 @@ class _SizedCalls:
             f"Start all ranks again with a smaller starting_batch_size; per_rank=True, where none waits for another"
         ) from error
 
-    def _report(self, size: int, failure: Failure, changed: list[str], *, higher: bool) -> None:
+    def _report(self, size: int, failure: Failure, changed: list[str]) -> None:
         following = self._sizer.next_size()
         if following == 0:
             return
         needed = self.trials[-1].needed_bytes
         bytes_ = "" if needed is None else f", {format_bytes(needed)} needed at least"
-        above = " above the size that had run" if higher and len(self.trials) > 1 else ""
+        above = " above the size that had run" if 0 < self._sizer.largest_run < size else ""
         self._note(
             f"{self._name}() failed at batch size {size}{above} ({failure.reason}{bytes_}): it is called again with "
             f"{following}"
@@ -422,4 +433,9 @@ def _versions(value: nn.Module | Optimizer) -> list[tuple[int, int]]:
         tensors = [*value.parameters(), *value.buffers()]
     else:
         tensors = [one for state in value.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
-    return [(id(tensor), tensor._version) for tensor in tensors]
+    return [(id(tensor), _version(tensor)) for tensor in tensors]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    uncounted = not is_lazy(tensor) and tensor.is_inference()
+    return 0 if uncounted else tensor._version

@@ -177,7 +177,6 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
 
     def _prepare(self, stage: LightningStage) -> None:
         """Plan the stage, set its size, and watch over it."""
-        self._let_go()
         if stage.name not in self.stages or stage.has_nothing_to_run():
             return
         if stage.trainer.fast_dev_run:
@@ -207,19 +206,23 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
         accumulate = stage.trainer.accumulate_grad_batches
         share = self._share(stage)
         resumed = self._of_checkpoint(stage)
-        if resumed is not None:
-            size, accumulate = resumed
-            plan = self._found(stage, dataclasses.replace(self.settings, batch_size=size, fixed=True))
-            if plan.size == size:
-                return dataclasses.replace(plan, reason="the size of the checkpoint, and it fits"), accumulate
-            share = size * accumulate if share is not None else None
-            self._note(
-                f"the checkpoint was written at batch size {size}, which does not fit here: it is {plan.size} from "
-                "here on, and the position within the epoch, which Lightning counts in batches, is not the same"
-            )
-        else:
+        if resumed is None:
             plan = self._found(stage, _at_most(self.settings, share))
-        return (plan, accumulate) if share is None else self._divided(plan, share)
+            return (plan, accumulate) if share is None else self._divided(plan, share)
+        size, accumulate = resumed
+        plan = self._found(stage, dataclasses.replace(self.settings, batch_size=size, fixed=True))
+        why = "does not fit here"
+        if plan.size == size:
+            plan = dataclasses.replace(plan, reason="the size of the checkpoint, and it fits")
+            why = "does not divide the effective batch"
+        if share is not None:
+            plan, accumulate = self._divided(plan, size * accumulate if self.effective_batch == "keep" else share)
+        if plan.size != size:
+            self._note(
+                f"the checkpoint was written at batch size {size}, which {why}: it is {plan.size} from here on, and "
+                "the position within the epoch, which Lightning counts in batches, is not the same"
+            )
+        return plan, accumulate
 
     def _divided(self, plan: Plan, share: int) -> tuple[Plan, int]:
         """The largest size up to the plan's that divides what an optimizer step takes, and how many of them do."""
@@ -261,22 +264,20 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
         """Size and accumulated batches that a continued fit keeps, so that its position within an epoch is the same."""
         if stage.name != "fit":
             return None
-        kept, within_epoch = self._kept, self._within_epoch
-        self._kept, self._within_epoch = {}, False
         if not self.keep_on_resume:
             return None
         accumulate = stage.trainer.accumulate_grad_batches
         if self.effective_batch is not None:  # otherwise it is the trainer's setting
-            accumulate = kept.get("accumulate_grad_batches", accumulate)
-        size = kept.get("batch_size")
-        if size is None and within_epoch:
+            accumulate = self._kept.get("accumulate_grad_batches", accumulate)
+        size = self._kept.get("batch_size")
+        if size is None and self._within_epoch:
             size = stage.current_size()  # written without this callback: what the module has is what it had
         return None if size is None else (size, accumulate)
 
     def _found(self, stage: LightningStage, settings: SearchSettings) -> Plan:
         """The plan of a search with the stage's own steps, the same size on all ranks; where one fails, all do."""
         trainer, module = stage.trainer, stage.module
-        with stage.sizes_put_back(), quiet(trainer, module, _silent_logger):
+        with stage.sizes_put_back(), quiet(trainer, module, _silent_logger, _pl.profilers.PassThroughProfiler):
             with Agreement(purpose="a search for a batch size") as agreement, agreement.step(int) as step:
                 workload = self._workload(stage)
                 step.value = workload.largest_size() or DEFAULT_MAX_SIZE
@@ -286,6 +287,7 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
 
     def _workload(self, stage: LightningStage) -> StageWorkload:
         loaders = stage.loaders(self.make_batch if stage.name == "fit" else None)
+        bounds = [stage.largest_useful(loaders.smallest_length)]
         workload = StageWorkload(stage.trainer, stage.module, stage.name, loaders, key=self.key)
         if stage.name == "fit":
             validation = stage.validation_loaders()
@@ -294,8 +296,9 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
                 validation.look()
                 checked = StageWorkload(stage.trainer, stage.module, "validate", validation)
             workload = FitWorkload(stage.trainer, stage.module, loaders, validation=checked, key=self.key)
+            bounds.append(stage.largest_validated(validation))
         loaders.look()
-        workload.most = stage.largest_useful(loaders.smallest_length)
+        workload.most = min((bound for bound in bounds if bound is not None), default=None)
         return workload
 
     # ------------------------------------------------------------------------------------------ reporting
@@ -314,6 +317,7 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
         _pl.utilities.rank_zero_info(f"brim: {line}")
 
     def _let_go(self) -> None:
+        self._kept, self._within_epoch = {}, False  # an evaluation of a checkpoint reads it as well
         if self._survival is not None:
             self._survival.close()
             self._survival = None

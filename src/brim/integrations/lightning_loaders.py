@@ -7,6 +7,7 @@ Where a loader does not show its samples (it batches in its data set, has a batc
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import time
@@ -58,8 +59,9 @@ class StageLoaders:
         self._request = request
         self._set_size = set_size
         self._make_batch = make_batch
-        self._structure = request()
-        self.each = loaders_in(self._structure)
+        self.structure = request()
+        self.each = loaders_in(self.structure)
+        self.in_turn = False  # whether a step takes a batch of one loader, and not of all at once
         if not self.each:
             raise RequestError("the stage has no loader to find a batch size for; return one from its *_dataloader()")
         self._samples: dict[int, Any] = {}  # the costliest, by loader
@@ -71,19 +73,15 @@ class StageLoaders:
         lengths = [len(data) for loader in self.each if isinstance(data := _data_of(loader), Sized)]
         return min(lengths, default=None)
 
-    def together(self, size: int) -> MadeBatch:
-        """What several loaders give at once, as a training step takes it: in the structure that they have."""
-        if self._make_batch is not None:
-            return MadeBatch(self._make_batch(size), size)
-        made = [self._of_loader(place, size) for place in range(len(self.each))]
-        parts = iter(made)
-        return MadeBatch(_mapped(self._structure, lambda _: next(parts).batch), min(one.length for one in made))
-
-    def one_by_one(self, size: int) -> list[MadeBatch]:
-        """A batch of each loader, as evaluations take them."""
+    def batches(self, size: int) -> list[MadeBatch]:
+        """A batch of each loader in turn, or one of all of them at once in the structure that they have."""
         if self._make_batch is not None:
             return [MadeBatch(self._make_batch(size), size)]
-        return [self._of_loader(place, size) for place in range(len(self.each))]
+        made = [self._of_loader(place, size) for place in range(len(self.each))]
+        if self.in_turn:
+            return made
+        parts = iter(made)
+        return [MadeBatch(_mapped(self.structure, lambda _: next(parts).batch), min(one.length for one in made))]
 
     def look(self) -> None:
         """Choose the costliest samples now, and not within the first probe."""
@@ -136,8 +134,12 @@ def loaders_in(structure: Any) -> list[Any]:
 
 
 def rebuilt(structure: Any, size: int) -> Any:
-    """The same loaders with another batch size; samplers, workers and collation are kept."""
-    return _mapped(structure, lambda loader: _rebuilt_loader(loader, size))
+    """The same loaders with another batch size; samplers, workers, collation and how they are combined are kept."""
+    if not hasattr(structure, "iterables"):
+        return _mapped(structure, lambda loader: _rebuilt_loader(loader, size))
+    combined = copy.copy(structure)
+    combined.flattened = [_rebuilt_loader(loader, size) for loader in structure.flattened]
+    return combined
 
 
 def _rebuilt_loader(loader: Any, size: int) -> Any:

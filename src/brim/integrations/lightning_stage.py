@@ -1,12 +1,14 @@
 """One stage of a Lightning trainer: where its loaders come from, where its batch size is kept, and how to change it.
 
 The only file that uses private names of Lightning: there is no public one for where a stage's loaders come from
-(`_data_source`), nor for whether they were made already (`_combined_loader`). Imports no Lightning.
+(`_data_source`), for whether they were made already (`_combined_loader`), nor for how several are combined (`_mode`).
+Imports no Lightning.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -92,11 +94,28 @@ class LightningStage:
 
     def largest_useful(self, length: int | None) -> int | None:
         """The largest batch that the data of a rank fills, with as many batches as an epoch must have."""
-        if length is None:
-            return None
         interval, every = self.trainer.val_check_interval, self.trainer.check_val_every_n_epoch
         counts = self.name == "fit" and type(interval) is int and every is not None and self.trainer.enable_validation
-        return max(int(length // (self.trainer.world_size * (interval if counts else 1))), 1)
+        return self._largest_filled(length, _LOADERS[self.name], interval if counts else 1)
+
+    def largest_validated(self, validation: StageLoaders | None) -> int | None:
+        """The largest batch at which a validation within the fit has a batch; None where any size has one."""
+        if validation is None:
+            return None
+        whole = not any(getattr(loader, "drop_last", False) for loader in validation.each)
+        if whole and not _is_part(self.trainer.limit_val_batches):
+            return None
+        return self._largest_filled(validation.smallest_length, "val", 1)
+
+    def _largest_filled(self, length: int | None, loaders: str, batches: int) -> int | None:
+        """The largest batch of which so many remain under `limit_…_batches`; None without a length."""
+        if length is None:
+            return None
+        limit = getattr(self.trainer, f"limit_{loaders}_batches")
+        if _is_part(limit):
+            wanted, batches = batches, math.ceil(batches / limit)
+            batches += int(batches * limit) < wanted  # the division was rounded down
+        return max(int(length // (self.trainer.world_size * batches)), 1)
 
     # ------------------------------------------------------------------------------------------ loaders
 
@@ -105,7 +124,7 @@ class LightningStage:
         source = self._loop._data_source.instance
         if self.passed_in:
             rebuilt(source, 2)  # raises where that is not possible
-            return StageLoaders(lambda: source, None, make_batch)
+            return self._combined(StageLoaders(lambda: source, None, make_batch))
         if not self._holders():
             raise RequestError(
                 f"neither the module nor its data module has {self.attribute}, in itself or in hparams, so that brim "
@@ -117,10 +136,11 @@ class LightningStage:
         ignoring = [size for size in _sizes(loaders) if size not in (None, tried)]
         if ignoring:
             raise RequestError(
-                f"{self._hook}() makes a loader of batch size {ignoring[0]}, whatever {self.attribute} is: make it "
-                f"with batch_size=self.{self.attribute}, or name the attribute that it is made with: BatchSize('…')"
+                f"{self._hook}() makes a loader of batch size {ignoring[0]} where {self.attribute} is {tried}: make "
+                f"each with batch_size=self.{self.attribute}, or name the attribute that they are made with: "
+                "BatchSize('…')"
             )
-        return loaders
+        return self._combined(loaders)
 
     def validation_loaders(self) -> StageLoaders | None:
         """The loaders of the validation within a fit, if they are made with the same size."""
@@ -129,7 +149,13 @@ class LightningStage:
             return None
         tried = self._doubled()
         loaders = StageLoaders(loop._data_source.instance.val_dataloader, self.set_size)
-        return loaders if all(size == tried for size in _sizes(loaders)) else None
+        return self._combined(loaders, "validate") if all(size == tried for size in _sizes(loaders)) else None
+
+    def _combined(self, loaders: StageLoaders, name: str | None = None) -> StageLoaders:
+        """The same, knowing whether a step takes a batch of one loader or of all: what Lightning does by default."""
+        default = "max_size_cycle" if (name or self.name) == "fit" else "sequential"
+        loaders.in_turn = getattr(loaders.structure, "_mode", default) == "sequential"
+        return loaders
 
     def _doubled(self) -> int:
         """Twice the size, set: what a loader that follows the attribute then has."""
@@ -160,6 +186,11 @@ class LightningStage:
 
 def _value(holder: Any, name: str) -> Any:
     return holder[name] if isinstance(holder, dict) else getattr(holder, name)
+
+
+def _is_part(limit: int | float) -> bool:
+    """Whether a `limit_…_batches` is a part of an epoch."""
+    return isinstance(limit, float) and 0.0 < limit < 1.0
 
 
 def _sizes(loaders: StageLoaders) -> list[int | None]:

@@ -26,6 +26,7 @@ from brim.integrations.lightning_workload import set_attribute
 from brim.memory.devices import memory_of
 from brim.memory.failures import FailureKind
 from brim.memory.snapshot import StateSnapshot
+from brim.memory.transfer import replaced
 from brim.records import Probe
 from brim.running.retries import survivable
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
@@ -57,7 +58,7 @@ class _Cutter:
 
     def __init__(self) -> None:
         self.sizes: MicroBatchSizer | None = None
-        self.running = 0  # samples of the batch or piece that runs
+        self.running = 0  # samples of the batch or piece that runs; 0 once it has failed
 
     def needs_cutting(self, length: int) -> bool:
         """Whether a batch of so many samples must be cut, by what happened to those before it."""
@@ -68,15 +69,16 @@ class _Cutter:
         return sizes.next_size() < length
 
     def pieces(self, batch: Any, length: int) -> Iterator[tuple[Any, int]]:
-        """The pieces of a batch; when they are all done, so is the batch."""
+        """The pieces of a batch; one that has failed by the next time comes again, in smaller ones."""
         assert self.sizes is not None
         self.sizes.begin_window()
         start = 0
         while start < length:
             self.running = self.sizes.next_length(length - start)
             yield cut(batch, start, start + self.running), self.running
-            self.sizes.record(Probe(batch_size=self.running, verdict="fits"))
-            start += self.running
+            if self.running:
+                self.sizes.record(Probe(batch_size=self.running, verdict="fits"))
+                start += self.running
         self.sizes.end_window()
 
 
@@ -109,19 +111,21 @@ class Survival:
             self._wrap("optimizer_step", self._optimizer_step)
             self._wrap("optimizer_zero_grad", self._optimizer_zero_grad)
             self._wrap("training_step", self._training_step)
-        self._wrap(_STEPS.get(stage, "validation_step"), self._evaluation_step)
+        self._wrap(_STEPS.get(stage, "validation_step"), self._evaluation_step, training=False)
 
     def close(self) -> None:
         """Put the module's own steps back."""
         self._undo.close()
 
-    def _wrap(self, name: str, by: Callable[..., Any]) -> None:
+    def _wrap(self, name: str, by: Callable[..., Any], *, training: bool = True) -> None:
         original = getattr(self.module, name, None)
         if original is None:
             return
 
         @functools.wraps(original)
         def wrapped(*arguments: Any, **named: Any) -> Any:
+            if self.trainer.training is not training:  # a step that calls another: the outer one is redone
+                return original(*arguments, **named)
             return by(original, *arguments, **named)
 
         set_attribute(self._undo, self.module, name, wrapped)
@@ -130,21 +134,25 @@ class Survival:
 
     def _evaluation_step(self, original: Callable[..., Any], batch: Any, *arguments: Any) -> Any:
         length, cutter = samples_in(batch), self._evaluation
-        while True:
-            step = functools.partial(original, batch, *arguments)
-            if length is not None and cutter.needs_cutting(length):
-                step = functools.partial(self._evaluated, original, batch, length, arguments)
-            done = _tried(step, can_cut=length is not None)
+        if length is None or not cutter.needs_cutting(length):
+            done = _tried(functools.partial(original, batch, *arguments), can_cut=length is not None)
             if done.error is None:
                 return done.value
             self._shrink(cutter, done.error)
+        assert length is not None  # otherwise the error was raised
+        return self._evaluated(original, batch, length, arguments)
 
     def _evaluated(self, original: Callable[..., Any], batch: Any, length: int, arguments: tuple[Any, ...]) -> Any:
+        """Piece by piece; of one that fails only its own samples come again, so that none is counted twice."""
         outputs, samples = [], []
         for piece, count in self._evaluation.pieces(batch, length):
             with self._logged_as(count):
-                outputs.append(original(piece, *arguments))
-            samples.append(count)
+                done = _tried(functools.partial(original, piece, *arguments), can_cut=True)
+            if done.error is None:
+                outputs.append(done.value)
+                samples.append(count)
+            else:
+                self._shrink(self._evaluation, done.error)
         return joined(outputs, samples)
 
     # ------------------------------------------------------------------------------------------ training
@@ -212,12 +220,14 @@ class Survival:
         if self._begins_window(arguments):
             self.module.optimizer_zero_grad(trainer.current_epoch, arguments[0] if arguments else 0, optimizer)
         self._zeroed = True
-        done, output, loss = 0, None, None
-        with self._metrics_counted_once():
+        done, loss, outputs, samples = 0, None, [], []
+        with self._counted_once() as logged:
             for piece, count in self._training.pieces(batch, length):
-                with self._logged_as(None if self._redoing else count):
+                with self._logged_as(count, into=logged):
                     output = original(piece, *arguments)
                 loss = output["loss"] if isinstance(output, Mapping) else output
+                outputs.append(_without_loss(output))
+                samples.append(count)
                 done += count
                 if loss is None:
                     continue
@@ -229,7 +239,7 @@ class Survival:
                     total = total + loss.detach()
         if loss is not None:
             loss = loss + total
-        return {**output, "loss": loss} if isinstance(output, Mapping) else loss
+        return {**_joined_extras(outputs, samples), "loss": loss} if isinstance(output, Mapping) else loss
 
     def _begins_window(self, arguments: tuple[Any, ...]) -> bool:
         """Whether no batch before this one has left gradients; a step that takes no index may be anywhere."""
@@ -237,27 +247,30 @@ class Survival:
         return accumulated == 1 or bool(arguments and arguments[0] % accumulated == 0)
 
     @contextlib.contextmanager
-    def _metrics_counted_once(self) -> Iterator[None]:
-        """When a backward is redone: metrics (of torchmetrics) stay as the forward that was complete left them."""
+    def _counted_once(self) -> Iterator[list[Callable[[], None]]]:
+        """Metrics (of torchmetrics) and what is logged count if all pieces are done, and no forward was before."""
         kind = getattr(sys.modules.get("torchmetrics"), "Metric", None)
         metrics = [part for part in self.module.modules() if kind is not None and isinstance(part, kind)]
-        if not self._redoing or not metrics:
-            yield
-            return
-        counted = StateSnapshot.take(metrics)
+        before = StateSnapshot.take(metrics)
+        logged: list[Callable[[], None]] = []
+        counts = False
         try:
-            yield
+            yield logged
+            counts = not self._redoing
         finally:
-            rng = StateSnapshot.take()  # of nothing but the random generators
-            counted.restore()
-            rng.restore()
+            if not counts:
+                rng = StateSnapshot.take()  # of nothing but the random generators
+                before.restore()
+                rng.restore()
+        for log in logged if counts else ():
+            log()
 
     # ------------------------------------------------------------------------------------------ pieces
 
     def _shrink(self, cutter: _Cutter, error: Exception) -> None:
         """Smaller pieces from here on; nothing refers to the failed step any more."""
         assert cutter.sizes is not None
-        failed = cutter.running
+        failed, cutter.running = cutter.running, 0
         if cutter.sizes.hopeless(failed):
             raise error
         memory = memory_of(self.trainer.strategy.root_device)
@@ -270,15 +283,18 @@ class Survival:
         return f"epoch {self.trainer.current_epoch}, step {self.trainer.global_step}"
 
     @contextlib.contextmanager
-    def _logged_as(self, samples: int | None) -> Iterator[None]:
-        """`self.log` weighs a value by the samples of its piece; None: the batch has logged its values already."""
+    def _logged_as(self, samples: int, into: list[Callable[[], None]] | None = None) -> Iterator[None]:
+        """`self.log` weighs a value by the samples of its piece; `into`: it is logged when all pieces are done."""
         with contextlib.ExitStack() as stack:
             for name in ("log", "log_dict"):
                 original = getattr(self.module, name)
 
                 def logged(*arguments: Any, _original: Any = original, **named: Any) -> None:
-                    if samples is not None:
-                        _original(*arguments, **{"batch_size": samples, **named})
+                    named = {"batch_size": samples, **named}
+                    if into is None:
+                        _original(*arguments, **named)
+                    else:
+                        into.append(functools.partial(_original, *_detached(arguments), **_detached(named)))
 
                 set_attribute(stack, self.module, name, logged)
             yield
@@ -346,16 +362,38 @@ def cut(batch: Any, start: int, end: int, *, outermost: bool = True) -> Any:
     return batch[start:end] if isinstance(batch, list) else batch
 
 
+def _detached(value: Any) -> Any:
+    return replaced(value, torch.Tensor, torch.Tensor.detach)
+
+
+def _without_loss(output: Any) -> dict[str, Any]:
+    """What a training step returns beside its loss, without the graph that it came from."""
+    if not isinstance(output, Mapping):
+        return {}
+    return {name: _detached(part) for name, part in output.items() if name != "loss"}
+
+
+def _joined_extras(outputs: list[dict[str, Any]], samples: list[int]) -> dict[str, Any]:
+    """The same for the whole batch; of what cannot be put together, the last piece's."""
+    extras: dict[str, Any] = {}
+    for name, last in outputs[-1].items():
+        try:
+            extras[name] = joined([one[name] for one in outputs], samples)
+        except (RequestError, KeyError):
+            extras[name] = last
+    return extras
+
+
 def joined(outputs: list[Any], samples: list[int]) -> Any:
     """What a step would have returned for the whole batch: tensors joined, single values averaged over samples."""
     first = outputs[0]
     counted = list(zip(outputs, samples, strict=True))
     if first is None:
         return None
-    if isinstance(first, torch.Tensor) and first.dim() == 0:
+    if isinstance(first, torch.Tensor) and first.dim() == 0 and first.is_floating_point():
         weighted = torch.stack([one.double() * count for one, count in counted]).sum() / sum(samples)
         return weighted.to(first.dtype)
-    if isinstance(first, torch.Tensor) and all(len(one) == count for one, count in counted):
+    if isinstance(first, torch.Tensor) and all(one.shape[:1] == (count,) for one, count in counted):
         return torch.cat(outputs)
     if isinstance(first, float):
         return sum(one * count for one, count in counted) / sum(samples)

@@ -72,8 +72,8 @@ class StageWorkload(Workload):
         return tuple(dict.fromkeys(self.loaders.notes))
 
     def make_batch(self, size: int) -> Any:
-        """A worst-case batch of each loader, on the device."""
-        return [self._moved(made) for made in self.loaders.one_by_one(size)]
+        """Worst-case batches on the device, as the stage's loaders give them: of each in turn, or of all at once."""
+        return [self._moved(made) for made in self.loaders.batches(size)]
 
     def batch_length(self, batch: Any) -> int:
         """Samples that each loader gave."""
@@ -94,6 +94,14 @@ class StageWorkload(Workload):
         """The module as the strategy runs it, wrapped or not."""
         model = self.trainer.strategy.model
         return (model if isinstance(model, nn.Module) else self.module,)
+
+    def stateful(self) -> Sequence[Any]:
+        """What the module holds that keeps a state as torch's classes do, such as averaged weights.
+
+        Not what knows the trainer, as data modules do: all of the run hangs on it.
+        """
+        held = vars(self.module).values()
+        return tuple(one for one in held if hasattr(one, "load_state_dict") and not hasattr(one, "trainer"))
 
     def functions(self) -> Sequence[Any]:
         """The module's step, so that a compiled one is recognised."""
@@ -140,9 +148,9 @@ class FitWorkload(StageWorkload):
         self._validated: list[Any] = []  # batches of this size that are still to be validated
 
     def make_batch(self, size: int) -> Any:
-        """A worst-case batch of the training loaders together."""
+        """Worst-case batches of the training loaders; those of the validation are kept for the first step."""
         self._validated = [] if self.validation is None else [self.validation.make_batch(size)]
-        return [self._moved(self.loaders.together(size))]
+        return super().make_batch(size)
 
     def step(self, batch: Any) -> Any:
         """Forward, backward and the optimizer's step; validation after the first, beside the optimizer's state."""
@@ -162,10 +170,10 @@ class FitWorkload(StageWorkload):
         return tuple(self.trainer.optimizers)
 
     def stateful(self) -> Sequence[Any]:
-        """Learning-rate schedulers, and the gradient scaler where there is one."""
+        """Learning-rate schedulers, the gradient scaler where there is one, and what the module holds."""
         scaler = getattr(self.trainer.strategy.precision_plugin, "scaler", None)
         schedulers = [config.scheduler for config in self.trainer.strategy.lr_scheduler_configs]
-        return (*schedulers, *(() if scaler is None else (scaler,)))
+        return (*schedulers, *(() if scaler is None else (scaler,)), *super().stateful())
 
     def release(self) -> None:
         """Let go of a validation batch that no step has taken."""
@@ -231,12 +239,15 @@ def check_strategy(trainer: Any, module: Any) -> None:
 
 
 @contextlib.contextmanager
-def quiet(trainer: Any, module: Any, silent_logger: Callable[[], Any]) -> Iterator[None]:
-    """While inside, no callback is called, loggers are silent, and `self.log` and `self.all_gather` stay on this rank.
+def quiet(
+    trainer: Any, module: Any, silent_logger: Callable[[], Any], silent_profiler: Callable[[], Any]
+) -> Iterator[None]:
+    """While inside, no callback is called, nothing is logged or profiled, and `self.all_gather` stays on this rank.
 
     A gathered tensor is as large as it would be; its values are this rank's own.
     """
     callbacks, loggers, stopping = trainer.callbacks, trainer.loggers, trainer.should_stop
+    profiler = trainer.profiler
     ranks = trainer.world_size
     silenced: dict[str, Any] = {"log": _ignore, "log_dict": _ignore, "print": _ignore}
     if ranks > 1:
@@ -246,10 +257,12 @@ def quiet(trainer: Any, module: Any, silent_logger: Callable[[], Any]) -> Iterat
             set_attribute(stack, module, name, function)
         trainer.callbacks = []
         trainer.loggers = [silent_logger() for _ in loggers]
+        trainer.profiler = silent_profiler()
         try:
             yield
         finally:
             trainer.callbacks, trainer.loggers, trainer.should_stop = callbacks, loggers, stopping
+            trainer.profiler = profiler
 
 
 def set_attribute(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:

@@ -14,7 +14,8 @@ from torch import nn
 __all__ = ["progress_at"]
 
 FORWARD_PART = 0.9  # of a training step's memory is in use when its forward ends; the backward adds the rest
-_AFTER_FORWARD = ("torch.autograd", "torch.optim.")  # whose frames are those of a backward or of an optimizer's step
+_BACKWARD = ("torch.autograd", "torch.autograd.graph")  # whose frames are a backward's; a Function's are in both parts
+_OPTIMIZER = "torch.optim."
 
 
 def progress_at(trace: TracebackType | None) -> float | None:
@@ -24,14 +25,18 @@ def progress_at(trace: TracebackType | None) -> float | None:
     model's modules up to the one that failed, in the order in which they were made.
     """
     modules: list[nn.Module] = []
+    in_step = False
     for frame in _frames(trace):
-        if str(frame.f_globals.get("__name__", "")).startswith(_AFTER_FORWARD):
+        source = str(frame.f_globals.get("__name__", ""))
+        if source in _BACKWARD:
             return 1.0
+        if source.startswith(_OPTIMIZER):  # a closure that it calls may be in a forward yet
+            in_step, modules = True, []
         holder = frame.f_locals.get("self")
         if isinstance(holder, nn.Module):
             modules.append(holder)
     if not modules:
-        return None
+        return 1.0 if in_step else None
     leaves = [module for module in modules[0].modules() if not any(True for _ in module.children())]
     place = next((at for at, leaf in enumerate(leaves) if leaf is _first_leaf(modules[-1])), None)
     if place is None or len(leaves) < 2 or modules[-1] is modules[0]:

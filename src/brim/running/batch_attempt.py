@@ -31,6 +31,7 @@ class BatchAttempt:
     def __init__(self, data: Any, indices: Sequence[int], memory: BlockMemory) -> None:
         self.indices = tuple(indices)  # the places of its samples in the data set
         self.entered = False
+        self.done = False  # its block has ended without an error
         self.failure: Failure | None = None  # why its samples come again, in smaller batches
         self.error: Exception | None = None
         self.seconds = 0.0
@@ -57,13 +58,14 @@ class BatchAttempt:
     ) -> bool:
         """Whether the error is one that smaller batches may not have: then it ends here."""
         if error is None:
-            self._memory.drain()
+            self._wait()
             self.seconds = time.perf_counter() - self._started
         try:
             self._block.__exit__(kind, error, trace)
         except Exception as changed:  # a limit's refusal, which a library had passed on as an error of its own
             error = changed
         if not isinstance(error, Exception):
+            self.done = error is None
             return False
         failure = classify(error)
         alone = len(self.indices) == 1 and failure.kind is FailureKind.AMBIGUOUS
@@ -72,6 +74,13 @@ class BatchAttempt:
         self.failure = failure
         self.error = without_tracebacks(error)
         return True
+
+    def _wait(self) -> None:
+        try:
+            self._memory.drain()
+        except BaseException as error:  # Ctrl-C most often lands here, and the limit must not outlive the block
+            self._block.__exit__(type(error), error, error.__traceback__)
+            raise
 
 
 class BlockMemory:

@@ -13,7 +13,7 @@ calls a function, here the loop is the caller's. Torch is not needed until a dev
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from brim.errors import DoesNotFitError, RequestError, plural
@@ -61,7 +61,7 @@ class Batches:
         costs: Sequence[int],
         sizer: LiveSizer,
         memory: BlockMemory,
-        by_count: bool,
+        ceiling: int | None,
         fail_on_oom: bool,
         collate: Callable[[list[Any]], Any] | None,
         device: Any,
@@ -75,7 +75,8 @@ class Batches:
         self._data = data
         self._costs = costs
         self._memory = memory
-        self._by_count = by_count
+        self._ceiling = ceiling
+        self._by_count = ceiling is not None  # else by cost
         self._fail_on_oom = fail_on_oom
         self._collate = collate
         self._device = device
@@ -120,7 +121,11 @@ class Batches:
         while queue:
             if self.sizer.disturbed and self.sizer.return_after_others(self._memory.left_by_others()):
                 self._note("other processes have given memory back: batches are as large as before again")
-            yield from self._one(queue, queue.take(self.sizer.next_size()), loader)
+            yield from self._one(queue, queue.take(self._size()), loader)
+
+    def _size(self) -> int:
+        size = self.sizer.next_size()
+        return size if self._ceiling is None else min(size, self._ceiling)
 
     def _again(self, queue: WorkQueue, loader: Loader) -> Iterator[BatchAttempt]:
         """The samples that did not fit alone: now that all others are done, and once more after a pause."""
@@ -138,16 +143,17 @@ class Batches:
         self._memory.timed = not self.sizer.settled
         attempt = self._prepared(batch, loader)
         if attempt.failure is None:
-            yield attempt
+            try:
+                yield attempt
+            finally:  # a loop may be left for good at the end of a block
+                if attempt.entered and attempt.failure is None:
+                    self._count(attempt, batch, loader)
             if not attempt.entered:
                 raise RequestError(
                     f"a batch of {len(batch)} was not used: write `with batch as data:` inside the loop, around what "
                     "is done with it; that is where running out of memory is survived"
                 )
-        if attempt.failure is None:
-            loader.done(batch)
-            self._count(attempt, batch)
-        else:  # the block has ended: no traceback pins the batch's tensors any more
+        if attempt.failure is not None:  # the block has ended: no traceback pins the batch's tensors any more
             self._failed(queue, batch, attempt.failure, attempt.error)
 
     def _prepared(self, batch: list[int], loader: Loader) -> BatchAttempt:
@@ -187,7 +193,13 @@ class Batches:
         """The size of a batch in the unit of the sizer."""
         return len(batch) if self._by_count else padded_cost(self._costs[item] for item in batch)
 
-    def _count(self, attempt: BatchAttempt, batch: list[int]) -> None:
+    def _count(self, attempt: BatchAttempt, batch: list[int], loader: Loader) -> None:
+        """A batch does not come again; one whose error the caller has handled says nothing of its size."""
+        loader.done(batch)
+        for item in batch:
+            self._retries.ran(item)
+        if not attempt.done:
+            return
         figures, costs = self.figures, [self._costs[item] for item in batch]
         figures.items += len(batch)
         figures.batches += 1
@@ -195,8 +207,6 @@ class Batches:
         figures.cost += sum(costs)
         figures.padded_cost += padded_cost(costs)
         figures.batch_counts.append(len(batch))
-        for item in batch:
-            self._retries.ran(item)
         peak = None
         if attempt.reading is not None:
             figures.add_peak(attempt.reading)
@@ -273,7 +283,8 @@ def batches(
 
     Args:
         dataset: Samples by number, with a length: a torch `Dataset`, a list, a tensor.
-        sizer: A plan of `brim.find` to start from, or the `sizer` of an earlier loop over the same kind of data.
+        sizer: A plan of `brim.find` to start from, or the `sizer` of an earlier loop over the same kind of data (with
+            `costs`, if that had them).
         batch_size: `auto`, or a ceiling in samples.
         costs: The cost of every sample (its tokens, pixels): batches are then capped in padded cost, and the costliest
             samples come first. Without, samples come in their order.
@@ -316,7 +327,7 @@ def batches(
         costs=counted,
         sizer=sizer if isinstance(sizer, LiveSizer) else _sizer(sizer, batch_size, counted, usable, costs is not None),
         memory=block,
-        by_count=batch_size != "auto",
+        ceiling=None if batch_size == "auto" else batch_size,
         fail_on_oom=fail_on_oom,
         collate=collate_fn,
         device=place,
@@ -326,7 +337,8 @@ def batches(
 
 
 def _check(dataset: Any, batch_size: Any, costs: Any, sizer: Any) -> None:
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+    by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, Mapping)
+    if not by_number or _is_stream(dataset):
         what = type(dataset).__name__
         loader = "; give its data set, with collate_fn= and num_workers= as it has them" if what == "DataLoader" else ""
         raise RequestError(
@@ -338,6 +350,12 @@ def _check(dataset: Any, batch_size: Any, costs: Any, sizer: Any) -> None:
         raise RequestError(f"costs=: there are {len(costs)} for {len(dataset)} samples; give one for each")
     if sizer is not None and not isinstance(sizer, (Plan, LiveSizer)):
         raise RequestError(f"sizer={sizer!r:.60}: give a plan of brim.find, or the sizer of an earlier loop")
+
+
+def _is_stream(dataset: Any) -> bool:
+    """Whether it is a torch `IterableDataset`, which inherits a `__getitem__` that raises."""
+    torch_data: Any = sys.modules.get("torch.utils.data")
+    return torch_data is not None and isinstance(dataset, torch_data.IterableDataset)
 
 
 def _sizer(

@@ -29,7 +29,7 @@ class FallingSizer(Sizer):
 
         sizer = FallingSizer(first=128)
         sizer.record(Trial(size=128, verdict="oom", needed_bytes=30 * 2**30))
-        sizer.next_size()                    # 0: not even one fits
+        sizer.next_size()                    # 64; 0 once not even one fits
 
     `begin` is given what the next run of the function may use. With `ceiling`, `begin_call` lets a later call
     start above the size that has run, as far as its bytes allow.
@@ -39,31 +39,28 @@ class FallingSizer(Sizer):
         self.evidence = Evidence(ByteModel(noise=ALLOCATOR_NOISE), limit_bytes=None)
         self._size = first
         self._ceiling = ceiling
-        self._largest_run = 0
+        self.largest_run = 0
         self._expected: float | None = None  # what fits by how far the last failure had come, where that was known
         self._last: Trial | None = None  # that failed in this call
 
     @property
     def settled(self) -> bool:
         """Whether a call has returned."""
-        return self._largest_run > 0
+        return self.largest_run > 0
 
     def begin(self, *, limit_bytes: int | None, resident_bytes: int = 0) -> None:
         """What the next call may use, and what is in use before it, whatever its size."""
         self.evidence.limit_bytes = limit_bytes
         self.evidence.bytes.base_bytes = resident_bytes
 
-    def begin_call(self) -> bool:
-        """A call of its own begins: at a larger size if that was asked for and the bytes allow it; whether it is."""
+    def begin_call(self) -> None:
+        """A call of its own begins: at a larger size if that was asked for and the bytes allow it."""
         self._expected = self._last = None
         if self._ceiling is None or not self.settled:
-            return False
+            return
         fitting = self._fitting()
         most = min(self._ceiling, self.evidence.smallest_failing - 1, 0 if fitting is None else fitting)
-        if most <= self._size:
-            return False
-        self._size = math.floor(most)
-        return True
+        self._size = max(math.floor(most), self._size)
 
     def next_size(self) -> int:
         """The size of the next call; 0 where not even one fits."""
@@ -76,7 +73,7 @@ class FallingSizer(Sizer):
     def record(self, trial: Trial) -> None:
         """A call has returned, or ran out of memory."""
         if trial.verdict in ("fits", "thrashes"):
-            self._largest_run = max(self._largest_run, trial.size)
+            self.largest_run = max(self.largest_run, trial.size)
             self._expected = self._last = None
             if trial.peak_bytes:
                 self.evidence.bytes.observe(trial.size, trial.peak_bytes)
@@ -93,13 +90,15 @@ class FallingSizer(Sizer):
         if self._stays_at_its_place(trial):
             progress = 1.0
         self._expected = None if progress is None else min(progress, 1.0) * trial.size
-        self._last = trial
         fall = MOST_FALL if progress is None else min(max(progress, MOST_FALL), LEAST_FALL)
-        known = self._fitting()  # where a size has run, its bytes say more than how far this one has come
-        wanted = trial.size * fall if known is None else min(known, trial.size * LEAST_FALL)
+        wanted = trial.size * fall
+        known = self._fitting()  # where a size has run, its bytes say more than how far this one has come …
+        if known is not None and (known < trial.size or self._last is None):  # … unless they are wrong twice
+            wanted = min(known, trial.size * LEAST_FALL)
+        self._last = trial
         wanted = min(wanted, self._bound(trial))
-        if self._largest_run < trial.size:  # what has run is smaller, and is not passed over
-            wanted = max(wanted, self._largest_run)
+        if self.largest_run < trial.size:  # what has run is smaller, and is not passed over
+            wanted = max(wanted, self.largest_run)
         return max(math.floor(min(wanted, trial.size - 1)), 1)
 
     def _stays_at_its_place(self, trial: Trial) -> bool:
