@@ -47,6 +47,19 @@ def test_metrics_and_figures_are_printed(brim: Brim, made: Path, tmp_path: Path)
     assert (tmp_path / "run" / "report.html").exists()
 
 
+def test_what_lm_eval_prints_is_not_among_the_metrics(brim: Brim, made: Path, tmp_path: Path) -> None:
+    more_tasks = tmp_path / "more"
+    more_tasks.mkdir()
+    (more_tasks / "asked.jsonl").write_bytes((made / "tasks" / "asked.jsonl").read_bytes())
+    metric = {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False}
+    lm_eval_tasks.write_task(more_tasks, "perplexed", "loglikelihood", "acc", data="asked",
+                             doc_to_text="{{q}}", doc_to_target=" {{a}}", metric_list=[metric])  # fmt: skip
+    more = ("--include-path", str(more_tasks), "--tasks", "perplexed", "--bootstrap-iters", "2")
+    done = brim(*arguments(made, tmp_path / "run", *more))
+    assert done.out.startswith("perplexed/perplexity")
+    assert "bootstrapping" in done.err
+
+
 def test_one_document_is_all_that_json_prints(brim: Brim, made: Path, tmp_path: Path) -> None:
     done = brim(*arguments(made, tmp_path / "run", "--tasks", "continued", "--limit", "2", "--json"))
     document = json.loads(done.out)

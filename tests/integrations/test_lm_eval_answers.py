@@ -168,6 +168,14 @@ def test_sampled_answers_depend_on_neither_batch_nor_repetition(byte_model: Path
     assert len({found[0], found[1], found[3]}) > 1  # a repeated request is drawn again
 
 
+def test_tokens_are_drawn_from_as_many_as_there(byte_model: Path) -> None:
+    """transformers' generate takes the 50 likeliest where neither task nor model says; at this heat all are alike."""
+    lm, kwargs = ours(byte_model), {"temperature": 1e4, "max_gen_toks": 1, "until": []}
+    drawn = lm.generate_until(requests("generate_until", [("The", kwargs)] * 600))
+    of_all = lm.generate_until(requests("generate_until", [("The", {**kwargs, "top_k": 0})] * 600))
+    assert 10 < len(set(drawn)) <= 50 < len(set(of_all))
+
+
 @pytest.mark.parametrize(
     ("kwargs", "named"),
     [
@@ -176,6 +184,12 @@ def test_sampled_answers_depend_on_neither_batch_nor_repetition(byte_model: Path
         ({"do_sample": True}, "temperature"),
         ({"max_length": 40}, "max_gen_toks"),
         ({"max_gen_toks": 96}, "max_gen_toks"),
+        ({"max_gen_toks": 0}, "at least 1"),
+        ({"min_length": 5}, "min_new_tokens"),
+        ({"stop_strings": ["e"]}, "until"),
+        ({"max_time": 1.0}, "max_time"),
+        ({"num_beam_groups": 2}, "num_beam_groups"),
+        ({"to_dict": 1}, "no such setting"),
     ],
 )
 def test_a_generation_setting_that_cannot_be_kept_is_an_error(
@@ -185,6 +199,7 @@ def test_a_generation_setting_that_cannot_be_kept_is_an_error(
         ours(byte_model).generate_until(requests("generate_until", [("The", kwargs)]))
 
 
-def test_a_continuation_without_tokens_is_an_error_that_shows_it(byte_model: Path) -> None:
-    with pytest.raises(RequestError, match=r"without tokens.*'The quick'"):
-        ours(byte_model).loglikelihood(requests("loglikelihood", [("The quick", "")]))
+@pytest.mark.parametrize("context", ["The quick", ""])
+def test_a_continuation_without_tokens_is_an_error_that_shows_it(byte_model: Path, context: str) -> None:
+    with pytest.raises(RequestError, match=rf"without tokens.*'{context}'"):
+        ours(byte_model).loglikelihood(requests("loglikelihood", [(context, "")]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -176,6 +177,21 @@ def test_the_answers_of_another_model_are_not_taken(
         run(chat_model, tasks, tmp_path / "run", tasks=("spoken",), limit=2, resume=True)
 
 
+def test_answers_of_another_generation_configuration_are_computed_again(
+    language_model: Path, tasks: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(language_model, tmp_path / "lm")
+    asked: dict[str, Any] = {"tasks": ("continued", "spoken"), "limit": 4}
+    first = run(model, tasks, tmp_path / "run", **asked)
+    described = json.loads((model / "generation_config.json").read_text(encoding="utf-8"))
+    (model / "generation_config.json").write_text(json.dumps({**described, "suppress_tokens": list(range(30))}))
+    watched = Watched()
+    again = run(model, tasks, tmp_path / "run", watched, resume=True, **asked)
+    assert {line["request"] for line in watched.lines} == {"generate_until"}
+    assert answers_of(again)["samples"]["continued"] != answers_of(first)["samples"]["continued"]
+    assert_same_answers(answers_of(again), answers_of(run(model, tasks, tmp_path / "fresh", **asked)))
+
+
 def test_out_of_memory_in_the_middle_costs_no_answer(
     language_model: Path, tasks: Path, tmp_path: Path, whole: LmEvalResult
 ) -> None:
@@ -256,6 +272,17 @@ def test_a_wrong_request_says_what_to_do(
     with pytest.raises(RequestError, match=words):
         asked_as(str(language_model), tmp_path / "run", {"include_path": (str(folder),), **settings})
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+@pytest.mark.parametrize("asked", [{"num_beams": 4}, {"max_gen_toks": 320}])
+def test_a_generation_setting_is_refused_before_anything_is_computed(
+    language_model: Path, tasks: Path, tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    watched = Watched()
+    with pytest.raises(RequestError, match=next(iter(asked))) as caught:
+        run(language_model, tasks, tmp_path / "run", watched, tasks=("spoken", "continued"), gen_kwargs=asked)
+    assert "continued" in str(caught.value)
+    assert not watched.lines
 
 
 def asked_as(model: str, output: Path, settings: dict[str, Any]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import sys
 
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +27,10 @@ def run(settings: LmEvalSettings) -> None:
     """Run the tasks with a progress bar, write the report, print the metrics."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its warnings are about defaults of its own tasks
     quiet = current_world().rank > 0
-    with HarnessProgress(error_console(), quiet=quiet, lines=not settings.json_output) as progress:
+    with (
+        HarnessProgress(error_console(), quiet=quiet, lines=not settings.json_output) as progress,
+        contextlib.redirect_stdout(sys.stderr),  # lm-eval's metrics and tasks print as they like
+    ):
         result = run_lm_eval(settings, listener=progress)
     if quiet:
         return

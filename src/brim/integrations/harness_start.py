@@ -24,7 +24,11 @@ from brim.settings.eval_settings import EvalRequest
 __all__ = ["ClosesWork", "load_harness_model", "open_work", "writing_of"]
 
 _MOST_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is given
-_ONE_ONLY = ("num_beams", "num_return_sequences")  # options of a generation configuration that brim leaves at 1
+_ONE_ONLY = ("num_beams", "num_return_sequences", "num_beam_groups")  # options of a configuration that stay at 1
+# Options that would have no effect here, with what does the same.
+_NOT_DONE = {"max_length": "max_gen_toks", "min_length": "min_new_tokens", "stop_strings": "until", "max_time": "",
+             "penalty_alpha": "", "dola_layers": ""}  # fmt: skip
+_USUAL_TOP_K = 50  # of transformers' `generate` where nobody says; its configurations no longer show it
 
 
 class ClosesWork:
@@ -116,27 +120,41 @@ def writing_of(
     until = [until] if isinstance(until, str) else list(until)
     lengths = [kwargs.pop(name, None) for name in _MOST_TOKENS]
     most = next((int(length) for length in lengths if length is not None), most_tokens)
+    if most < 1:
+        raise RequestError(f"{pair('gen_kwargs', 'max_gen_toks', most)}: an answer has at least 1 token")
     temperature, draws = float(kwargs.pop("temperature", 0.0) or 0.0), kwargs.pop("do_sample", None)
     if draws and temperature == 0:
         raise RequestError(
             f"{pair('gen_kwargs', 'do_sample', True)}: sampling needs a temperature above 0; give one as well"
         )
-    for name in kwargs:
-        if name in _ONE_ONLY and kwargs[name] not in (None, 1):
-            raise RequestError(f"{pair('gen_kwargs', name, kwargs[name])}: brim generates one answer; leave it out")
-        if name == "max_length" or not hasattr(usual, name):
-            raise RequestError(
-                f"{pair('gen_kwargs', name, kwargs[name])}: transformers' generation has no such setting"
-                f"{nearest_names(name, vars(usual))}"
-                + (f"; use {pair('gen_kwargs', 'max_gen_toks', 'N')}" if name == "max_length" else "")
-            )
+    _refuse_others(kwargs, usual)
+    if draws is False:
+        temperature = 0.0
+    if temperature > 0 and kwargs.get("top_k") is None and usual.top_k is None:
+        kwargs["top_k"] = _USUAL_TOP_K
     top_p = kwargs.pop("top_p", None)
     return Writing(
         max_new_tokens=most,
         until=tuple(dict.fromkeys(until)),
         end_text=end_text,
-        temperature=0.0 if draws is False else temperature,
+        temperature=temperature,
         top_p=1.0 if top_p is None or draws is False else float(top_p),
         options=tuple(sorted(kwargs.items())),
         think_end=think_end,
     )
+
+
+def _refuse_others(kwargs: Mapping[str, Any], usual: Any) -> None:
+    """An error for a setting that a generation configuration does not have, or that brim does not keep."""
+    for name, value in kwargs.items():
+        asked = pair("gen_kwargs", name, value)
+        if name in _ONE_ONLY and value not in (None, 1):
+            raise RequestError(f"{asked}: brim generates one answer; leave it out")
+        if name in _NOT_DONE and value:
+            instead = _NOT_DONE[name]
+            remedy = f"use {pair('gen_kwargs', instead, '…')}" if instead else "leave it out"
+            raise RequestError(f"{asked}: brim's generation does not have this setting; {remedy}")
+        if name not in vars(usual):
+            raise RequestError(
+                f"{asked}: transformers' generation has no such setting{nearest_names(name, vars(usual))}"
+            )

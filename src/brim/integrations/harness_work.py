@@ -191,7 +191,9 @@ class HarnessWork:
         make_task: Callable[[Sequence[_Prompt]], ContinueTask],
         finished: Finished | None,
     ) -> list[dict[str, Any]]:
-        how = json.dumps(dataclasses.asdict(writing), sort_keys=True, default=str)
+        configured = self.model.module.generation_config.to_diff_dict()
+        configured.pop("transformers_version", None)
+        how = json.dumps([dataclasses.asdict(writing), configured], sort_keys=True, default=str)
         seen: dict[_Prompt, int] = {}
         names: list[str] = []
         unique: dict[str, _Prompt] = {}

@@ -239,6 +239,9 @@ class BrimLM(ClosesWork, TemplateLM):  # type: ignore[misc]  # lm-eval has no ty
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Every continuation after its context: its log-likelihood, and whether greedy decoding writes it."""
+        for context, continuation in (request.args for request in requests):
+            if not context and not self.tok_encode(continuation, add_special_tokens=False):
+                raise _nothing_to_score(context, continuation)
         with self._bar("loglikelihood", disable_tqdm):
             found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
         return found
@@ -278,6 +281,10 @@ class BrimLM(ClosesWork, TemplateLM):  # type: ignore[misc]  # lm-eval has no ty
                 self.cache_hook.add_partial("generate_until", requests[place].args, text)
         return [answers[place] for place in range(len(requests))]
 
+    def check_generation(self, asked: Mapping[str, Any]) -> None:
+        """Raise what `generate_until` would raise of a task's generation settings."""
+        self._room(self._writing(asked))
+
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str] | None, list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
@@ -285,11 +292,7 @@ class BrimLM(ClosesWork, TemplateLM):  # type: ignore[misc]  # lm-eval has no ty
         pairs = []
         for texts, context, continuation in requests:
             if not context or not continuation:
-                shown = "" if texts is None else f": {texts[1]!r} after {texts[0][-80:]!r}"
-                raise RequestError(
-                    f"lm-eval asks for the likelihood of a text without tokens{shown}; the task's doc_to_text and "
-                    "doc_to_choice (or doc_to_target) must leave something to score"
-                )
+                raise _nothing_to_score(*(texts or ("", "")))
             if len(continuation) > self.max_length:
                 raise RequestError(
                     f"lm-eval asks for the likelihood of {len(continuation)} tokens at once, and the model reads "
@@ -313,12 +316,7 @@ class BrimLM(ClosesWork, TemplateLM):  # type: ignore[misc]  # lm-eval has no ty
 
     def _prompts(self, contexts: Sequence[str], writing: Writing) -> list[list[int]]:
         """The contexts' tokens, of which the last remain where the answer would have no room."""
-        room = self.max_length - (writing.max_new_tokens if self.backend == "causal" else 0)
-        if room < 1:
-            raise RequestError(
-                f"{pair('gen_kwargs', 'max_gen_toks', writing.max_new_tokens)}: an answer of {writing.max_new_tokens} "
-                f"tokens leaves no room for a context within the model's {self.max_length}; lower it"
-            )
+        room = self._room(writing)
         bos: str = (getattr(self.tokenizer, "bos_token", None) or "") if self.backend == "causal" else ""
         prefix = self.prefix_token_id
         assert prefix is not None, "checked when the model was opened"
@@ -332,6 +330,16 @@ class BrimLM(ClosesWork, TemplateLM):  # type: ignore[misc]  # lm-eval has no ty
                 for place, ids in zip(places, encoded, strict=True):
                     prompts[place] = list(ids[-room:]) or [prefix]
         return prompts
+
+    def _room(self, writing: Writing) -> int:
+        """Tokens that a context may have beside its answer."""
+        room = self.max_length - (writing.max_new_tokens if self.backend == "causal" else 0)
+        if room < 1:
+            raise RequestError(
+                f"{pair('gen_kwargs', 'max_gen_toks', writing.max_new_tokens)}: an answer of {writing.max_new_tokens} "
+                f"tokens leaves no room for a context within the model's {self.max_length}; lower it"
+            )
+        return room
 
     def _writing(self, asked: Mapping[str, Any]) -> Writing:
         end = None if self.eot_token_id is None else self.tokenizer.decode(self.eot_token_id)
@@ -358,6 +366,13 @@ class TextSettings:
 def think_end(value: str | int | None) -> str | int | None:
     """A text of digits is a token's number, as in lm-eval's `hf`."""
     return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def _nothing_to_score(context: str, continuation: str) -> RequestError:
+    return RequestError(
+        f"lm-eval asks for the likelihood of a text without tokens: {continuation!r} after {context[-80:]!r}; the "
+        "task's doc_to_text and doc_to_choice (or doc_to_target) must leave something to score"
+    )
 
 
 def load_language_model(request: EvalRequest) -> LoadedModel:

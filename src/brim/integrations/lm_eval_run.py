@@ -44,6 +44,7 @@ class _Tasks(TaskManager):  # type: ignore[misc]
     """lm-eval's tasks; what cannot be loaded is a `RequestError` that names it."""
 
     request: LmEvalRequest
+    lm: BrimLM
 
     def load(self, task_list: Any) -> Any:
         """The tasks with their data."""
@@ -62,7 +63,15 @@ class _Tasks(TaskManager):  # type: ignore[misc]
                 )
             if getattr(task, "MULTIMODAL", False):
                 raise RequestError(f"{given('tasks', name)}: it shows images, and brim lm-eval reads text only")
+            if task.OUTPUT_TYPE == "generate_until":  # now, not when hours of other tasks are done
+                self._check_generation(name, task.get_config("generation_kwargs") or {})
         return loaded
+
+    def _check_generation(self, name: str, own: Mapping[str, Any]) -> None:
+        try:
+            self.lm.check_generation({**own, **self.request.gen_kwargs})
+        except RequestError as problem:
+            raise RequestError(f"{given('tasks', name)}: {problem}") from problem
 
 
 def run_lm_eval(settings: LmEvalSettings, *, listener: EvalListener | None = None) -> LmEvalResult:
@@ -168,6 +177,7 @@ def _simple_evaluate(request: LmEvalRequest, lm: BrimLM, manager: _Tasks, names:
     if request.seed is not None:
         seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
         options |= dict.fromkeys(seeds, request.seed)
+    manager.lm = lm
     chosen = {name: value for name, value in options.items() if value is not None}
     try:
         found: dict[str, Any] | None = harness.simple_evaluate(model=lm, tasks=names, task_manager=manager, **chosen)
