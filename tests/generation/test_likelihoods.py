@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brim.generation import likelihoods
+from brim.generation.arena import head_on
 from brim.generation.likelihoods import (
     OptionRows,
     SharedContexts,
@@ -58,6 +59,15 @@ def test_likelihoods_are_those_of_each_option_alone(make: Callable[[], Any], sha
     scorer = SharedContexts(model, prefix=prefix)
     for batch in (asked[:4], asked[4:]):
         assert scorer.scores(batch).tolist() == pytest.approx(alone(model, batch), abs=1e-4)
+
+
+def test_a_head_that_is_not_called_as_a_module_is_noticed() -> None:
+    """As in code that computes logits from the embedding's weights: they would be those of other tokens."""
+    model = tiny_models.llama()
+    unused = torch.nn.Linear(1, 1)
+    model.get_output_embeddings = lambda: unused
+    with pytest.raises(ValueError, match="output embeddings"), head_on(model, torch.tensor([2])):
+        model(input_ids=torch.tensor([[60, 61, 62]]))
 
 
 @pytest.mark.parametrize("make", MODELS)

@@ -289,8 +289,10 @@ def _register() -> None:
 @contextlib.contextmanager
 def head_on(model: Any, tokens: torch.Tensor) -> Iterator[None]:
     """Run the model's head on these tokens of all rows only: logits of all need more memory than the rest."""
+    calls: list[None] = []
 
     def pick(_: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        calls.append(None)
         return (arguments[0].flatten(0, 1)[tokens].unsqueeze(0), *arguments[1:])
 
     handle = model.get_output_embeddings().register_forward_pre_hook(pick)
@@ -298,6 +300,8 @@ def head_on(model: Any, tokens: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+    if not calls:  # it reads the weights of the head by itself: these are logits of other tokens
+        raise ValueError(f"{type(model).__name__} does not call the module that it names as its output embeddings")
 
 
 def flash_works_on(device: torch.device, dtype: torch.dtype) -> bool:
