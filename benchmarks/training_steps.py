@@ -53,7 +53,7 @@ class LoraLinear(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.frozen(hidden)
-        update = self.up(self.down(hidden.to(self.down.weight.dtype)))
+        update: torch.Tensor = self.up(self.down(hidden.to(self.down.weight.dtype)))
         return result + update.to(result.dtype)  # the next frozen layer takes no other
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -234,7 +235,8 @@ def _most_at_once(trainer: Any) -> int | None:
     sets = list(data.values()) if isinstance(data, Mapping) else [data]
     if not all(hasattr(one, "__len__") for one in sets):
         return None
-    return -(-max(len(one) for one in sets) // trainer.args.world_size)
+    ranks: int = trainer.args.world_size
+    return math.ceil(max(len(one) for one in sets) / ranks)
 
 
 def _set_sizes(trainer: Any, plan: Plan | None, eval_plan: Plan | None, notes: list[str]) -> None:
