@@ -52,8 +52,9 @@ class LoraLinear(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.frozen(hidden) + self.up(self.down(hidden.to(self.down.weight.dtype)))
-        return result
+        result: torch.Tensor = self.frozen(hidden)
+        update: torch.Tensor = self.up(self.down(hidden.to(self.down.weight.dtype)))
+        return result + update.to(result.dtype)  # the next frozen layer takes no other
 
 
 def t5(*, tiny: bool = False, device: torch.device, dtype: torch.dtype | None = None) -> Parts:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from benchmarks import trainers
+from benchmarks import made_trainers, trainers
 
 ROW = {
     "trainer": "Trainer", "batch_size": 16, "accumulation": 4, "forecast_bytes": 101 * 2**30,
@@ -29,8 +31,8 @@ def test_the_table_says_what_was_measured() -> None:
 
 @pytest.mark.parametrize("library", ["trl", "peft"])
 def test_a_row_says_which_library_is_missing(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainers, "installed", lambda name: name != library)
-    assert f"no {library.upper()} here" in trainers.described("SFTTrainer")
+    monkeypatch.setattr(made_trainers, "installed", lambda name: name != library)
+    assert f"no {library.upper()} here" in made_trainers.described("SFTTrainer")
 
 
 @pytest.mark.parametrize("missing", [("trl", "peft"), ()])
@@ -40,18 +42,45 @@ def test_what_stands_in_for_a_library_has_the_same_loss(
     monkeypatch.setenv("CI", "1")  # TRL reports its use to its makers otherwise
     if not missing:
         pytest.importorskip("trl")
-    monkeypatch.setattr(trainers, "installed", lambda name: name not in missing)
-    shape = trainers.shape_of(tiny=True)
-    with trainers.trainer_of("SFTTrainer", shape, 4, 3) as trainer:
+    monkeypatch.setattr(made_trainers, "installed", lambda name: name not in missing)
+    shape = made_trainers.shape_of(tiny=True)
+    with made_trainers.trainer_of("SFTTrainer", shape, 4, 3) as trainer:
         found = trainers.timed_run(trainer, shape)
-    with trainers.trainer_of("Trainer", shape, 8, 3) as trainer:
+    with made_trainers.trainer_of("Trainer", shape, 8, 3) as trainer:
         expected = trainers.timed_run(trainer, shape)
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4)
 
 
+def test_adapters_by_hand_run_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_trainers, "installed", lambda name: False)
+    shape = dataclasses.replace(made_trainers.shape_of(tiny=True), dtype=torch.bfloat16)
+    with made_trainers.trainer_of("SFTTrainer", shape, 8, 3) as trainer:
+        assert len(trainers.timed_run(trainer, shape)["losses"]) == 3
+
+
+def test_a_part_that_fails_is_in_the_row_and_the_file(tmp_path: Path) -> None:
+    shape = dataclasses.replace(made_trainers.shape_of(tiny=True), memory_limit=2**10)
+    measurement, saved = trainers.Measurement("Trainer", shape, None), []
+    trainers.measure(measurement, seconds=600, save=lambda: saved.append(dict(measurement.row)))
+    assert "DoesNotFitError" in saved[0]["errors"]["fitted"]
+    assert "DoesNotFitError" in trainers.table([measurement.row])
+
+
+def test_no_part_begins_after_the_deadline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "found.json"
+    trainers.main(["--tiny", "--deadline", "0", "--json", str(file)])
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["not_started"] for row in rows] == [["fitted"], ["fitted"]]
+    assert "not started within --deadline: fitted" in capsys.readouterr().out
+
+
 @pytest.mark.slow  # half a minute: every size of two trainers
-def test_the_whole_benchmark_runs_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("missing", [("trl", "peft"), ()])
+def test_the_whole_benchmark_runs_on_the_cpu(
+    missing: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CI", "1")
+    monkeypatch.setattr(made_trainers, "installed", lambda name: name not in missing)
     trainers.main(["--tiny", "--json", str(tmp_path / "found.json")])
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert [row["steps"] for row in rows] == [6, 6]

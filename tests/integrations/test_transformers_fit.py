@@ -152,6 +152,75 @@ def test_samples_of_the_caller_stand_in_for_a_stream(tmp_path: Path) -> None:
     assert fit_to_memory(trainer, memory_limit="64MiB", samples=[Texts()[4]]).effective_batch == 8
 
 
+def test_a_stream_that_knows_its_length_has_no_samples_by_number(tmp_path: Path) -> None:
+    class Counted(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(Texts())
+
+        def __len__(self) -> int:
+            return len(Texts())
+
+    trainer = make_trainer(tmp_path)
+    trainer.train_dataset = Counted()
+    with pytest.raises(RequestError, match="pass samples="):
+        fit_to_memory(trainer, memory_limit="64MiB")
+
+
+def test_the_longest_samples_do_not_bound_the_evaluation_batch(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, eval_count=16)
+    fit = fit_to_memory(trainer, memory_limit="64MiB", batch_size=4, objective="largest", eval_samples=[Texts()[4]])
+    assert fit.per_device_eval_batch_size == 16
+
+
+def test_another_number_of_steps_is_noted(tmp_path: Path) -> None:
+    trainer = make_trainer(
+        tmp_path, dataloader_drop_last=True, per_device_train_batch_size=16, gradient_accumulation_steps=1
+    )
+    assert not fit_to_memory(trainer, memory_limit="64MiB", batch_size=16).notes
+    notes = fit_to_memory(trainer, memory_limit="64MiB", batch_size=4).notes
+    assert any("dataloader_drop_last leaves out what is left of 4 samples" in note for note in notes)
+
+
+def mean_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    logits = outputs.logits[:, :-1].flatten(0, 1)
+    return torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten())
+
+
+def test_a_loss_that_would_grow_with_the_accumulation_is_refused(tmp_path: Path) -> None:
+    """The trainer does not divide it by the micro-batches, since it takes it to be divided by the window's items."""
+
+    class Mean(transformers.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+            outputs = model(**inputs)
+            return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+    trainer = make_trainer(tmp_path, kind=Mean)
+    with pytest.raises(RequestError, match="model_accepts_loss_kwargs = False"):
+        fit_to_memory(trainer, memory_limit="64MiB")
+    assert "training_step" not in vars(trainer)
+    trainer.model_accepts_loss_kwargs = False
+    fit_to_memory(trainer, memory_limit="64MiB", batch_size=4)
+    function = make_trainer(tmp_path)
+    function.compute_loss_func = mean_loss
+    with pytest.raises(RequestError, match="in compute_loss_func"):
+        fit_to_memory(function, memory_limit="64MiB")
+
+
+def test_a_loss_that_would_shrink_with_the_accumulation_is_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.loss_is_scaled_for_ga = False
+    with pytest.raises(RequestError, match="leave loss_is_scaled_for_ga out"):
+        fit_to_memory(trainer, memory_limit="64MiB")
+
+
+def test_a_loader_with_another_size_than_fitted_ends_the_run(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    fit_to_memory(trainer, memory_limit="64MiB", batch_size=4)
+    trainer._train_batch_size = 2  # as an early release of transformers 5 leaves it after a resume
+    with pytest.raises(RequestError, match="batches of 2, not of 4"):
+        trainer.train()
+
+
 def test_pairs_are_counted_as_one_sample(tmp_path: Path) -> None:
     trainer = make_dpo(tmp_path)
     fit = fit_to_memory(trainer, memory_limit="64MiB")
@@ -202,8 +271,8 @@ def test_what_cannot_be_fitted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="sorts all pairs"):
         fit_to_memory(make_dpo(tmp_path, loss_type="aot"))
     trainer = make_trainer(tmp_path)
-    trainer.is_in_train = True
-    with pytest.raises(RequestError, match="before train"):
+    trainer.is_in_train = True  # as an interrupted train() leaves it
+    with pytest.raises(RequestError, match=r"ended by an error or Ctrl-C: call it before train\(\)"):
         fit_to_memory(trainer)
     trainer = make_trainer(tmp_path)
     trainer.is_deepspeed_enabled = True

@@ -190,6 +190,20 @@ def test_a_batch_without_padding_says_that_it_cannot_be_split(tmp_path: Path) ->
         trainer.train()
 
 
+def test_sequences_of_one_row_are_known_by_their_positions(tmp_path: Path) -> None:
+    import transformers
+
+    trainer = make_trainer(tmp_path)
+    trainer.data_collator = transformers.DataCollatorWithFlattening()
+    fit = fitted(trainer, size=4)
+    assert any("cannot be split" in note for note in fit.notes)
+    with (
+        Neighbour(trainer, at_calls=(2,), take_bytes=LIMIT),
+        pytest.raises(DoesNotFitError, match="in one row \\(position_ids\\)"),
+    ):
+        trainer.train()
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_an_evaluation_is_split_with_the_same_result(name: str, tmp_path: Path) -> None:
     plain = MAKERS[name](tmp_path / "a", eval_count=8)

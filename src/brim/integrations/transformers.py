@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from brim.errors import RequestError
@@ -207,6 +208,7 @@ def _train_plan(trainer: Any, settings: SearchSettings, samples: Sequence[Any] |
         workload = TrainingWorkload(
             ready, costliest, micro_batches=lambda size: max(effective // size, 1), largest=effective
         )
+        workload.check_loss()
         layout = BatchLayout.of(costliest.batch(2), paired=_is(trainer, _PAIRED))
         if layout.obstacle is not None:
             notes.append(
@@ -223,9 +225,18 @@ def _eval_plan(trainer: Any, settings: SearchSettings, samples: Sequence[Any] | 
     state_bytes = optimizer_state_bytes(trainer)
     with prepared(trainer, training=False) as ready:
         costliest = CostliestSamples.of(trainer, trainer.eval_dataset, "Evaluation", samples, "eval_samples")
-        most = -(-len(costliest.order) // trainer.args.world_size)
-        workload = EvaluationWorkload(ready, costliest, state_bytes=state_bytes, largest=most)
+        workload = EvaluationWorkload(ready, costliest, state_bytes=state_bytes, largest=_most_at_once(trainer))
         return find_plan(workload, settings)
+
+
+def _most_at_once(trainer: Any) -> int | None:
+    """Samples of the largest set that is evaluated, on one rank; None where that is not known."""
+    data = trainer.eval_dataset
+    sets = list(data.values()) if isinstance(data, Mapping) else [data]
+    if not all(hasattr(one, "__len__") for one in sets):
+        return None
+    ranks: int = trainer.args.world_size
+    return math.ceil(max(len(one) for one in sets) / ranks)
 
 
 def _set_sizes(trainer: Any, plan: Plan | None, eval_plan: Plan | None, notes: list[str]) -> None:
@@ -238,6 +249,11 @@ def _set_sizes(trainer: Any, plan: Plan | None, eval_plan: Plan | None, notes: l
             notes.append(
                 f"{plan.size} would be the fastest, but {effective} samples between two steps of the optimizer are no "
                 f"multiple of it: {effective // size} micro-batches of {size}"
+            )
+        if args.dataloader_drop_last and size != args.per_device_train_batch_size:
+            notes.append(
+                f"dataloader_drop_last leaves out what is left of {size} samples in an epoch, not of "
+                f"{args.per_device_train_batch_size}: an epoch may have another number of steps"
             )
         notes += plan.notes
         args.per_device_train_batch_size = size
@@ -350,7 +366,10 @@ def _check(trainer: Any) -> None:
 
 def _check_can_fit(trainer: Any) -> None:
     if trainer.is_in_train:
-        raise RequestError("the trainer is training: its loader has its size already; call it before train()")
+        raise RequestError(
+            "the trainer is training, or its last train() ended by an error or Ctrl-C: call it before train(), on a "
+            "new trainer"
+        )
     if trainer.args.auto_find_batch_size:
         raise RequestError(
             f"{given('auto_find_batch_size', True)}: it restarts the whole training after an error, with another "

@@ -41,8 +41,9 @@ class BatchLayout:
         samples = rows // 2 if paired else rows
         layout = cls(samples=samples, rows=rows)
         flattened = [name for name in _FLATTENED if name in batch]
-        if flattened:
-            why = f"its sequences lie behind each other in one row ({flattened[0]}), without padding"
+        if flattened or _restarts(batch.get("position_ids")):
+            shown = flattened[0] if flattened else "position_ids"
+            why = f"its sequences lie behind each other in one row ({shown}), without padding"
             return dataclasses.replace(layout, obstacle=why)
         if paired and rows % 2:
             return dataclasses.replace(layout, obstacle=f"it has {rows} rows, which are no pairs")
@@ -74,6 +75,13 @@ class BatchLayout:
             return first
         second = value[self.samples + start : self.samples + stop]
         return torch.cat([first, second]) if isinstance(value, torch.Tensor) else [*first, *second]
+
+
+def _restarts(positions: Any) -> bool:
+    """Whether positions of a single row begin anew inside it: several sequences, without anything else that says so."""
+    if not isinstance(positions, torch.Tensor) or positions.dim() != 2 or positions.shape[0] != 1:
+        return False
+    return bool(positions[0, 1:].eq(0).any())
 
 
 def _entries(value: Any) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from brim.errors import BrimError, DoesNotFitError, LostError
+from brim.errors import BrimError, DoesNotFitError, LostError, RequestError
 from brim.integrations.transformers_batches import BatchLayout, joined_answers, label_weight
 from brim.memory.devices import DeviceMemory
 from brim.memory.failures import FailureKind, classify
@@ -198,6 +198,13 @@ class TrainerGuard:
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """The trainer's own, whose batches are kept until their window is done."""
+        found, fitted = self.trainer._train_batch_size, self.trainer.args.train_batch_size
+        if self.train_sizes is not None and found != fitted:
+            raise RequestError(
+                f"the trainer's loader has batches of {found}, not of {fitted} as fitted, and so another effective "
+                "batch: early releases of transformers 5 take the size from the checkpoint; upgrade, or pass "
+                f"fit_to_memory(trainer, batch_size={found})"
+            )
         batches, num_items = self._own["get_batch_samples"](*args, **kwargs)
         self._window = _Window(batches=list(batches), kept=[copy.copy(batch) for batch in batches])
         return batches, num_items
@@ -288,7 +295,9 @@ class TrainerGuard:
         if self._model is not self.trainer.model:
             self._parts.clear()
             self._model = self.trainer.model
-        return self._parts.setdefault(id(sizes), _Parts(self, sizes))
+        if id(sizes) not in self._parts:
+            self._parts[id(sizes)] = _Parts(self, sizes)
+        return self._parts[id(sizes)]
 
     @contextlib.contextmanager
     def _ranks_stop(self, what: str) -> Iterator[None]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from brim.errors import RequestError
 from brim.settings.caller import named
@@ -42,9 +43,10 @@ class CostliestSamples:
         if isinstance(dataset, Mapping):
             sets = [cls.of(trainer, one, description, None, parameter) for one in dataset.values()]
             return max(sets, key=lambda one: item_cost(one._fetch(one.order[0])))
-        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if isinstance(dataset, IterableDataset) or not by_number:
             raise RequestError(
-                f"{type(dataset).__name__} has no length and no samples by number, so its longest are not known; pass "
+                f"{type(dataset).__name__} has no length or no samples by number, so its longest are not known; pass "
                 f"{named(parameter)}, a list of the longest samples that will come"
             )
         if len(dataset) == 0:

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from brim.errors import RequestError
 from brim.forecasting.torch_private import without_dispatch_modes
 from brim.integrations.transformers_samples import CostliestSamples
-from brim.memory.failures import HALF_PRECISION, memory_savings
+from brim.memory.failures import HALF_PRECISION, FailureKind, classify, memory_savings
 from brim.memory.snapshot import StateSnapshot
 from brim.records import Mode
+from brim.training.micro_batches import Rewinder
 from brim.training.optimizers import state_bytes_when_made
 from brim.workloads.base import Workload
 
@@ -206,6 +208,55 @@ class TrainingWorkload(_TrainerWorkload):
         self._steps = 0
         self._num_items = self.trainer._get_num_items_in_batch([batch], self.device)
         return batch
+
+    def check_loss(self) -> None:
+        """Refuse a loss whose gradients would change with the accumulation.
+
+        transformers does not divide a loss by the micro-batches of a window where it takes it to be divided by
+        `num_items_in_batch`. Many models are given that number and ignore it. One sample shows it: among four times as
+        many items its loss should be a fourth.
+        """
+        trainer = self.trainer
+        batch = self.make_batch(1)
+        if self._num_items is None or not self._num_items:
+            return  # the trainer divides by the micro-batches itself
+        try:
+            alone, among_four = (self._loss_among(batch, self._num_items * times) for times in (1, 4))
+        except Exception as error:
+            if classify(error).kind is FailureKind.OUT_OF_MEMORY:
+                return  # not even one sample fits: the search reports it
+            raise
+        divided = alone > 2 * among_four
+        if getattr(trainer, "loss_is_scaled_for_ga", None) is False:
+            if divided:
+                raise RequestError(
+                    "loss_is_scaled_for_ga = False, but the loss is divided by num_items_in_batch: its gradients would "
+                    "shrink with gradient_accumulation_steps; leave loss_is_scaled_for_ga out"
+                )
+        elif alone > 0 and not divided:
+            raise RequestError(
+                "the loss does not depend on num_items_in_batch, but transformers takes it to be divided by that: its "
+                f"gradients would grow with gradient_accumulation_steps; {self._remedy()}"
+            )
+
+    def _remedy(self) -> str:
+        if self.trainer.compute_loss_func is not None:
+            return "divide it by num_items_in_batch in compute_loss_func"
+        return (
+            "if it is a mean over the batch, set trainer.model_accepts_loss_kwargs = False, and the trainer divides it "
+            "by the accumulation; else divide it by num_items_in_batch"
+        )
+
+    def _loss_among(self, batch: Any, items: Any) -> float:
+        """The size of the loss in a window of so many items; random generators and buffers are put back."""
+        trainer, model = self.trainer, self.ready.model
+        rewinder = Rewinder(trainer.model)
+        rewinder.mark()
+        model.train()
+        with torch.no_grad(), trainer.compute_loss_context_manager():
+            loss = trainer.compute_loss(model, dict(batch), num_items_in_batch=items)
+        rewinder.rewind()
+        return abs(float(loss.mean()))
 
     def traced_as(self) -> Workload:
         """The same step in the middle of a window, whatever the size: the same operations at every size."""
