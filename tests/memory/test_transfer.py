@@ -36,6 +36,16 @@ def test_uneven_parts_are_filled_up_with_zeros() -> None:
     assert whole[2, 1:].eq(0).all()
 
 
+def test_tensors_in_a_mapping_that_is_no_dictionary_are_replaced_too() -> None:
+    class Named(collections.UserDict):  # type: ignore[type-arg]
+        pass
+
+    batch = Named(ids=torch.zeros(2), rest=[torch.ones(1)])
+    found = replaced(batch, torch.Tensor, torch.neg)
+    assert type(found) is Named
+    assert (found["rest"][0].item(), batch["rest"][0].item()) == (-1, 1)
+
+
 def test_moved_tensors_get_the_wanted_dtype() -> None:
     assert moved(torch.ones(2), CPU, torch.bfloat16).dtype == torch.bfloat16
     assert moved(torch.ones(2, dtype=torch.int64), CPU).dtype == torch.int64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import json
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import brim
 from brim.memory.devices import CpuMemory
@@ -423,6 +424,29 @@ def test_a_batch_is_cut_along_its_samples_whatever_holds_them() -> None:
     assert part["more"][0].shape == (2, 2)
     assert part["more"][1].item() == 3.0
     assert part["name"] == "x"
+
+
+def test_a_mapping_of_a_tokeniser_keeps_its_type_and_what_else_it_has() -> None:
+    class Encoding(collections.UserDict):  # as BatchEncoding of transformers
+        n_sequences = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return vars(self)["data"][name]
+
+    batch = Encoding(input_ids=torch.arange(12).view(4, 3), labels=torch.arange(4))
+    batch.n_sequences = 2
+    part = part_of(batch, 1, 3)
+    assert part.input_ids.tolist() == [[3, 4, 5], [6, 7, 8]]
+    assert (part.labels.tolist(), part.n_sequences) == ([1, 2], 2)
+    assert batch.labels.tolist() == [0, 1, 2, 3]
+
+
+def test_columns_of_texts_are_not_taken_for_samples() -> None:
+    """As torch's `default_collate` makes them of pairs of texts: two columns, not two samples."""
+    columns = default_collate([("a", "x"), ("b", "y"), ("c", "z")])
+    with pytest.raises(brim.RequestError, match="dictionary of columns"):
+        samples_in(columns)
+    assert samples_in({"source": list(columns[0]), "target": list(columns[1])}) == 3
 
 
 @pytest.mark.parametrize("batch", ["text", {"a": 3}, (torch.ones(2), torch.ones(3))])

@@ -8,12 +8,13 @@ first: a copy to the device costs the host some microseconds, however little it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["end_to_end", "moved", "replaced", "stacked"]
+__all__ = ["end_to_end", "mapping_like", "moved", "replaced", "stacked"]
 
 MIN_COPIED_APART_BYTES = 1 << 16  # starting a copy takes the host as long as copying this much itself
 
@@ -21,18 +22,28 @@ MIN_COPIED_APART_BYTES = 1 << 16  # starting a copy takes the host as long as co
 def replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
     """The value with everything of a kind replaced; what holds it becomes a plain dictionary, list or tuple.
 
-    Named tuples keep their names.
+    Named tuples keep their names, and mappings that are no dictionaries (a tokeniser's `BatchEncoding`) their type.
     """
     if isinstance(value, kind):
         return by(value)
-    if isinstance(value, dict):
-        return {key: replaced(part, kind, by) for key, part in value.items()}
+    if isinstance(value, Mapping):
+        return mapping_like(value, {key: replaced(part, kind, by) for key, part in value.items()})
     if isinstance(value, (list, tuple)):
         parts = [replaced(part, kind, by) for part in value]
         if isinstance(value, list):
             return parts
         return value._make(parts) if hasattr(value, "_make") else tuple(parts)
     return value
+
+
+def mapping_like(whole: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
+    """The values in a mapping of the same type; plain for a dictionary, and where the type cannot be written to."""
+    if isinstance(whole, dict) or not isinstance(whole, MutableMapping):
+        return values
+    made = copy.copy(whole)
+    for key, value in values.items():
+        made[key] = value
+    return made
 
 
 def moved(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from brim.errors import RequestError
+from brim.memory.transfer import mapping_like
 
 __all__ = ["part_of", "samples_in"]
 
@@ -23,6 +24,11 @@ def samples_in(batch: Any) -> int:
         raise RequestError(
             f"a batch is a {type(batch).__name__} without a tensor that has one row for each sample; give the data set "
             "and effective_batch_size=, and brim puts micro-batches together with collate_fn="
+        )
+    if isinstance(batch, list) and not _holds_tensors(batch) and all(isinstance(one, tuple) for one in batch):
+        raise RequestError(
+            f"a batch is a list of {len(batch)} tuples without a tensor: its columns, as torch's default_collate makes "
+            "them of texts, or its samples; return a dictionary of columns from collate_fn="
         )
     if len(lengths) > 1:
         shown = ", ".join(str(length) for length in sorted(lengths))
@@ -38,7 +44,7 @@ def part_of(batch: Any, start: int, stop: int) -> Any:
     if isinstance(batch, torch.Tensor):
         return batch[start:stop] if batch.dim() > 0 else batch
     if isinstance(batch, Mapping):
-        return {key: part_of(value, start, stop) for key, value in batch.items()}
+        return mapping_like(batch, {key: part_of(value, start, stop) for key, value in batch.items()})
     if isinstance(batch, (list, tuple)):
         if not _holds_tensors(batch):
             return batch[start:stop]
