@@ -572,7 +572,7 @@ def lm_eval(
         fewshot_as_multiturn: With a chat template: each example as a turn of its own.
         system_instruction: A system prompt before every request.
         chat_template_args: Arguments of the chat template, such as enable_thinking=false.
-        gen_kwargs: How answers are generated, in place of the tasks' own: temperature=0.8,max_gen_toks=64.
+        gen_kwargs: How answers are generated, in place of the tasks' own, such as temperature=0.8.
         think_end_token: An answer begins after this text, such as </think>.
         max_length: Tokens that context and answer may have; longer contexts lose their beginning (the model's
             own).

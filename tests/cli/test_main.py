@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,12 @@ def test_help_ends_with_an_example_of_the_command(brim: Brim, monkeypatch: pytes
     monkeypatch.setenv("COLUMNS", "200")
     last = brim(*command.split(), "--help").out.rstrip().splitlines()[-1]
     assert f"{last.strip()} ".startswith(f"Example: brim {command} ".replace("  ", " ")), last
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_flag_is_cut_on_a_terminal_of_80_columns(brim: Brim, command: str) -> None:
+    shown = brim(*command.split(), "--help").out
+    assert re.findall(r" -{1,2}[a-z][a-z-]*…", shown) == []
 
 
 def test_help_of_find_names_every_flag_of_the_interface(brim: Brim, monkeypatch: pytest.MonkeyPatch) -> None:

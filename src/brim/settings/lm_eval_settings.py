@@ -82,7 +82,7 @@ class LmEvalRequest:
         bool | None,
         Setting(
             help="With a chat template: each example as a turn of its own.",
-            flags=("--fewshot-as-multiturn/--no-fewshot-as-multiturn",), panel=ANSWERS,
+            flags=("--fewshot-as-multiturn/--no-turns",), panel=ANSWERS,
         ),
     ] = None  # fmt: skip
     system_instruction: Annotated[
@@ -92,14 +92,14 @@ class LmEvalRequest:
         Mapping[str, Any],
         Setting(
             help="Arguments of the chat template, such as enable_thinking=false.", panel=ANSWERS,
-            metavar="NAME=VALUE,…", check=_PAIRS,
+            metavar="NAME=VALUE", check=_PAIRS,
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
     gen_kwargs: Annotated[
         Mapping[str, Any],
         Setting(
-            help="How answers are generated, in place of the tasks' own: temperature=0.8,max_gen_toks=64.",
-            panel=ANSWERS, metavar="NAME=VALUE,…", check=_PAIRS,
+            help="How answers are generated, in place of the tasks' own, such as temperature=0.8.",
+            panel=ANSWERS, metavar="NAME=VALUE", check=_PAIRS,
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
     think_end_token: Annotated[
@@ -117,7 +117,7 @@ class LmEvalRequest:
         bool | None,
         Setting(
             help="Begin every text with the special tokens; by default as the tokenizer does.",
-            flags=("--add-bos-token/--no-add-bos-token",), panel=ANSWERS, check=flag(),
+            flags=("--add-bos-token/--no-bos",), panel=ANSWERS, check=flag(),
         ),
     ] = None  # fmt: skip
     seed: Annotated[
