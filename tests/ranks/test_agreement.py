@@ -6,7 +6,9 @@ The module is also the program that each process runs: `python test_agreement.py
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +21,8 @@ import pytest
 
 from brim.errors import BrimError, RankError, RequestError
 from brim.ranks import presence
-from brim.ranks.agreement import Agreement, Vote
+from brim.ranks.agreement import Agreement, Vote, stop_signal_as_error
+from brim.ranks.world import World
 
 
 def raise_(error: Exception) -> Any:
@@ -339,6 +342,19 @@ def test_alone_nothing_is_started_and_errors_keep_their_type(monkeypatch: pytest
         assert on_all(agreement, lambda: (1, 2)) == [(1, 2)]
         with pytest.raises(ZeroDivisionError):
             on_all(agreement, lambda: 1 // 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_processes_forked_by_a_rank_end_by_the_stop_signal() -> None:
+    """A pool that ends its workers by it waits for them: one that took it for an error of this rank would stay."""
+    agreement = Agreement()
+    agreement.world = World(rank=0, size=2, local_rank=0)
+    usual = signal.getsignal(signal.SIGTERM)
+    with stop_signal_as_error(agreement):
+        assert signal.getsignal(signal.SIGTERM) is not usual
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            assert pool.apply(signal.getsignal, (signal.SIGTERM,)) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is usual
 
 
 if __name__ == "__main__":

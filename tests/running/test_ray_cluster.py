@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 import threading
 from typing import Any
@@ -35,6 +37,26 @@ def test_of_what_rays_cluster_broadcasts_a_line_reaches_the_terminal(
     printed = capsys.readouterr()
     assert printed.out == "", "standard output is for the result"
     assert printed.err == "ray: No node has enough]0;x resources.\na word of somebody else\n"
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_the_stop_signal_is_handled_as_before_once_ray_has_ended(monkeypatch: pytest.MonkeyPatch, starts: bool) -> None:
+    ray: Any = type(sys)("ray")
+
+    def init(**_: Any) -> Any:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))  # as Ray does, for good
+        if not starts:
+            raise ConnectionError("nobody there")
+        return ray
+
+    ray.init, ray.is_initialized, ray.shutdown = init, lambda: False, lambda: None
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", ray)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    before = signal.getsignal(signal.SIGTERM)
+    with contextlib.nullcontext() if starts else pytest.raises(RequestError, match="nobody there"), connected_ray():
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 class RayError(Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -445,12 +446,13 @@ def stop_signal_as_error(agreement: Agreement) -> Iterator[None]:
     """While inside, SIGTERM is a `RankError` that names the rank that was lost, as far as the agreement knows.
 
     torchrun sends it to every other rank as soon as one has ended. Alone, outside the main thread, or where somebody
-    else handles the signal, nothing is changed.
+    else handles the signal, nothing is changed. Processes that are forked meanwhile end by it as they usually do.
     """
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if agreement.world.size == 1 or not ours:
         yield
         return
+    _end_children_by_it()
     signal.signal(signal.SIGTERM, _stop)
     try:
         yield
@@ -464,6 +466,17 @@ def _stop(number: int, frame: object) -> NoReturn:
     del number, frame
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: what follows closes files
     raise _Stopped
+
+
+@functools.cache
+def _end_children_by_it() -> None:
+    """A pool of processes ends its workers by SIGTERM and waits: one that took it for an error would stay."""
+
+    def usual() -> None:
+        if signal.getsignal(signal.SIGTERM) is _stop:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    os.register_at_fork(after_in_child=usual)
 
 
 def _error(agreement: Agreement) -> RankError:

@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import sys
 import textwrap
 import threading
@@ -130,7 +131,7 @@ def connected_ray(workers: int | None = None) -> Iterator[RayCluster]:
             "of the cluster (ray job submit) with RAY_ADDRESS=auto"
         )
     private = _private() if address == "local" else contextlib.nullcontext()
-    with private, contextlib.redirect_stdout(_RayMessages()):
+    with private, contextlib.redirect_stdout(_RayMessages()), contextlib.ExitStack() as ending:
         ray = _import_ray()
         if ray.is_initialized():
             yield RayCluster(ray)
@@ -141,6 +142,7 @@ def connected_ray(workers: int | None = None) -> Iterator[RayCluster]:
             "num_cpus": max(os.cpu_count() or 1, workers or 1),
             "object_store_memory": OBJECT_STORE_BYTES,
         }
+        ending.enter_context(_stop_signal_put_back())
         try:
             context = ray.init(address=address, **quiet, **(own if address == "local" else {}))
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -156,6 +158,17 @@ def connected_ray(workers: int | None = None) -> Iterator[RayCluster]:
             ray.shutdown()
             if address == "local" and not failed:
                 _remove_session(Path(context.address_info["session_dir"]))
+
+
+@contextlib.contextmanager
+def _stop_signal_put_back() -> Iterator[None]:
+    """Ray handles SIGTERM from its start on and leaves that behind, also to what this process forks later."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _stay_on(node_id: str) -> Any:
