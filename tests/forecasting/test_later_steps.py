@@ -35,6 +35,60 @@ def test_a_concluded_trace_is_that_of_two_steps(make) -> None:
     assert requests(concluded) == requests(trace_workload(workload, 8))
 
 
+class Counting(nn.Module):
+    """A perceptron that notes its forwards; `keeps`: and holds on to a tensor that the first one makes."""
+
+    def __init__(self, forwards: list[int], *, keeps: bool = False) -> None:
+        super().__init__()
+        self.inner, self.keeps = perceptron(), keeps
+        self.note = forwards.append  # a list inside would be put back after a trace
+        self.kept: torch.Tensor | None = None
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.note(len(batch))
+        if self.keeps and self.kept is None:
+            self.kept = (batch * 2).detach()
+        return self.inner(batch)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adafactor", "ASGD", "Rprop", "RMSprop", "RAdam"])
+def test_a_repeated_step_is_that_of_two_steps(name: str) -> None:
+    def traced(*, repeats: bool) -> tuple[Trace, int]:
+        forwards: list[int] = []
+        model = Counting(forwards)
+        optimizer = getattr(torch.optim, name)(model.parameters(), **({"momentum": 0.9} if name == "SGD" else {}))
+        trace = trace_workload(training(model, rows, optimizer=optimizer, repeats=repeats), 8)
+        return trace, len(forwards)
+
+    (once, forwards), (twice, real) = traced(repeats=True), traced(repeats=False)
+    assert (forwards, real) == (1, 2)
+    assert requests(once) == requests(twice)
+    assert (once.gemm_calls, once.backward_gemm_calls, once.lt_calls) == (
+        twice.gemm_calls, twice.backward_gemm_calls, twice.lt_calls,
+    )  # fmt: skip
+
+
+def test_convolutions_and_buffers_are_repeated_in_their_places() -> None:
+    workload = convolutional()
+    whole = trace_workload(workload, 4)
+    workload._repeats = True
+    assert whole.convolutions
+    assert requests(trace_workload(workload, 4)) == requests(whole)
+
+
+def test_a_second_step_is_traced_where_the_first_keeps_a_tensor() -> None:
+    forwards: list[int] = []
+    trace_workload(training(Counting(forwards, keeps=True), rows, repeats=True), 8)
+    assert len(forwards) == 2
+
+
+def test_gradients_from_before_are_dropped_by_both_steps_alike() -> None:
+    model = perceptron()
+    model(rows(2)).sum().backward()
+    once, twice = (trace_workload(training(model, rows, repeats=repeats), 8) for repeats in (True, False))
+    assert requests(once) == requests(twice)
+
+
 def test_a_first_step_of_other_operations_concludes_nothing() -> None:
     class Branching(nn.Module):
         def __init__(self) -> None:

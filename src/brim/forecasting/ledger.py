@@ -121,6 +121,31 @@ class Ledger:
         """A backward begins: what is held from before it is kept for it."""
         self._backward_starts.append(len(self._log))
 
+    def repeat_first_step(self) -> dict[int, int] | None:
+        """Log the first step again as the second, which has begun; the state that it made for an optimizer stays.
+
+        The new position of every event that is repeated; None, and nothing is logged, where the first step kept
+        something else for later ones, or gave back what was there before it.
+        """
+        first, second = self._steps[:2]
+        entries = self._log[first:second]
+        taken = {entry for entry in entries if entry > 0}
+        kept = {entry: self._labels.get(entry - 1) for entry in taken - {-entry for entry in entries}}
+        older = [entry for entry in entries if entry < 0 and -entry not in taken]
+        if older or not set(kept.values()) <= {"optimizer", "gradients"}:
+            return None
+        copies: dict[int, int] = {}  # block of the first step: that of the second
+        positions: dict[int, int] = {}
+        for position, entry in enumerate(entries, start=first):
+            positions[position] = len(self._log)
+            if entry < 0:
+                self._log.append(-(copies[-entry - 1] + 1))
+            elif kept.get(entry) != "optimizer":
+                copies[entry - 1] = self._copied(entry - 1)
+                self._log.append(copies[entry - 1] + 1)
+        self._backward_starts += [positions[start] for start in self._backward_starts if first <= start < second]
+        return positions
+
     def position(self) -> int:
         """Where the next event will stand; `index_of` makes an index of it once all resident blocks are known."""
         return len(self._log)
@@ -161,6 +186,16 @@ class Ledger:
         self._pools.append(self.pool)
         self._owners.append(self._owner())
         return len(self._bytes) - 1
+
+    def _copied(self, number: int) -> int:
+        for column in (self._bytes, self._pools):
+            column.append(column[number])
+        for texts in (self._ops, self._owners):
+            texts.append(texts[number])
+        copy = len(self._bytes) - 1
+        if number in self._labels:
+            self._labels[copy] = self._labels[number]
+        return copy
 
     def _categories(self) -> list[Category]:
         """Labels where there are any; else whether a block outlived the start of a backward that it preceded."""

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -39,6 +39,8 @@ from brim.forecasting.values import (
 )
 
 __all__ = ["Facts", "Replacement", "Scratch", "Tracer", "Witness", "counts_of_last_reference"]
+
+_Call = TypeVar("_Call", ConvCall, ReductionCall)
 
 aten = torch.ops.aten
 _HOST = torch.device("cpu")
@@ -163,6 +165,19 @@ class Tracer(TorchDispatchMode):
             yield
         finally:
             self.ledger.pool = 0
+
+    def repeat_first_step(self) -> bool:
+        """Book the first step again as the second, which has begun; whether that is possible."""
+        positions = self.ledger.repeat_first_step()
+        if positions is None:
+            return False
+        facts = self.facts
+        facts.convolutions += _repeated(facts.convolutions, positions)
+        facts.reductions += _repeated(facts.reductions, positions)
+        facts.gemm_calls *= 2
+        facts.backward_gemm_calls *= 2
+        facts.lt_calls *= 2
+        return True
 
     def holds_last_reference(self, tensor: torch.Tensor) -> bool:
         """Whether nobody but the autograd engine holds a gradient, so that it may be added to in place."""
@@ -331,6 +346,11 @@ class Tracer(TorchDispatchMode):
         )
         self._traits[id(func)] = traits
         return traits
+
+
+def _repeated(calls: Sequence[_Call], positions: Mapping[int, int]) -> list[_Call]:
+    """The calls of one step where they come again in another."""
+    return [dataclasses.replace(call, event=positions[call.event]) for call in calls if call.event in positions]
 
 
 @functools.cache

@@ -173,6 +173,7 @@ def _train(parts: ModelParts, setup: Setup, identity: Mapping[str, Any]) -> tupl
             "gradient_checkpointing": setup.gradient_checkpointing,
         },
         smallest_size=parts.smallest_train_size,
+        repeats=True,
     )
     return workload, notes
 

@@ -91,6 +91,13 @@ class Workload(ABC):
         """The workload that a forecast traces instead of this one, if it shows more of a step's operations."""
         return self
 
+    def begin_repeat(self) -> bool:
+        """Do what comes in a further step before the operations of the first come again, all of them and no others.
+
+        False, and nothing is done, where a further step may be of others; a forecast then traces one.
+        """
+        return False
+
     def largest_size(self) -> int | None:
         """The largest useful size (the length of the data set), or None."""
         return None

@@ -19,7 +19,8 @@ __all__ = ["TrainStepWorkload", "materialise_state"]
 class TrainStepWorkload(Workload):
     """Runs `loss(model, batch)`, its backward and the optimizer's step on each batch, in training mode.
 
-    `autocast_dtype` runs the loss under autocast over the weights as they are; float16 needs a `scaler` too.
+    `autocast_dtype` runs the loss under autocast over the weights as they are; float16 needs a `scaler` too. `repeats`:
+    every loss is computed by the same operations, so that a forecast need not trace a second step.
 
         workload = TrainStepWorkload(
             model=net, make_batch=lambda n: (images(n), labels(n)), device="cuda",
@@ -43,6 +44,7 @@ class TrainStepWorkload(Workload):
         identity: Mapping[str, Any] | None = None,
         smallest_size: int = 1,
         largest_size: int | None = None,
+        repeats: bool = False,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -54,6 +56,7 @@ class TrainStepWorkload(Workload):
         self._identity = identity
         self._smallest_size = smallest_size
         self._largest_size = largest_size
+        self._repeats = repeats
         self._needs_closure = _needs_closure(optimizer)
         self._keeps_state = not self._needs_closure  # until a step shows otherwise
         if self.scaler is not None and self._needs_closure:
@@ -84,6 +87,13 @@ class TrainStepWorkload(Workload):
         """Create the optimizer's state if a gradient scaler has skipped the steps that would have created it."""
         if self._keeps_state:
             self._keeps_state = materialise_state(self.optimizer)  # plain SGD never has any: do not check again
+
+    def begin_repeat(self) -> bool:
+        """Drop the gradients: after that all steps are alike, but that the first makes the optimizer's state."""
+        if not self._repeats or self._needs_closure or self.scaler is not None:
+            return False
+        self.optimizer.zero_grad(set_to_none=True)
+        return True
 
     def modules(self) -> Sequence[nn.Module]:
         """The model."""
