@@ -74,6 +74,7 @@ def training_workload(setup: TrainingSetup) -> TrainStepWorkload:
         identity=_identity(setup),
         smallest_size=setup.smallest_micro_batch,
         largest_size=len(items),
+        repeats=setup.bundle.input_kind != "own",  # of a factory's model that is not known
     )
 
 
