@@ -382,6 +382,28 @@ def test_it_says_what_the_failed_call_has_changed_and_puts_back_what_is_named() 
     assert all(torch.equal(one, two) for one, two in pairs)  # one step was made, not two
 
 
+def test_an_error_that_a_failed_call_has_left_behind_says_so() -> None:
+    """Memory ran out between the two halves of Adam's state; the next step misses the second."""
+    model = nn.Linear(1024, 1024, bias=False)  # 4 MiB, as its gradient and each half
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+
+    def train(batch_size: int) -> None:
+        model(torch.ones(batch_size, 1024)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    options: dict[str, Any] = {"device": "cpu", "memory_limit": "14MiB", "note": lambda line: None}
+    decorated = brim.find_executable_batch_size(train, starting_batch_size=8, **options)
+    with pytest.raises(KeyError, match="exp_avg_sq") as caught:
+        decorated()
+    assert "optimizer (Adam)" in caught.value.__notes__[0]
+    optimizer.state.clear()
+    optimizer.zero_grad()
+    named = brim.find_executable_batch_size(train, starting_batch_size=8, restore=[model, optimizer], **options)
+    with pytest.raises(brim.DoesNotFitError):
+        named()
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_what_a_failed_call_held_is_gone_before_the_next_one(wrapped: bool) -> None:
     """Not even by the error that an error was raised from; nothing here waits for the garbage collector."""

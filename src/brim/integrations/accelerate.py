@@ -232,9 +232,15 @@ class _SizedCalls:
         self._begin(memory)
         self._sizer.begin_call()
         error: Exception | None = None
+        changed: list[str] = []  # by the call before, which failed
         while (size := self._sizer.next_size()) > 0:
             watched = _Watched(self._function, args, kwargs, restored=self._restore)
-            result, failed = self._try(size, memory, args, kwargs)
+            try:
+                result, failed = self._try(size, memory, args, kwargs)
+            except Exception as own:
+                if changed:
+                    own.add_note(self._begun_again(changed))
+                raise
             if failed is None:
                 return result[0]
             # The except block has ended: nothing pins the failed call's tensors any more.
@@ -390,10 +396,13 @@ class _SizedCalls:
             f"{following}"
         )
         if changed:
-            self._note(
-                f"{self._name}() begins again with what the failed call has changed: {', '.join(changed)}. Make it "
-                "inside the function, or name it in restore="
-            )
+            self._note(self._begun_again(changed))
+
+    def _begun_again(self, changed: Sequence[str]) -> str:
+        return (
+            f"{self._name}() begins again with what the failed call has changed: {', '.join(changed)}. Make it inside "
+            "the function, or name it in restore="
+        )
 
 
 class _Watched:
