@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.find import _jobs, _kind, _with_accelerate, _with_decorator, _with_lightning
+from benchmarks.find import _jobs
+from benchmarks.find_contenders import kind_of, with_accelerate, with_decorator, with_lightning
 from brim.memory.devices import CpuMemory
 
 LIMIT = 1 << 20
@@ -36,8 +37,8 @@ def workload() -> Any:
 
 
 def test_both_decorators_meet_the_limit_and_brims_in_fewer_tries() -> None:
-    ours = _with_decorator(workload(), LIMIT, "brim-decorator-1024")
-    theirs = _with_accelerate(workload(), LIMIT, "accelerate-1024")
+    ours = with_decorator(workload(), LIMIT, "brim-decorator-1024")
+    theirs = with_accelerate(workload(), LIMIT, "accelerate-1024")
     assert 1 < ours["tries"] < theirs["tries"]
     assert ours["ooms"] == ours["tries"] - 1
     assert 0.5 * theirs["size"] <= ours["size"] < 1024
@@ -53,7 +54,7 @@ def test_a_trial_of_lightnings_finder_is_a_few_steps() -> None:
         step(batch)
 
     measured.step = counted
-    found = _with_lightning(measured, LIMIT, "lightning-power")
+    found = with_lightning(measured, LIMIT, "lightning-power")
     assert found["size"] == max(size for size in steps if steps.count(size) == 3)
     assert found["ooms"] == 1
     assert len(steps) <= 3 * found["tries"]
@@ -74,4 +75,4 @@ def test_a_peer_that_is_not_installed_is_named_and_left_out(
 
 def test_a_contender_is_known_by_its_name() -> None:
     names = ("brim", "brim-before", "brim-decorator-1024", "accelerate-128", "lightning-power")
-    assert [_kind(name) for name in names] == ["brim", "brim", "brim-decorator", "accelerate", "lightning"]
+    assert [kind_of(name) for name in names] == ["brim", "brim", "brim-decorator", "accelerate", "lightning"]
