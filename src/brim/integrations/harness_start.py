@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from brim.errors import RequestError, nearest_names, plural
-from brim.evaluation.journals import Journals
+from brim.evaluation.journals import Journals, check_contents
 from brim.evaluation.worker import EvalListener
 from brim.integrations.harness_tasks import Writing
 from brim.integrations.harness_work import HarnessWork, model_fingerprint
@@ -18,10 +19,11 @@ from brim.models.build import resolve_model
 from brim.models.load import load_model
 from brim.models.placement import resolve_device, resolve_precision
 from brim.ranks.agreement import Agreement
-from brim.settings.caller import given, pair
+from brim.settings.caller import given, named, pair, written
 from brim.settings.eval_settings import EvalRequest
+from brim.storage.run_lock import locked_folder
 
-__all__ = ["ClosesWork", "load_harness_model", "open_work", "writing_of"]
+__all__ = ["ClosesWork", "load_harness_model", "open_work", "own_folder", "writing_of"]
 
 _MOST_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is given
 _ONE_ONLY = ("num_beams", "num_return_sequences", "num_beam_groups")  # options of a configuration that stay at 1
@@ -47,6 +49,19 @@ class ClosesWork:
     def close(self) -> None:
         """Close the journal and let go of the run folder; the process's end does the same."""
         self._close()
+
+
+def own_folder(
+    output: str | os.PathLike[str] | None, stack: contextlib.ExitStack, *, command: str, resume: bool
+) -> Path | None:
+    """The run folder that was named, locked for as long as the stack is open; None where none was."""
+    if output is None:
+        if resume:
+            raise RequestError(f"{named('resume')}: name the run with {written('output', 'DIR')}")
+        return None
+    folder = stack.enter_context(locked_folder(Path(output), command=command))
+    check_contents(folder, resume=resume, command=command)
+    return folder
 
 
 def load_harness_model(request: EvalRequest, harness: str, *, kinds: Collection[str], wanted: str) -> LoadedModel:

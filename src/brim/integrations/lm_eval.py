@@ -15,13 +15,11 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from brim.errors import RequestError, first_line
-from brim.evaluation.journals import check_contents
 from brim.evaluation.worker import EvalListener
-from brim.integrations.harness_start import ClosesWork, load_harness_model, open_work, writing_of
+from brim.integrations.harness_start import ClosesWork, load_harness_model, open_work, own_folder, writing_of
 from brim.integrations.harness_tasks import Writing
 from brim.integrations.harness_work import HarnessWork
 from brim.models.base import LoadedModel
@@ -29,7 +27,6 @@ from brim.ranks.agreement import Agreement
 from brim.ranks.world import current_world
 from brim.settings.caller import named, pair, written
 from brim.settings.eval_settings import EvalRequest
-from brim.storage.run_lock import locked_folder
 
 try:
     from lm_eval import utils as harness_utils
@@ -118,12 +115,7 @@ class BrimLM(ClosesWork, TemplateLM):  # type: ignore[misc]  # lm-eval has no ty
             think_end=think_end(think_end_token), template=dict(chat_template_args or {}),
         )  # fmt: skip
         with contextlib.ExitStack() as stack:
-            folder = None
-            if output is not None:
-                folder = stack.enter_context(locked_folder(Path(output), command=COMMAND))
-                check_contents(folder, resume=resume, command=COMMAND)
-            elif resume:
-                raise RequestError(f"{named('resume')}: name the run with {written('output', 'DIR')}")
+            folder = own_folder(output, stack, command=COMMAND, resume=resume)
             work = open_work(request, load_language_model(request), folder, EvalListener(), Agreement(), stack)
             self._begin(work, texts, closes=stack.pop_all())
 

@@ -19,17 +19,15 @@ from typing import Any, Literal, NoReturn
 
 from brim.data.base import ImageFile
 from brim.errors import RequestError, first_line
-from brim.evaluation.journals import check_contents
 from brim.evaluation.worker import EvalListener
-from brim.integrations.harness_start import ClosesWork, load_harness_model, open_work, writing_of
+from brim.integrations.harness_start import ClosesWork, load_harness_model, open_work, own_folder, writing_of
 from brim.integrations.harness_tasks import PicturePrompt, Writing
 from brim.integrations.harness_work import HarnessWork
 from brim.memory.devices import memory_of
 from brim.ranks.agreement import Agreement
 from brim.ranks.world import current_world
-from brim.settings.caller import named, named_as, written
+from brim.settings.caller import named_as, written
 from brim.settings.eval_settings import EvalRequest
-from brim.storage.run_lock import locked_folder
 
 try:
     from lmms_eval.api.instance import GenerationResult, TokenCounts
@@ -124,12 +122,7 @@ class BrimLMMS(ClosesWork, lmms):  # type: ignore[misc]  # lmms-eval has no type
         self._system_prompt = self._resolve_system_prompt(system_prompt) if system_prompt else ""
         self._cleaned = False
         with contextlib.ExitStack() as stack, named_as(model="pretrained"):
-            folder = None
-            if output is not None:
-                folder = stack.enter_context(locked_folder(Path(output), command=COMMAND))
-                check_contents(folder, resume=resume, command=COMMAND)
-            elif resume:
-                raise RequestError(f"{named('resume')}: name the run with {written('output', 'DIR')}")
+            folder = own_folder(output, stack, command=COMMAND, resume=resume)
             model = load_harness_model(request, COMMAND, kinds=("vision_language",), wanted="vision-language model")
             self.work: HarnessWork = open_work(request, model, folder, EvalListener(), Agreement(), stack)
             self.config = model.module.config
