@@ -24,8 +24,9 @@ def difference(expected: Sequence[str], actual: Sequence[str]) -> str:
     """Nothing if they agree; else both, with `-` before a line that only the page has and `+` before one printed."""
     wanted = [line for line in expected if line.strip()]
     got = [line for line in actual if line.strip()]
-    costs = _costs([line.strip() == ANYTHING for line in wanted], _matches(wanted, got))
-    return "\n".join(_edits(wanted, got, costs)) if costs[0][0] else ""
+    matches = _matches(wanted, got)
+    costs = _costs([line.strip() == ANYTHING for line in wanted], matches)
+    return "\n".join(_edits(wanted, got, matches, costs)) if costs[0][0] else ""
 
 
 def _matches(wanted: Sequence[str], got: Sequence[str]) -> list[list[bool]]:
@@ -55,7 +56,9 @@ def _costs(anything: Sequence[bool], matches: Sequence[Sequence[bool]]) -> list[
     return costs
 
 
-def _edits(wanted: Sequence[str], got: Sequence[str], costs: Sequence[Sequence[int]]) -> list[str]:
+def _edits(
+    wanted: Sequence[str], got: Sequence[str], matches: Sequence[Sequence[bool]], costs: Sequence[Sequence[int]]
+) -> list[str]:
     lines = ["--- on the page", "+++ printed"]
     row = column = 0
     while row < len(wanted) or column < len(got):
@@ -66,7 +69,7 @@ def _edits(wanted: Sequence[str], got: Sequence[str], costs: Sequence[Sequence[i
             row += 1
         elif anything:
             column += 1  # one of those it stands for
-        elif row < len(wanted) and column < len(got) and costs[row + 1][column + 1] == here:
+        elif row < len(wanted) and column < len(got) and matches[row][column] and costs[row + 1][column + 1] == here:
             lines.append(f" {wanted[row]}")
             row, column = row + 1, column + 1
         elif row < len(wanted) and costs[row + 1][column] + 1 == here:

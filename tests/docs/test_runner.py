@@ -88,6 +88,8 @@ def test_a_line_of_dots_stands_for_any_number_of_lines() -> None:
         "-c",
         "+d",
     ]
+    swapped = difference(["one chosen", "two 1", "check: …", "…"], ["another chosen", "two 2", "check: done"])
+    assert swapped.splitlines()[2:] == ["-one chosen", "+another chosen", " two 1", " check: …", " …"]
 
 
 def test_files_folders_variables_and_names_last_from_block_to_block(commands: Server, tmp_path: Path) -> None:
