@@ -47,6 +47,7 @@ LONGEST_FILES = (
     "tests/cli/test_train.py", "tests/cli/test_profile.py", "tests/cli/test_find.py", "tests/test_typed_calls.py",
     "tests/cli/test_guides.py", "tests/docs/test_snippets.py", "tests/docs/test_reference.py",
     "tests/docs/test_site.py", "tests/test_recipes.py", "tests/integrations/test_transformers_ranks.py",
+    "tests/integrations/test_lightning_ranks.py", "tests/ranks/test_agreement.py", "tests/running/test_kill.py",
 )  # fmt: skip
 
 
