@@ -162,7 +162,7 @@ class TestPooledImages:
         self, vision_language_model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
-            "brim.tasks.image_pools.loop_obstacle",
+            "brim.tasks.image_pools.mixing_obstacle",
             lambda model, longest, **_: "its window is narrower" if longest > 1 + TOKENS else None,
         )
         monkeypatch.setattr(MultimodalInputs, "lengths", lambda inputs: [1] * len(inputs._samples))

@@ -177,6 +177,12 @@ class TestObstacles:
         assert shared_contexts_obstacle(model, longest=63) is None
         assert "64 tokens" in str(shared_contexts_obstacle(model, longest=64))
 
+    @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+    def test_positions_that_the_longest_row_decides_for_all_are_one(self, kind: str) -> None:
+        model = tiny_models.llama_stretched(kind, trained=64)
+        assert shared_contexts_obstacle(model, longest=64) is None
+        assert "beyond 64 tokens" in str(shared_contexts_obstacle(model, longest=65))
+
     def test_small_models_on_the_cpu_gain_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(likelihoods, "MIN_CPU_PARAMETERS", 1 << 30)
         assert shared_contexts_obstacle(tiny_models.llama(), longest=50) == ""

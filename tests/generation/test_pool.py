@@ -159,6 +159,21 @@ def test_a_model_that_a_pool_does_not_fit_says_why(make: Callable[[], Any], why:
     assert why in obstacle or "raised" in obstacle
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_the_longest_prompt_decides_for_all_need_batches(kind: str) -> None:
+    model, settings = tiny_models.llama_stretched(kind, trained=30), GenerationSettings(max_new_tokens=NEW)
+    assert pool_obstacle(model, settings, TOKENS, longest=30 - NEW) is None
+    obstacle = pool_obstacle(model, settings, TOKENS, longest=31 - NEW)
+    assert obstacle == f"LlamaForCausalLM has {kind} positions: beyond 30 tokens the longest decides for all"
+    asked = [PoolPrompt(ids=list(range(5, 11)), key=0), PoolPrompt(ids=list(range(3, 60)), key=1)]
+    pool = GenerationPool(model, settings, TOKENS, rows=2, slots=400, longest=60)
+    pool.admit(asked)
+    got: dict[Any, list[int]] = {}
+    while pool.active:
+        got |= {one.key: one.tokens for one in pool.advance()}
+    assert got[0] != alone(model, asked[0])  # what the obstacle keeps from happening
+
+
 def test_a_penalty_on_tokens_so_far_needs_batches() -> None:
     model = tiny_models.qwen2()
     model.generation_config.repetition_penalty = 1.3

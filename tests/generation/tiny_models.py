@@ -41,6 +41,16 @@ def llama(**options: Any) -> Any:
     return varied(transformers.LlamaForCausalLM(transformers.LlamaConfig(**IDS, **SHAPE, **options)))
 
 
+def llama_stretched(kind: str, *, trained: int) -> Any:
+    """Positions beyond those of its training turn all positions of a forward in another way."""
+    rope: dict[str, Any] = {"rope_type": kind, "factor": 4.0}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": trained}
+    shape = SHAPE | ({"max_position_embeddings": trained} if kind == "dynamic" else {})
+    config = transformers.LlamaConfig(**IDS, **shape, num_key_value_heads=4, rope_scaling=rope)
+    return varied(transformers.LlamaForCausalLM(config))
+
+
 def qwen2(**options: Any) -> Any:
     """Two query heads share one of keys and values."""
     config = transformers.Qwen2Config(**IDS, **SHAPE, num_key_value_heads=2, **options)

@@ -26,7 +26,7 @@ import torch
 
 from brim.generation.arena import KeyPart, TokenGroups, flash_works_on, head_on, packed_attention
 from brim.generation.norms import fused_norms
-from brim.generation.select import logit_difference, loop_obstacle, trial_prompts
+from brim.generation.select import logit_difference, mixing_obstacle, trial_prompts
 
 __all__ = [
     "OptionRows",
@@ -306,7 +306,7 @@ def shared_contexts_obstacle(model: Any, *, longest: int) -> str | None:
             return ""
     elif not flash_works_on(parameter.device, parameter.dtype):
         return ""
-    obstacle = loop_obstacle(model, longest)
+    obstacle = mixing_obstacle(model, longest)
     return _trial(model) or None if obstacle is None else obstacle
 
 

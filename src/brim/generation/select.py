@@ -33,6 +33,7 @@ __all__ = [
     "logit_difference",
     "loop_obstacle",
     "make_decoder",
+    "mixing_obstacle",
     "padded_batch",
     "pool_obstacle",
     "pool_pays_on",
@@ -50,6 +51,7 @@ _UNSUPPORTED = {
     "encoder_repetition_penalty": (None, 1),
     "guidance_scale": (None, 1),
 }
+_ROTATIONS_BY_LONGEST = ("dynamic", "longrope")
 
 
 OwnLogits = Callable[[], torch.Tensor]  # computes the model's own logits after a prompt and its first tokens
@@ -117,10 +119,35 @@ def loop_obstacle(model: Any, longest: int | None, *, positions_read: bool = Fal
         whole = {"full_attention", "sliding_attention"}
     if not set(kinds or ()) <= whole:
         return f"{name} has layers of the kinds {', '.join(sorted(set(kinds or ())))}"
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if isinstance(rope, dict) and "mrope_section" in rope and not positions_read:
+    if not positions_read and any("mrope_section" in rope for rope in _rotations(config)):
         return f"{name} has positions in several dimensions"
     return None
+
+
+def mixing_obstacle(model: Any, longest: int, *, positions_read: bool = False) -> str | None:
+    """As `loop_obstacle`, where prompts of any lengths share a forward.
+
+    Some models turn all positions of a forward by its longest one, once that is beyond what they were trained on.
+    """
+    obstacle = loop_obstacle(model, longest, positions_read=positions_read)
+    if obstacle is not None:
+        return obstacle
+    config = model.config.get_text_config(decoder=True)
+    for rope in _rotations(config):
+        kind = rope.get("rope_type", rope.get("type"))
+        if kind not in _ROTATIONS_BY_LONGEST:
+            continue
+        own = getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings
+        trained = rope.get("original_max_position_embeddings") or own
+        if longest > trained:
+            return f"{type(model).__name__} has {kind} positions: beyond {trained:,} tokens the longest decides for all"
+    return None
+
+
+def _rotations(config: Any) -> list[dict[str, Any]]:
+    """The parameters of rotary positions: one for all layers, or one for each kind of them."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return [one for one in (rope, *rope.values()) if isinstance(one, dict)]
 
 
 def pool_pays_on(device: torch.device, dtype: torch.dtype) -> bool:
@@ -147,7 +174,7 @@ def pool_obstacle(
     """
     if model.config.is_encoder_decoder:
         return f"{type(model).__name__} has an encoder, and no pool serves those"
-    obstacle = loop_obstacle(model, longest + settings.max_new_tokens, positions_read=padded is not None)
+    obstacle = mixing_obstacle(model, longest + settings.max_new_tokens, positions_read=padded is not None)
     if obstacle is not None:
         return obstacle
     config = generation_config_for(model, settings, tokens)

@@ -18,7 +18,7 @@ import torch
 from brim.generation.arena import ALIGNMENT
 from brim.generation.loop import Padding
 from brim.generation.pool import PaddedPrompts, PoolPrompt
-from brim.generation.select import PaddedTrial, loop_obstacle, pool_obstacle
+from brim.generation.select import PaddedTrial, mixing_obstacle, pool_obstacle
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.sizing.pool import PoolSize
 from brim.tasks.text_pools import ReadAnswers, TextPool, TextPools
@@ -97,7 +97,7 @@ class ImagePools(TextPools):
         if longest <= self.longest:
             return
         self.longest = longest
-        obstacle = loop_obstacle(self.model, longest + self.settings.max_new_tokens, positions_read=True)
+        obstacle = mixing_obstacle(self.model, longest + self.settings.max_new_tokens, positions_read=True)
         if obstacle is not None:
             raise ValueError(f"a prompt has {longest:,} tokens, more than expected: {obstacle}")
 
