@@ -140,8 +140,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         rate = row.get("rate")
         times = f"{rate / base:.2f}" if rate and base else "—"
         shown = [f"{rate:,.0f}", f"{row['seconds']:.2f}"] if rate else ["—", "—"]
+        peak = row.get("peak_gib")
         lines.append(
-            f"| {row['case']} | {row['way']} | {' | '.join(shown)} | {times} | {row.get('peak_gib', '—')} | "
+            f"| {row['case']} | {row['way']} | {' | '.join(shown)} | {times} | {'—' if peak is None else peak} | "
             f"{row.get('notes', '')} |"
         )
     return "\n".join(lines)
