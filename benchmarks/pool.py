@@ -389,7 +389,7 @@ def _continuous(
 
 
 def _hints(prompts: list[list[int]], new: int) -> Any:
-    """What `generate_batch` tells continuous batching of its work."""
+    """What continuous batching gets from `generate_batch`."""
     from transformers.generation.continuous_batching.utils import WorkloadHints
 
     longest = max(len(prompt) for prompt in prompts)
