@@ -287,6 +287,7 @@ ALONE = (
     [
         (None, "there is no such file"),
         ("not: json", "it is no JSON file"),
+        ("<<<<<<< HEAD\n{}", "write it again with --save"),
         ("[]", "it is no forecast"),
         ('{"schema": "brim.plan/1"}', "it is no forecast (schema 'brim.plan/1')"),
         ('{"schema": "brim.forecasts/1"}', "is damaged"),
@@ -308,6 +309,11 @@ def test_a_base_that_is_none_is_a_wrong_request(brim: Brim, nets: Path, content:
     assert result.code == 2
     assert words in " ".join(result.err.split())
     assert "Traceback" not in result.err
+
+
+def test_a_folder_in_place_of_a_base_is_a_wrong_request(brim: Brim, nets: Path) -> None:
+    result = brim(*ONE, "--against", ".")
+    assert (result.code, result.err) == (2, "brim: --against .: it is a folder; give a file of --save\n")
 
 
 def test_sizes_or_cards_that_the_base_lacks_are_a_wrong_request(brim: Brim, nets: Path) -> None:
@@ -385,7 +391,12 @@ def test_a_workload_that_cannot_be_compared_is_not_a_pass(brim: Brim, nets: Path
     write_file(tmp_path, one={"model": "py:nets.py:net", "batch_size": 64}, two={"model": "py:nets.py:flat"})
     result = brim("forecast", "--file", "forecasts.yaml", "--against", "base.json")
     assert result.code == 1
-    assert "NOT COMPARABLE" in " ".join(result.out.split())
+    shown = " ".join(result.out.split())
+    assert "NOT COMPARABLE" in shown
+    assert (
+        "one: the base is at batch size 512 on t4-16gb, this forecast at batch size 64 on t4-16gb; "
+        "where that is meant, write the base again with --save"
+    ) in shown
 
 
 def test_one_workload_that_fails_stops_no_other_and_no_base_is_written(brim: Brim, nets: Path, tmp_path: Path) -> None:

@@ -82,10 +82,14 @@ def read_base(file: Path) -> Base:
             f"{given('against', file)}: there is no such file; write it with {named('save')}, where the forecast is "
             "as it should be"
         ) from None
+    except IsADirectoryError as error:
+        raise RequestError(f"{given('against', file)}: it is a folder; give a file of {named('save')}") from error
     except OSError as error:
         raise RequestError(f"{given('against', file)}: cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{given('against', file)}: it is no JSON file ({first_line(error)})") from error
+        raise RequestError(
+            f"{given('against', file)}: it is no JSON file ({first_line(error)}); write it again with {named('save')}"
+        ) from error
     return base_of(document, str(file))
 
 

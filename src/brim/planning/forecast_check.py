@@ -173,7 +173,7 @@ def _compared(now: WorkloadDocument, before: Sequence[Document] | None, allow: A
         return dataclasses.replace(failure, sizes=sizes, batch_size_max=largest)
     if not sizes:
         had, has = _listed([("", before)]), _listed([("", now.forecasts)])
-        text = f"the base has {had}, this forecast {has}: no size of one card is in both"
+        text = f"the base is {had}, this forecast {has}; where that is meant, write the base again with {named('save')}"
         return _passed(now, allow, "not_comparable", text)
     made = CheckedWorkload(name=now.name, verdict="ok", text="", allow=str(allow), sizes=sizes, batch_size_max=largest)
     worst = made.worst
