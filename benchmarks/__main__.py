@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     arguments = _parse(argv)
     if arguments.list:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--list | head` ends quietly
         print(listing())
         return 0
     machine = _machine()
@@ -230,8 +231,8 @@ def _about(benchmark: Benchmark, mode: str) -> str:
 
 
 def _outcome(result: Mapping[str, Any]) -> str:
-    if result["status"] == "failed":
-        return f"failed, {result['reason']}"
+    if result["status"] != "done":
+        return f"{'failed' if result['status'] == 'failed' else 'ended'}, {result['reason']}"
     first = "; ".join(f"{ratio['what']} {ratio_text(ratio)}" for ratio in result["ratios"][:2])
     return f"{result['seconds']:.0f} s" + (f"; {first}" if first else "")
 
@@ -259,6 +260,13 @@ def _own_command(argv: Sequence[str] | None) -> str:
     return shlex.join(["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)])
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"{text}: give seconds above 0")
+    return seconds
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     names = [one.name for one in SUITE]
     parser = argparse.ArgumentParser(
@@ -269,14 +277,20 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--full", action="store_true", help="run the commands of docs/measurements as they stand")
     parser.add_argument("--cpu", action="store_true", help="the small forms, also where there is a CUDA device")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "benchmarks", metavar="DIR")
-    parser.add_argument("--seconds", type=float, help="for each benchmark; default: 45 on a CPU, 900, with --full 3600")
-    parser.add_argument("--within", type=float, metavar="SECONDS", help="for all; default: 180 on a CPU, else no limit")
+    parser.add_argument(
+        "--seconds", type=_seconds, help="for each benchmark; default: 45 on a CPU, 900, with --full 3600"
+    )
+    parser.add_argument(
+        "--within", type=_seconds, metavar="SECONDS", help="for all; default: 180 on a CPU, else no limit"
+    )
     parser.add_argument("--before", type=Path, metavar="PATH", help="an older source tree of brim, to run beside")
     parser.add_argument("--molsets", type=Path, metavar="WHEEL", help="the wheel of molsets, for `molecules`")
     arguments = parser.parse_args(argv)
     unknown = [name for name in arguments.only if name not in names]
     if unknown:
         parser.error(f"--only {unknown[0]}: choose from {', '.join(names)}")
+    if arguments.out.exists() and not arguments.out.is_dir():
+        parser.error(f"--out {arguments.out}: it is a file; give a folder")
     for flag, path in (("--before", arguments.before), ("--molsets", arguments.molsets)):
         if path is not None and not path.exists():
             parser.error(f"{flag} {path}: there is no such file or folder")

@@ -140,8 +140,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         rate = row.get("rate")
         times = f"{rate / base:.2f}" if rate and base else "—"
         shown = [f"{rate:,.0f}", f"{row['seconds']:.2f}"] if rate else ["—", "—"]
+        peak = row.get("peak_gib")
         lines.append(
-            f"| {row['case']} | {row['way']} | {' | '.join(shown)} | {times} | {row.get('peak_gib', '—')} | "
+            f"| {row['case']} | {row['way']} | {' | '.join(shown)} | {times} | {'—' if peak is None else peak} | "
             f"{row.get('notes', '')} |"
         )
     return "\n".join(lines)
@@ -388,7 +389,7 @@ def _continuous(
 
 
 def _hints(prompts: list[list[int]], new: int) -> Any:
-    """What `generate_batch` tells continuous batching of its work."""
+    """What continuous batching gets from `generate_batch`."""
     from transformers.generation.continuous_batching.utils import WorkloadHints
 
     longest = max(len(prompt) for prompt in prompts)

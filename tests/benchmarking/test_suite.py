@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from benchmarks import __main__ as entry
-from benchmarks import machine_page
+from benchmarks import machine_page, pool
 from benchmarks.suite import Benchmark
-from benchmarks.suite_run import Run, run_benchmark
+from benchmarks.suite_run import Run, run_benchmark, timed_out
 from benchmarks.tables import Ratio, measured_ratios, read_tables
 
 MACHINE = {
@@ -230,6 +230,39 @@ def test_what_the_time_for_all_does_not_reach_is_not_a_failure(suite: tuple[Benc
     assert entry.main(["--out", str(tmp_path), "--within", "0.01"]) == 0
     reasons = [one["reason"] for one in results(tmp_path)["benchmarks"]]
     assert reasons[0] == "the 0 s are spent: --only fine"
+
+
+def test_one_that_the_time_for_all_ends_says_so_as_it_goes(
+    suite: tuple[Benchmark, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(one: Benchmark, run: Run, *, limit_seconds: float) -> dict[str, Any]:
+        return {"status": "failed", "reason": timed_out(limit_seconds), "seconds": limit_seconds, "ratios": []}
+
+    monkeypatch.setattr(entry, "run_benchmark", ended)
+    assert entry.main(["--out", str(tmp_path), "--only", "fine", "--within", "30"]) == 0
+    assert "[1/1] fine: ended, the 30 s were spent while it ran\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--seconds", "-3"), "argument --seconds: -3: give seconds above 0"),
+        (("--within", "nan"), "argument --within: nan: give seconds above 0"),
+        (("--out", __file__), "it is a file; give a folder"),
+    ],
+)
+def test_a_limit_or_a_folder_that_is_none_is_refused(
+    flags: tuple[str, ...], words: str, suite: tuple[Benchmark, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        entry.main([*flags, "--only", "fine"])
+    assert stopped.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_peak_that_a_cpu_has_not_is_a_dash() -> None:
+    row = {"case": "tiny", "way": "brim, auto", "rate": 108.0, "seconds": 0.59, "peak_gib": None}
+    assert read_tables(pool.table([row]))[0].rows[0]["peak GiB"] == "—"
 
 
 def test_a_library_that_is_needed_or_a_place_that_is_not_given_is_named(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -116,3 +118,29 @@ def test_a_traceback_is_shown_with_its_escapes(
     assert "Traceback" in shown
     assert SHOWN.replace("/", "") in shown
     assert harmless(shown)
+
+
+def test_a_reader_that_has_gone_does_not_change_how_a_command_ends() -> None:
+    """As with `| head`: rich would end the process with 1, which is what a failed check ends with."""
+    code = (
+        "import os, sys\n"
+        "from brim.cli.console import output_console\n"
+        "read, write = os.pipe()\n"
+        "os.close(read)\n"
+        "os.dup2(write, 1)\n"
+        "console = output_console()\n"
+        "console.print('nobody reads this')\n"
+        "console.print('nor this')\n"
+        "sys.exit(7)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_a_full_disk_behind_standard_output_is_an_error_of_a_line(brim: Brim, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("brim.cli.forecast.print_gpus", full)
+    result = brim("forecast", "--gpus")
+    assert (result.code, result.err) == (2, "brim: cannot write: No space left on device\n")

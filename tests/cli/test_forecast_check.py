@@ -224,6 +224,24 @@ def test_a_size_that_was_asked_for_and_does_not_fit_fails_whatever_is_allowed(br
     assert brim(*limited[:-4]).code == 0  # without a check it is an answer
 
 
+def test_the_modules_that_grew_are_named_also_where_the_size_no_longer_fits(brim: Brim, nets: Path) -> None:
+    words = ("forecast", "py:nets.py:net", "-b", "512", "--memory", "4GiB", "--memory-limit", "72MiB")
+    assert brim(*words, "--save", "base.json").code == 0
+    write_nets(nets.parent, width=4096)
+    result = brim(*words, "--against", "base.json", "--markdown", "comment.md")
+    assert result.code == 1
+    assert "does not fit a card of 4.0 GiB" in " ".join(result.out.split())
+    assert re.search(r"^body\.\d .*\+", result.out, flags=re.MULTILINE)
+    assert "<details open>" in Path("comment.md").read_text(encoding="utf-8")
+
+
+def test_nothing_that_fits_under_a_memory_limit_is_answered_with_that_limit(brim: Brim, nets: Path) -> None:
+    result = brim("forecast", "py:nets.py:vast", "--memory", "4GiB", "--memory-limit", "1GiB")
+    assert result.code == 3
+    assert "(--memory-limit 1.0 GiB, and a CUDA context of 640.0 MiB)" in result.err
+    assert "(margin 5%)" in brim("forecast", "py:nets.py:vast", "--memory", "4GiB").err
+
+
 def test_a_base_of_other_versions_and_settings_is_compared_and_that_is_noted(brim: Brim, nets: Path) -> None:
     brim(*ONE, "--save", "base.json")
     base = json.loads(Path("base.json").read_text(encoding="utf-8"))
@@ -269,6 +287,7 @@ ALONE = (
     [
         (None, "there is no such file"),
         ("not: json", "it is no JSON file"),
+        ("<<<<<<< HEAD\n{}", "write it again with --save"),
         ("[]", "it is no forecast"),
         ('{"schema": "brim.plan/1"}', "it is no forecast (schema 'brim.plan/1')"),
         ('{"schema": "brim.forecasts/1"}', "is damaged"),
@@ -278,6 +297,9 @@ ALONE = (
         (ALONE % ('"t4-16gb"', '"knobs": 3'), "is damaged"),
         (ALONE % ('"t4-16gb"', '"made_for": ["dtype"]'), "is damaged"),
         (ALONE % ('["t4-16gb"]', '"knobs": {}'), "is damaged"),
+        (ALONE.replace('max": 512', 'max": "512"') % ('"t4-16gb"', '"knobs": {}'), "batch_size_max is '512'"),
+        (ALONE.replace('bytes": 1', 'bytes": -1') % ('"t4-16gb"', '"knobs": {}'), "peak_allocated_bytes is -1"),
+        (ALONE % ('"t4-16gb"', '"by_module": [{"module": "a", "parts": {"inputs": NaN}}]'), "inputs is nan"),
     ],
 )
 def test_a_base_that_is_none_is_a_wrong_request(brim: Brim, nets: Path, content: str | None, words: str) -> None:
@@ -287,6 +309,11 @@ def test_a_base_that_is_none_is_a_wrong_request(brim: Brim, nets: Path, content:
     assert result.code == 2
     assert words in " ".join(result.err.split())
     assert "Traceback" not in result.err
+
+
+def test_a_folder_in_place_of_a_base_is_a_wrong_request(brim: Brim, nets: Path) -> None:
+    result = brim(*ONE, "--against", ".")
+    assert (result.code, result.err) == (2, "brim: --against .: it is a folder; give a file of --save\n")
 
 
 def test_sizes_or_cards_that_the_base_lacks_are_a_wrong_request(brim: Brim, nets: Path) -> None:
@@ -349,7 +376,11 @@ def test_workloads_that_are_new_or_gone_are_shown_and_pass(brim: Brim, nets: Pat
     assert {line["name"]: line["verdict"] for line in lines} == {"fresh": "new", "kept": "ok", "old": "gone"}
     shown = brim("forecast", "--file", "forecasts.yaml", "--against", "base.json", "--markdown", "comment.md").out
     assert "gone" in shown
-    assert "| `old` | | | | | | | gone |" in Path("comment.md").read_text(encoding="utf-8")
+    (fresh,) = (line for line in shown.splitlines() if line.startswith("fresh"))
+    assert re.fullmatch(r"fresh +512 +[\d.]+ MiB +new *", fresh)  # what it needs, though there is nothing to compare
+    comment = Path("comment.md").read_text(encoding="utf-8")
+    assert re.search(r"^\| `fresh` \| t4-16gb \| 512 \| \| [\d.]+ MiB \| \| \| new \|$", comment, flags=re.MULTILINE)
+    assert "| `old` | | | | | | | gone |" in comment
     write_file(tmp_path, other={"model": "py:nets.py:net"})
     assert brim("forecast", "--file", "forecasts.yaml", "--against", "base.json").code == 2  # nothing was checked
 
@@ -360,7 +391,12 @@ def test_a_workload_that_cannot_be_compared_is_not_a_pass(brim: Brim, nets: Path
     write_file(tmp_path, one={"model": "py:nets.py:net", "batch_size": 64}, two={"model": "py:nets.py:flat"})
     result = brim("forecast", "--file", "forecasts.yaml", "--against", "base.json")
     assert result.code == 1
-    assert "NOT COMPARABLE" in " ".join(result.out.split())
+    shown = " ".join(result.out.split())
+    assert "NOT COMPARABLE" in shown
+    assert (
+        "one: the base is at batch size 512 on t4-16gb, this forecast at batch size 64 on t4-16gb; "
+        "where that is meant, write the base again with --save"
+    ) in shown
 
 
 def test_one_workload_that_fails_stops_no_other_and_no_base_is_written(brim: Brim, nets: Path, tmp_path: Path) -> None:
@@ -400,6 +436,34 @@ def test_a_card_that_no_size_fits_fails_beside_one_that_has_room(brim: Brim, net
     (line,) = json.loads(result.out)["check"]["workloads"]
     assert (line["verdict"], line["text"]) == ("does_not_fit", "no batch size fits NVIDIA T4")
     assert brim("forecast", "--file", "forecasts.yaml", "--against", "base.json").code == 1
+
+
+def test_a_size_that_fits_one_card_of_two_is_judged_card_by_card(brim: Brim, nets: Path, tmp_path: Path) -> None:
+    cards = ["t4", "a100-80gb"]
+    write_file(tmp_path, vast={"model": "py:nets.py:vast", "gpu": cards, "batch_size": 1})
+    result = brim("forecast", "--file", "forecasts.yaml", "--markdown", "comment.md")
+    assert result.code == 1
+    rows = [line.split(maxsplit=2) for line in result.out.splitlines() if line.startswith("vast ")]
+    assert [(card, "DOES NOT FIT" in row) for _, card, row in rows] == [("t4-16gb", True), ("a100-80gb", False)]
+    assert "vast: batch size 1 does not fit NVIDIA T4\n" in result.out
+    comment = Path("comment.md").read_text(encoding="utf-8").splitlines()
+    assert ["does not fit" in line for line in comment if line.startswith("| `vast`")] == [True, False]
+
+
+def test_a_narrow_terminal_loses_no_name_and_no_verdict(
+    brim: Brim, nets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    both = {"a": {"model": "py:nets.py:net"}, "b": {"model": "py:nets.py:net", "gpu": "a100-80gb"}}
+    write_file(tmp_path, **both)
+    saved = brim("forecast", "--file", "forecasts.yaml", "--save", "base.json")
+    write_nets(tmp_path, width=2048)
+    checked = brim("forecast", "--file", "forecasts.yaml", "--against", "base.json")
+    rows = [line.split() for line in (saved.out + checked.out).splitlines() if line.startswith(("a ", "b "))]
+    assert [(row[:2], row[-1]) for row in rows if "at" not in row] == [
+        (["a", "t4-16gb"], "ok"), (["b", "a100-80gb"], "ok"), (["a", "t4-16gb"], "GREW"), (["b", "a100-80gb"], "GREW"),
+    ]  # fmt: skip
+    assert "\N{HORIZONTAL ELLIPSIS}" not in saved.out + checked.out
 
 
 def test_one_workload_is_checked_against_a_base_of_many(brim: Brim, nets: Path, tmp_path: Path) -> None:
@@ -475,6 +539,12 @@ def test_a_file_of_another_shape_is_refused(brim: Brim, nets: Path, text: str, w
     result = brim("forecast", "--file", "forecasts.yaml")
     assert result.code == 2
     assert words in result.err
+
+
+def test_a_file_given_as_the_model_is_answered_with_its_flag(brim: Brim, nets: Path) -> None:
+    result = brim("forecast", "forecasts.yaml")
+    assert result.code == 2
+    assert "MODEL forecasts.yaml: give a file of workloads with --file" in result.err
 
 
 def test_an_unknown_card_in_a_file_is_named_with_its_line_before_anything_runs(brim: Brim, nets: Path) -> None:

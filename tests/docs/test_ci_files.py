@@ -82,13 +82,17 @@ def test_the_file_of_workloads_is_valid_by_its_schema_and_mistakes_are_not() -> 
     assert list(validator.iter_errors(both)) == []
 
 
-def steps() -> list[dict[str, Any]]:
+def jobs() -> dict[str, dict[str, Any]]:
     workflow = loaded(EXAMPLES / "forecast.yml")
-    assert set(workflow) == {"name", True, "permissions", "jobs"}  # YAML reads `on` as true
+    assert set(workflow) == {"name", True, "permissions", "concurrency", "jobs"}  # YAML reads `on` as true
     assert workflow[True] == "pull_request"
-    (job,) = workflow["jobs"].values()
-    found: list[dict[str, Any]] = job["steps"]
+    assert workflow["permissions"] == {"contents": "read"}
+    found: dict[str, dict[str, Any]] = workflow["jobs"]
     return found
+
+
+def steps() -> list[dict[str, Any]]:
+    return [step for job in jobs().values() for step in job["steps"]]
 
 
 def test_the_workflow_has_the_shape_of_one() -> None:
@@ -102,6 +106,35 @@ def test_the_workflow_has_the_shape_of_one() -> None:
     for script in (step["run"] for step in steps() if "run" in step):
         assert "${{" not in script
     assert "pull_request_target" not in text
+
+
+def test_the_job_that_runs_the_code_of_a_pull_request_can_write_nothing() -> None:
+    forecast, comment = jobs()["forecast"], jobs()["comment"]
+    assert "permissions" not in forecast  # those of the workflow: it reads
+    (checkout,) = (step for step in forecast["steps"] if step.get("uses", "").startswith("actions/checkout@"))
+    assert checkout["with"]["persist-credentials"] is False
+    assert not any("token" in str(step).lower() for step in forecast["steps"])
+    assert comment["permissions"] == {"pull-requests": "write"}
+    assert [step["uses"] for step in comment["steps"] if "uses" in step] == ["actions/download-artifact@v4"]
+    assert not any(word in step.get("run", "") for step in comment["steps"] for word in ("--file", "pip ", "python"))
+
+
+@pytest.mark.parametrize(
+    ("there", "call"),
+    [("", "POST repos/o/r/issues/7/comments"), ("11\n12\n", "PATCH repos/o/r/issues/comments/11")],
+)
+def test_a_comment_is_written_once_and_then_replaced(tmp_path: Path, there: str, call: str) -> None:
+    """With a stand-in for GitHub's `gh` that prints the ids it is to find, and keeps what else it is asked for."""
+    gh = tmp_path / "gh"
+    gh.write_text('#!/bin/sh\nif [ "$2" = --paginate ]; then printf "$THERE"; else echo "$3 $4 $6" >> calls.txt; fi\n')
+    gh.chmod(0o755)
+    (step,) = (step for step in jobs()["comment"]["steps"] if "run" in step)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "THERE": there, "GH_TOKEN": "", "REPOSITORY": "o/r", "NUMBER": "7"
+    }  # fmt: skip
+    subprocess.run(["bash", "-e", "-c", step["run"]], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "calls.txt").read_text() == f"{call} body=@comment.md\n"
+    assert 'select(.user.login == "github-actions[bot]"' in step["run"]  # nobody else's comment is written over
 
 
 class Runner:
@@ -153,8 +186,8 @@ def test_the_workflow_fails_a_change_that_needs_more_memory_and_leaves_a_comment
     assert comment.startswith("<!-- brim forecast -->")
     assert "**grew**" in comment
     assert len(comment) < 65_536
-    show = next(step["run"] for step in steps() if "GITHUB_STEP_SUMMARY" in step.get("run", ""))
-    assert "<!-- brim forecast -->" in show  # by which the comment is found again
+    write = next(step["run"] for step in steps() if "gh api" in step.get("run", ""))
+    assert comment.partition("\n")[0] in write  # by which the comment is found again
 
 
 def test_the_workflow_checks_the_first_change_that_brings_the_file(runner: Runner) -> None:

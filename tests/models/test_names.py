@@ -78,6 +78,20 @@ def test_two_candidates_or_none_are_refused(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("torchvision", "timm", "message"),
+    [
+        ((), (), r"of that name \(not installed here: torchvision, timm; pip install 'brim\[vision\]'\)$"),
+        (("resnet101",), (), r"\(not installed here: timm; pip .*\); did you mean .*resnet101"),
+    ],
+)
+def test_a_name_is_not_just_unknown_where_its_library_is_missing(
+    torchvision: tuple[str, ...], timm: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        choose_name("resnet18", torchvision=lambda: torchvision, timm=lambda: timm)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "MODEL is empty"),

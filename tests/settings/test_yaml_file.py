@@ -190,10 +190,15 @@ def test_deep_nesting_is_refused(tmp_path: Path, opening: str) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_a_wrong_request(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"missing\.yaml: cannot be read \(No such file"):
-        read_yaml(tmp_path / "missing.yaml")
-    with pytest.raises(RequestError, match="cannot be read"):
+    (tmp_path / "trainning.yaml").touch()
+    with pytest.raises(RequestError, match=r"missing\.yaml: there is no such file$"):
+        read_yaml(tmp_path / "nowhere" / "missing.yaml")
+    with pytest.raises(RequestError, match=r"training\.yaml: there is no such file; did you mean trainning\.yaml\?"):
+        read_yaml(tmp_path / "training.yaml")
+    with pytest.raises(RequestError, match=r": it is a folder; give a YAML file"):
         read_yaml(tmp_path)
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_yaml(tmp_path / "trainning.yaml" / "training.yaml")
     with pytest.raises(RequestError, match="cannot be read"):
         read_yaml("a\0b")
     with pytest.raises(RequestError, match="larger than 8 MiB"):

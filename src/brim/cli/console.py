@@ -53,6 +53,13 @@ class _SafeConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible_text(segment.text), segment.style)
 
+    def on_broken_pipe(self) -> None:
+        """The reader has gone, as `| head` does: the command continues without it, and ends with its own exit code.
+
+        rich would end the process with 1, which is what a check that failed ends with.
+        """
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
 
 def output_console() -> Console:
     """Where results go; colour and live drawing only on a terminal, `NO_COLOR` honoured by rich."""

@@ -1,4 +1,4 @@
-"""Bytes by module, and a forecast's check, as tables of 80 columns."""
+"""Bytes by module, and a forecast's check, as tables that fit 80 columns; a narrower terminal wraps them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from rich.text import Text
 
 from brim.errors import plural
 from brim.planning.forecast_base import shown_size
+from brim.planning.forecast_check import FAILING, fits_its_card
 from brim.planning.forecast_markdown import change_text, headline, largest_part, module_name, signed_bytes
 from brim.settings.sizes import format_bytes
 from brim.units import byte_unit
 
 if TYPE_CHECKING:
-    from brim.planning.forecast import ForecastResult
-    from brim.planning.forecast_check import CheckedWorkload, ComparedSize, ForecastCheck
+    from brim.planning.forecast import CardForecast, ForecastResult
+    from brim.planning.forecast_check import CheckedWorkload, ComparedSize, ForecastCheck, Verdict
 
 __all__ = ["print_check", "print_modules"]
 
-WIDTH = 80
+SHORTEST_FOLD = 8  # of a long name
+GAP = 2  # between columns
 MOST_MODULES = 25  # rows that are printed; --json has all
 MOST_CHANGED = 10
 # Columns of a table by module: what little room there is goes to what grows with a model or a batch.
@@ -60,7 +62,7 @@ def print_modules(console: Console, name: str, document: Mapping[str, Any]) -> N
         parts = {part: sum(row["parts"].get(part, 0) for row in rest) for part in {p for r in rest for p in r["parts"]}}
         more = f"(and {len(rest):,} more)"
         _add_module(table, more, sum(row["bytes"] for row in rest), parts, shown, unit.size)
-    console.print(table, soft_wrap=False, width=min(console.width, WIDTH))
+    _print_table(console, table)
 
 
 def _add_module(
@@ -81,11 +83,11 @@ def print_check(console: Console, result: ForecastResult) -> None:
     if check.against is None:
         _print_workloads(console, result)
     else:
-        _print_comparison(console, check)
+        _print_comparison(console, check, {workload.name: workload.cards for workload in result.workloads})
     for line in check.lines:
         if line.failed and line.verdict != "grew":
             _say(console, f"{line.name}: {line.text}")
-        if line.verdict == "grew":
+        if line.worst is not None and line.worst.grew:
             _print_growth(console, line)
     for note in check.notes:
         _say(console, f"note: {note}")
@@ -99,15 +101,15 @@ def _print_workloads(console: Console, result: ForecastResult) -> None:
     verdicts = {line.name: line for line in result.check.lines}
     rows: list[_Row] = []
     for workload in result.workloads:
-        verdict = _verdict(verdicts[workload.name])
         if not workload.cards:
-            rows.append((workload.name, "", [""] * 4, verdict))
+            rows.append((workload.name, "", [""] * 4, _verdict(verdicts[workload.name].verdict)))
         for card in workload.cards:
             size = shown_size(card.document)
             figures = [
                 f"{size['batch_size']:,}", format_bytes(size["peak_allocated_bytes"]),
                 format_bytes(size["device_bytes"]), f"{card.batch_size_max:,}",
             ]  # fmt: skip
+            verdict = _verdict("ok" if fits_its_card(card.document) else "does_not_fit")
             rows.append((workload.name, card.gpu.key, figures, verdict))
     _print_rows(console, "memory", "", ("size", "allocated", "nvidia-smi", "largest"), rows)
 
@@ -120,15 +122,19 @@ def _print_rows(console: Console, what: str, against: str, titles: Sequence[str]
     table = _table("workload", *(["card"] if several else []), *titles, "verdict")
     for name, card, figures, verdict in rows:
         table.add_row(Text(name), *([Text(card)] if several else []), *map(Text, figures), verdict)
-    console.print(table, soft_wrap=False, width=min(console.width, WIDTH))
+    _print_table(console, table)
 
 
-def _print_comparison(console: Console, check: ForecastCheck) -> None:
+def _print_comparison(console: Console, check: ForecastCheck, cards: Mapping[str, Sequence[CardForecast]]) -> None:
     rows: list[_Row] = []
     for line in check.lines:
-        size = line.worst
-        figures = [""] * 5 if size is None else [*_figures(size), line.allow]
-        rows.append((line.name, "" if size is None else size.gpu, figures, _verdict(line)))
+        size, verdict = line.worst, _verdict(line.verdict)
+        if size is not None:
+            rows.append((line.name, size.gpu, [*_figures(size), line.allow], verdict))
+            continue
+        rows += [
+            (line.name, card.gpu.key, _figures_alone(card.document), verdict) for card in cards.get(line.name, ())
+        ] or [(line.name, "", [""] * 5, verdict)]
     titles = ("size", "base", "now", "change", "allowed")
     _print_rows(console, "peak allocated bytes", f" against {check.against}", titles, rows)
     for line in check.lines:
@@ -139,6 +145,11 @@ def _print_comparison(console: Console, check: ForecastCheck) -> None:
 
 def _figures(size: ComparedSize) -> list[str]:
     return [f"{size.batch_size:,}", format_bytes(size.base_bytes), format_bytes(size.bytes), change_text(size)]
+
+
+def _figures_alone(document: Mapping[str, Any]) -> list[str]:
+    size = shown_size(document)
+    return [f"{size['batch_size']:,}", "", format_bytes(size["peak_allocated_bytes"]), "", ""]
 
 
 def _print_growth(console: Console, line: CheckedWorkload) -> None:
@@ -158,26 +169,37 @@ def _print_growth(console: Console, line: CheckedWorkload) -> None:
             Text(module_name(one.module)), Text(format_bytes(one.base_bytes)), Text(format_bytes(one.bytes)),
             Text(signed_bytes(one.change_bytes)), Text(largest_part(one.parts)),
         )  # fmt: skip
-    console.print(table, soft_wrap=False, width=min(console.width, WIDTH))
+    _print_table(console, table)
     if len(size.modules) > MOST_CHANGED:
         _say(console, f"and {plural(len(size.modules) - MOST_CHANGED, 'more module')} that changed (--json has all)")
 
 
-def _verdict(line: CheckedWorkload) -> Text:
-    shown = line.verdict.replace("_", " ")
-    return Text(shown.upper() if line.failed else shown, style=STYLES.get(line.verdict, "bold red"))
+def _verdict(verdict: Verdict) -> Text:
+    shown = verdict.replace("_", " ")
+    return Text(shown.upper() if verdict in FAILING else shown, style=STYLES.get(verdict, "bold red"))
 
 
 def _say(console: Console, line: str) -> None:
     console.print(line, markup=False, highlight=False)
 
 
+def _print_table(console: Console, table: Table) -> None:
+    """Long names are folded, figures never: in a terminal that is too narrow for them its lines wrap."""
+    for column in table.columns:
+        widths = [cell.cell_len for cell in (column.header, *column.cells) if isinstance(cell, Text)]
+        column.min_width = min(max(widths), SHORTEST_FOLD) if column.overflow == "fold" else max(widths)
+    least = sum(column.min_width or 0 for column in table.columns) + GAP * (len(table.columns) - 1)
+    table.width = least if least > console.width else None
+    console.print(table, soft_wrap=True)
+
+
 def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
     words = {"module", "workload", "card", "verdict", "most of it"}
     for title in titles:
-        left, long = title in words, title in ("module", "workload")
+        long = title in ("module", "workload")
         table.add_column(
-            title, justify="left" if left else "right", no_wrap=not long, overflow="fold" if long else "ellipsis"
-        )
+            Text(title), justify="left" if title in words else "right", no_wrap=not long,
+            overflow="fold" if long else "ellipsis",
+        )  # fmt: skip
     return table

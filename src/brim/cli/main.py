@@ -6,6 +6,7 @@ Imports no torch and no command: a command is built from its declaration when it
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib
 import io
@@ -200,9 +201,10 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except OSError as error:
-        if debug or error.filename is None:
+        if debug or (error.filename is None and error.errno != errno.ENOSPC):
             raise
-        error_console().print(f"brim: {error.filename}: {error.strerror}", markup=False, highlight=False)
+        what = error.filename or "cannot write"  # a stream has no name
+        error_console().print(f"brim: {what}: {error.strerror}", markup=False, highlight=False)
         code = RequestError.exit_code
     except Exception as error:
         from brim.memory.weights import load_failure

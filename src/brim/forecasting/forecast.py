@@ -304,8 +304,15 @@ class Forecaster:
         return DoesNotFitError(
             f"a batch of {self.smallest} {unit} does not fit {self.gpu.name}: it would take about "
             f"{format_bytes(least.device_bytes)}, and of its {format_bytes(self.gpu.memory_bytes)} "
-            f"{format_bytes(self.limit_bytes)} may be used (margin {self.margin:.0%}).\nWhat may help:\n  - {remedies}"
+            f"{format_bytes(self.limit_bytes)} may be used ({self._limited_by()}).\nWhat may help:\n  - {remedies}"
         )
+
+    def _limited_by(self) -> str:
+        """What leaves less than the card's memory."""
+        if self._memory_limit_bytes is None or self._memory_limit_bytes > self._reservable_bytes:
+            return f"margin {self.margin:.0%}"
+        limit = written("memory_limit", format_bytes(self._memory_limit_bytes))
+        return f"{limit}, and a CUDA context of {format_bytes(self.gpu.context_bytes)}"
 
     def _traced_model(self, asked: int | None) -> SizeModel:
         sizes = _sizes_to_trace(self.smallest, self.largest_allowed, asked)

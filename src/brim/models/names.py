@@ -134,8 +134,14 @@ def choose_name(
             raise RequestError(f"MODEL {text!r} could be {_listed(candidates)}; give one of them in full")
     raise RequestError(
         f"MODEL {text!r}: no such folder, and no torchvision or timm model of that name"
+        f"{_missing([source for source, names in lists if not names()])}"
         f"{_nearest(text, [*torchvision(), *timm()])}{_of_a_family(text, families())}"
     )
+
+
+def _missing(sources: Sequence[str]) -> str:
+    """What to install where a library has no names, since it is not there."""
+    return f" (not installed here: {', '.join(sources)}; pip install 'brim[vision]')" if sources else ""
 
 
 def _of_a_family(text: str, families: Sequence[str]) -> str:
@@ -147,7 +153,7 @@ def _of_a_family(text: str, families: Sequence[str]) -> str:
 def _nearest(text: str, names: Sequence[str]) -> str:
     """The nearest of all ways to write a model: folders here, aliases, names, and beginnings of names."""
     beginnings = ("_".join(name.split("_")[:count]) for name in names for count in range(1, name.count("_") + 1))
-    known = [*model_folders_near(text), *ALIASES, *names, *beginnings]
+    known = [*model_folders_near(text), *(ALIASES if names else ()), *names, *beginnings]
     return nearest_names(text.lower(), dict.fromkeys(known))  # each once
 
 

@@ -82,10 +82,14 @@ def read_base(file: Path) -> Base:
             f"{given('against', file)}: there is no such file; write it with {named('save')}, where the forecast is "
             "as it should be"
         ) from None
+    except IsADirectoryError as error:
+        raise RequestError(f"{given('against', file)}: it is a folder; give a file of {named('save')}") from error
     except OSError as error:
         raise RequestError(f"{given('against', file)}: cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{given('against', file)}: it is no JSON file ({first_line(error)})") from error
+        raise RequestError(
+            f"{given('against', file)}: it is no JSON file ({first_line(error)}); write it again with {named('save')}"
+        ) from error
     return base_of(document, str(file))
 
 
@@ -140,14 +144,19 @@ def _checked(forecast: Document) -> Document:
     """A forecast of a file, whose fields are there and of their kind."""
     made_for = forecast.get("made_for") or {}
     forecast["gpu"]["key"].casefold()
-    int(forecast["batch_size_max"])
     for settings in (made_for, made_for.get("knobs"), forecast.get("knobs")):
         (settings or {}).keys()
+    _check_counts(forecast, "batch_size_max")
     for size in sizes_of(forecast):
-        for name in ("batch_size", "peak_allocated_bytes", "peak_reserved_bytes"):
-            if not isinstance(size[name], int):
-                raise TypeError(f"{name} is {size[name]!r}")
+        _check_counts(size, "batch_size", "peak_allocated_bytes", "peak_reserved_bytes")
         for row in size.get("by_module") or ():
-            sum(row["parts"].values())
             row["module"].split(".")
+            _check_counts(row["parts"], *row["parts"])
     return forecast
+
+
+def _check_counts(values: Document, *names: str) -> None:
+    """Sizes and bytes are whole numbers from 0; JSON has signs, fractions and NaN as well."""
+    for name in names:
+        if type(values[name]) is not int or values[name] < 0:
+            raise TypeError(f"{name} is {values[name]!r}")

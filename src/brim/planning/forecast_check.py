@@ -20,7 +20,10 @@ from brim.planning.forecast_base import Base, Document, WorkloadDocument, sizes_
 from brim.settings.caller import given, named
 from brim.settings.forecast_settings import Allowance
 
-__all__ = ["FAILING", "CheckedWorkload", "ComparedSize", "ForecastCheck", "ModuleChange", "Verdict", "compare", "judge"]
+__all__ = [
+    "FAILING", "CheckedWorkload", "ComparedSize", "ForecastCheck", "ModuleChange", "Verdict", "compare",
+    "fits_its_card", "judge",
+]  # fmt: skip
 
 Verdict = Literal["ok", "new", "gone", "grew", "does_not_fit", "not_comparable", "failed"]
 FAILING: tuple[Verdict, ...] = ("grew", "does_not_fit", "not_comparable", "failed")
@@ -170,7 +173,7 @@ def _compared(now: WorkloadDocument, before: Sequence[Document] | None, allow: A
         return dataclasses.replace(failure, sizes=sizes, batch_size_max=largest)
     if not sizes:
         had, has = _listed([("", before)]), _listed([("", now.forecasts)])
-        text = f"the base has {had}, this forecast {has}: no size of one card is in both"
+        text = f"the base is {had}, this forecast {has}; where that is meant, write the base again with {named('save')}"
         return _passed(now, allow, "not_comparable", text)
     made = CheckedWorkload(name=now.name, verdict="ok", text="", allow=str(allow), sizes=sizes, batch_size_max=largest)
     worst = made.worst
@@ -190,11 +193,18 @@ def _failure(now: WorkloadDocument, allow: Allowance) -> CheckedWorkload | None:
     """What is wrong with a workload whatever the base says."""
     if now.error is not None:
         return _passed(now, allow, "failed", now.error)
-    for forecast in now.forecasts:
-        asked = f"batch size {forecast['batch_size']:,} does not fit" if "sizes" not in forecast else ""
-        if not (forecast["fits"] if asked else forecast["batch_size_max"]):
-            return _passed(now, allow, "does_not_fit", f"{asked or 'no batch size fits'} {forecast['gpu']['name']}")
-    return None
+    misfits = [one for one in now.forecasts if not fits_its_card(one)]
+    if not misfits:
+        return None
+    one = misfits[0]
+    what = "no batch size fits" if "sizes" in one else f"batch size {one['batch_size']:,} does not fit"
+    cards = ", ".join(one["gpu"]["name"] for one in misfits)
+    return _passed(now, allow, "does_not_fit", f"{what} {cards}")
+
+
+def fits_its_card(forecast: Document) -> bool:
+    """Whether the size that was asked for fits; where none was, whether any does."""
+    return bool(forecast["batch_size_max"] if "sizes" in forecast else forecast["fits"])
 
 
 def _passed(now: WorkloadDocument, allow: Allowance, verdict: Verdict, text: str) -> CheckedWorkload:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from brim.errors import plural
-from brim.planning.forecast_base import WorkloadDocument, shown_size
+from brim.planning.forecast_base import Document, WorkloadDocument, shown_size
 from brim.planning.forecast_check import CheckedWorkload, ComparedSize, ForecastCheck
 from brim.records import PART_NAMES
 from brim.settings.sizes import format_bytes
@@ -66,8 +66,9 @@ def _check(workloads: Sequence[WorkloadDocument], check: ForecastCheck) -> Itera
     else:
         yield "| workload | card | batch size | base | now | change | allowed | |"
         yield "|---|---|--:|--:|--:|--:|--:|---|"
+        forecasts = {workload.name: workload.forecasts for workload in workloads}
         for line in check.lines[:MOST_ROWS]:
-            yield _check_row(line)
+            yield from _check_rows(line, forecasts.get(line.name, ()))
     yield from _left_out(len(check.lines), MOST_ROWS, "workload")
     for line in (line for line in check.lines if line.failed and line.verdict != "grew"):
         yield f"\n- {_code(line.name)}: {_code(line.text)}"
@@ -82,15 +83,23 @@ def _check(workloads: Sequence[WorkloadDocument], check: ForecastCheck) -> Itera
         yield f"\n- {_plain(note)}"
 
 
-def _check_row(line: CheckedWorkload) -> str:
-    size = line.worst
-    verdict = VERDICTS[line.verdict]
-    if size is None:
-        return f"| {_code(line.name)} | | | | | | | {verdict} |"
-    return (
-        f"| {_code(line.name)} | {_plain(size.gpu)} | {size.batch_size:,} | {format_bytes(size.base_bytes)} | "
-        f"{format_bytes(size.bytes)} | {change_text(size)} | {_plain(line.allow)} | {verdict} |"
-    )
+def _check_rows(line: CheckedWorkload, forecasts: Sequence[Document]) -> Iterator[str]:
+    """Base and now; of a workload that the base does not have, each card's figures alone."""
+    size, verdict = line.worst, VERDICTS[line.verdict]
+    if size is not None:
+        yield (
+            f"| {_code(line.name)} | {_plain(size.gpu)} | {size.batch_size:,} | {format_bytes(size.base_bytes)} | "
+            f"{format_bytes(size.bytes)} | {change_text(size)} | {_plain(line.allow)} | {verdict} |"
+        )
+        return
+    for forecast in forecasts:
+        shown = shown_size(forecast)
+        yield (
+            f"| {_code(line.name)} | {_plain(forecast['gpu']['key'])} | {shown['batch_size']:,} | | "
+            f"{format_bytes(shown['peak_allocated_bytes'])} | | | {verdict} |"
+        )
+    if not forecasts:
+        yield f"| {_code(line.name)} | | | | | | | {verdict} |"
 
 
 def change_text(size: ComparedSize) -> str:
@@ -105,7 +114,7 @@ def _modules(line: CheckedWorkload) -> Iterator[str]:
     """The modules behind a change, folded up unless they are why the check fails."""
     size = line.worst
     assert size is not None
-    opened = " open" if line.verdict == "grew" else ""
+    opened = " open" if size.grew else ""
     title = f"{_html(line.name)}: modules that changed at batch size {size.batch_size:,}"
     yield f"\n<details{opened}><summary>{title}</summary>\n"
     yield "| module | base | now | change | of it |"

@@ -188,6 +188,8 @@ class ForecastSettings:
         if alone is None:
             if "model" not in values and values.get("step") is None:
                 raise RequestError("MODEL is missing: give a model, as to brim find (or --file, --table, or --gpus)")
+            if str(values.get("model")).endswith((".yaml", ".yml")):
+                raise RequestError(f"MODEL {values['model']}: give a file of workloads with {named('file')}")
             return with_own_step(values)
         if alone == "table" and "model" in values:
             raise RequestError(f"--table computes its own models; leave {values['model']} out, or leave --table out")

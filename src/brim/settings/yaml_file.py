@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from brim.errors import RequestError
+from brim.errors import RequestError, nearest_names
 from brim.settings.problems import Problem, has_errors, raise_errors
 from brim.settings.yaml_nodes import Collection, Node, NodeReader
 
@@ -71,6 +71,11 @@ def inspect_yaml(path: str | os.PathLike[str]) -> tuple[Document | None, tuple[P
     try:
         with Path(file).open("rb") as stream:
             content = stream.read(MOST_BYTES + 1)
+    except FileNotFoundError as error:
+        beside = [other.name for other in Path(file).parent.glob("*") if other.suffix in (".yaml", ".yml")]
+        raise RequestError(f"{file}: there is no such file{nearest_names(Path(file).name, beside)}") from error
+    except IsADirectoryError as error:
+        raise RequestError(f"{file}: it is a folder; give a YAML file") from error
     except OSError as error:
         raise RequestError(f"{file}: cannot be read ({error.strerror or error})") from error
     except ValueError as error:  # a NUL in the name
