@@ -146,6 +146,54 @@ def test_tokens_that_were_computed_for_nobody_are_counted() -> None:
     assert pool.useful_tokens >= sum(len(one.ids) for one in asked)
 
 
+class FakeGraph:
+    """Replays a step by running it, where all that a real graph has fixed is as it was."""
+
+    def __init__(self, step: Callable[[], Any]) -> None:
+        cells = [cell.cell_contents for cell in step.__closure__ or ()]
+        self._pool = next(one for one in cells if isinstance(one, GenerationPool))
+        self._step, self._fixed = step, self._now()
+        self.replays = 0
+
+    def _now(self) -> Any:
+        return [one.data_ptr() for one in self._pool.tensors()], self._pool.longest
+
+    def replay(self) -> None:
+        assert self._now() == self._fixed, "a graph reads and writes where it was captured"
+        self.replays += 1
+        self._step()
+
+
+@pytest.mark.parametrize("rows", [8, 14])
+def test_captured_steps_give_the_same_answers_whatever_grows_or_gets_longer(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[FakeGraph] = []
+
+    def capture(step: Callable[[], Any], pool: object) -> FakeGraph:
+        graphs.append(FakeGraph(step))
+        return graphs[-1]
+
+    monkeypatch.setattr("brim.generation.pool.graphs_work_on", lambda device: True)
+    monkeypatch.setattr("brim.generation.pool.shared_pool", lambda device: object())
+    monkeypatch.setattr("brim.generation.pool.capture", capture)
+    model, asked = tiny_models.qwen2(), prompts(24)
+    settings = GenerationSettings(max_new_tokens=NEW)
+    pool = GenerationPool(model, settings, TOKENS, rows=rows, slots=200, longest=len(asked[12].ids))
+    waiting, got = [*asked[12:], *asked[:12]], {}
+    while waiting or pool.active:
+        waiting = waiting[pool.admit(waiting) :]
+        got |= {answer.key: answer.tokens for answer in pool.advance()}
+        if len(waiting) < 6 and pool.arena.slots == 200:
+            pool.grow(600)
+    assert [got[one.key] for one in asked] == [alone(model, one) for one in asked]
+    assert pool.arena.slots == 600
+    assert pool.longest == len(asked[0].ids)
+    assert sum(graph.replays for graph in graphs) > len(graphs) > 2
+    pool.release()
+    assert pool.tensors() == pool._state.tensors()
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [

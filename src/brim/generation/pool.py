@@ -1,6 +1,6 @@
 """A pool of sequences that generate together: an answer leaves when it ends, and the next prompt takes its place.
 
-    pool = GenerationPool(model, settings, tokens, size=PoolSize(rows=512, slots=200_000), longest=1_500)
+    pool = GenerationPool(model, settings, tokens, rows=512, slots=200_000, longest=1_500)
     while prompts or pool.active:
         prompts = prompts[pool.admit(prompts):]
         for answer in pool.advance():
