@@ -21,6 +21,7 @@ from brim.evaluation.worker import EvalListener, Lines, Worker
 from brim.generation.pool import GenerationPool
 from brim.running.pooled import PooledExecutor
 from brim.settings.eval_settings import EvalRequest
+from brim.tasks.generate import GenerateTask
 from brim.tasks.prompts import PromptWriter
 from tests.evaluation.evaluation_runs import lines_of, record_of, run, without_sizes, write_lines
 
@@ -108,6 +109,30 @@ class TestPooled:
         monkeypatch.setattr("brim.tasks.text_pools.pool_pays_on", lambda device, dtype: False)
         usual = run(language_model, questions, tmp_path / "batches", **options)
         assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(usual.folder))
+
+    @pytest.mark.parametrize("pays", [True, False])
+    def test_for_stop_strings_only_the_last_tokens_are_decoded(
+        self, endless_model: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pays: bool
+    ) -> None:
+        """All of every answer at every check takes longer than the steps between two."""
+        monkeypatch.setattr("brim.tasks.text_pools.pool_pays_on", lambda device, dtype: pays)
+        decode, most = GenerateTask._stopped, []
+
+        def counted(task: GenerateTask, answers: list[list[int]]) -> list[bool]:
+            tokenizer = task.model.tokenizer
+            usual = tokenizer.batch_decode
+            monkeypatch.setattr(
+                tokenizer, "batch_decode", lambda rows, **named: most.extend(map(len, rows)) or usual(rows, **named)
+            )
+            try:
+                return decode(task, answers)
+            finally:
+                monkeypatch.setattr(tokenizer, "batch_decode", usual)
+
+        monkeypatch.setattr(GenerateTask, "_stopped", counted)
+        result = run(endless_model, questions, tmp_path / "run", max_new_tokens=90, stop=("never",))
+        assert result.summary["answer_tokens"]["p50"] == 90
+        assert max(most) < 60
 
     def test_a_pool_that_does_not_fit_is_made_smaller_and_nothing_is_lost(
         self,

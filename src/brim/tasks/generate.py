@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from brim.data.base import SampleSet
 from brim.errors import RequestError, plural
-from brim.generation.loop import PromptBatch
+from brim.generation.loop import CHECK_STEPS, PromptBatch
 from brim.generation.select import Decoder, make_decoder
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.generation.state import Answers
@@ -28,6 +29,7 @@ from brim.tasks.text_pools import TextPools
 __all__ = ["GenerateTask", "VqaTask"]
 
 DEFAULT_NEW_TOKENS = 256
+TOKENS_WITHOUT_TEXT = 8  # that may stand inside a stop string
 
 
 class GenerateTask(Task):
@@ -222,9 +224,16 @@ class GenerateTask(Task):
         return Answer(prediction=text[:cut].strip(), tokens=self._tokens_to_stop(tokens), details=details)
 
     def _stopped(self, answers: list[list[int]]) -> list[bool]:
-        """Which answers contain a stop string; what follows it would be cut off."""
-        texts = self.model.tokenizer.batch_decode(answers, skip_special_tokens=True)
-        return [self._stop_at(text) is not None for text in texts]
+        """Which answers contain a stop string; what follows it would be cut off.
+
+        This is asked every few tokens, so the last ones are decoded; an answer seems complete by them, or is by all.
+        """
+        bytes_of_stops = max(len(stop.encode()) for stop in self.generation.stop_strings)  # a token has one or more
+        last = 2 * CHECK_STEPS + bytes_of_stops + TOKENS_WITHOUT_TEXT  # two, where a segment ends between two checks
+        decode = functools.partial(self.model.tokenizer.batch_decode, skip_special_tokens=True)
+        seems = [self._stop_at(text) is not None for text in decode([tokens[-last:] for tokens in answers])]
+        whole = iter(decode([tokens for tokens, complete in zip(answers, seems, strict=True) if complete]))
+        return [complete and self._stop_at(next(whole)) is not None for complete in seems]
 
     def _stop_at(self, text: str) -> int | None:
         """Where the first stop string begins."""
