@@ -21,6 +21,7 @@ from brim.evaluation.worker import EvalListener, Lines, Worker
 from brim.generation.pool import GenerationPool
 from brim.running.pooled import PooledExecutor
 from brim.settings.eval_settings import EvalRequest
+from brim.tasks import text_pools
 from brim.tasks.generate import GenerateTask
 from brim.tasks.prompts import PromptWriter
 from tests.evaluation.evaluation_runs import lines_of, record_of, run, without_sizes, write_lines
@@ -82,6 +83,38 @@ class TestPooled:
         assert "positions" in errors["s2"]["message"]
         with pytest.raises(RequestError, match="s2"):
             run(language_model, data, tmp_path / "fast", max_new_tokens=TOKENS, fail_fast=True)
+
+    def test_samples_that_are_never_read_neither_size_the_pool_nor_keep_others_from_it(
+        self, language_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One prompt beyond the model's positions would take all its slots, or be beyond an attention window."""
+        monkeypatch.setattr("brim.generation.likelihoods.MIN_SHARED_PREFIX", 4)
+        usual, token_ids = text_pools.pool_obstacle, PromptWriter.token_ids
+        asked: list[tuple[int, bool]] = []
+
+        def recorded(*arguments: Any, longest: int, prefix: bool, **named: Any) -> str | None:
+            asked.append((longest, prefix))
+            return usual(*arguments, longest=longest, prefix=prefix, **named)
+
+        def without_nothing(writer: PromptWriter, texts: list[str]) -> list[list[int]]:
+            return [[] if text == "4" else ids for text, ids in zip(texts, token_ids(writer, texts), strict=True)]
+
+        monkeypatch.setattr(text_pools, "pool_obstacle", recorded)
+        monkeypatch.setattr(PromptWriter, "token_ids", without_nothing)
+        read = [{"id": f"s{n}", "question": f"what is 1 plus {n}", "answer": "1"} for n in range(5)]
+        never = [
+            {"id": "long", "question": "plus " * 400, "answer": "1"},
+            {"id": "none", "question": "4", "answer": "1"},
+        ]
+        sizes = []
+        for name, records in (("all", [*read, *never]), ("read", read)):
+            result = run(
+                language_model, write_lines(tmp_path / f"{name}.jsonl", records), tmp_path / name, max_new_tokens=TOKENS
+            )
+            assert result.summary["num_failed"] == len(records) - 5
+            sizes.append(record_of(result.folder)["plan"]["size"])
+        assert asked == [(5, True), (5, True)]
+        assert sizes[0] - sizes[1] <= 2 * 16 * 256, "a region of the smallest size each"
 
     @pytest.mark.parametrize("pays", [True, False])
     def test_a_prompt_without_tokens_is_that_samples_failure(

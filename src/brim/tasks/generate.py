@@ -99,22 +99,35 @@ class GenerateTask(Task):
             f"sample can run; use {given('max_tokens', largest)} or less"
         )
 
+    def _without_room(self, item: int) -> str | None:
+        """Why the prompt and its longest answer do not fit the model's positions; None if they do."""
+        length, new, room = self._lengths[item], self.generation.max_new_tokens, self.model.positions
+        if room is None:
+            return None
+        if self.model.kind == "seq2seq":  # prompt and answer apart
+            if max(length, new) <= room:
+                return None
+            return f"the prompt has {length} tokens, the answer up to {new}; the model has {room} positions"
+        if length + new <= room:
+            return None
+        return f"the prompt has {length} tokens; with {new} new ones that is more than the model's {room} positions"
+
+    def _lengths_read(self) -> list[int]:
+        """Tokens of each prompt as far as they are read; of one that does not fit, which will fail, none."""
+        return [0 if self._without_room(item) else length for item, length in enumerate(self._lengths)]
+
     def cost(self, item: int) -> int:
         """Tokens of the prompt and of the longest answer."""
         return self._lengths[item] + self.generation.max_new_tokens
 
     def prepare(self, item: int) -> Any:
         """Token ids; for a vision-language model all inputs that its processor makes."""
-        length, new, room = self._lengths[item], self.generation.max_new_tokens, self.model.positions
-        if room is not None and self.model.kind == "seq2seq" and max(length, new) > room:  # prompt and answer apart
-            raise ValueError(f"the prompt has {length} tokens, the answer up to {new}; the model has {room} positions")
-        if room is not None and self.model.kind != "seq2seq" and length + new > room:
-            raise ValueError(
-                f"the prompt has {length} tokens; with {new} new ones that is more than the model's {room} positions"
-            )
+        problem = self._without_room(item)
+        if problem is not None:
+            raise ValueError(problem)
         if self._multimodal is not None:
             return self._multimodal.prepare(item)
-        if length == 0:
+        if self._lengths[item] == 0:
             raise ValueError("the prompt has no tokens")
         return self._ids[item]
 
@@ -140,7 +153,7 @@ class GenerateTask(Task):
         """The decoder, chosen at the first batch."""
         if self._decoder is None:
             images = self.model.kind == "vision_language"
-            longest = max(self._lengths, default=0)
+            longest = max(self._lengths_read(), default=0)
             settings = self.generation
             self._decoder = make_decoder(self.model.module, settings, self._tokens, images=images, longest=longest)
             if settings.stop_strings:
@@ -174,8 +187,9 @@ class GenerateTask(Task):
             source = ImagePools(model, settings, tokens, prompts=prompts, read=self._texts, stopped=stopped)
         else:
             source = TextPools(
-                model, settings, tokens, prompts=self._ids, lengths=self._lengths, read=self._texts, stopped=stopped
-            )
+                model, settings, tokens, prompts=self._ids, lengths=self._lengths_read(), read=self._texts,
+                stopped=stopped,
+            )  # fmt: skip
         obstacle = source.obstacle()
         if obstacle:
             self.notes.append(f"answers are made in whole batches, not in a pool, which is slower: {obstacle}")
@@ -183,7 +197,7 @@ class GenerateTask(Task):
 
     def _image_prompts(self, inputs: MultimodalInputs) -> ImagePrompts:
         return ImagePrompts(
-            lengths=self._lengths,
+            lengths=self._lengths_read(),
             with_images=[bool(sample.images) for sample in self.samples],
             prepare=self.prepare,
             join=lambda items, prepared: inputs.batch(items, prepared, device=self.joined_on),
