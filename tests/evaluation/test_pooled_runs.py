@@ -19,6 +19,7 @@ from brim.evaluation.run import EvalResult, evaluate
 from brim.evaluation.setup import open_setup
 from brim.evaluation.worker import EvalListener, Lines, Worker
 from brim.generation.pool import GenerationPool
+from brim.memory.devices import CpuMemory
 from brim.running.pooled import PooledExecutor
 from brim.settings.eval_settings import EvalRequest
 from brim.tasks import text_pools
@@ -195,6 +196,33 @@ class TestPooled:
                 language_model, questions, tmp_path / "b", batch_size=14, fixed=True, fail_on_oom=True, **options
             )  # fmt: skip
 
+    def test_a_trial_keeps_the_memory_limit_and_its_failure_leaves_the_run_to_batches(
+        self,
+        language_model: Path,
+        questions: Path,
+        tmp_path: Path,
+        batched: EvalResult,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        limits: list[int | None] = []
+        memories: list[CpuMemory] = []
+        make = CpuMemory.__init__
+
+        def kept(memory: CpuMemory, device: torch.device) -> None:
+            make(memory, device)
+            memories.append(memory)
+
+        def short(*_: Any, **__: Any) -> Any:
+            limits.extend(memory._limit_bytes for memory in memories)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+        monkeypatch.setattr(CpuMemory, "__init__", kept)
+        monkeypatch.setattr("brim.generation.select._pool_disagreement", short)
+        result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS, memory_limit="1GiB")
+        assert 2**30 in limits
+        assert any("a trial of it ran out of memory" in note for note in result.notes)
+        assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
+
     def test_the_memory_limit_is_held(
         self, language_model: Path, questions: Path, tmp_path: Path, batched: EvalResult
     ) -> None:
@@ -341,6 +369,14 @@ class TestBatchInvariant:
 
     def test_where_there_is_no_pool_it_is_refused(self, language_model: Path, questions: Path, tmp_path: Path) -> None:
         with pytest.raises(RequestError, match=r"batch_invariant.* language model on CUDA"):
+            run(language_model, questions, tmp_path / "run", batch_invariant=True)
+
+    @pytest.mark.usefixtures("pooled")
+    def test_a_model_that_no_pool_fits_is_refused_with_the_reason(
+        self, language_model: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("brim.tasks.text_pools.pool_obstacle", lambda *_, **__: "it is odd")
+        with pytest.raises(RequestError, match=r"batch_invariant.* it is odd"):
             run(language_model, questions, tmp_path / "run", batch_invariant=True)
 
     @pytest.mark.usefixtures("pooled")

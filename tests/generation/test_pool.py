@@ -56,7 +56,11 @@ def alone(model: Any, prompt: PoolPrompt, new: int = NEW) -> list[int]:
     return answer[:-1] if answer[-1] in ENDS else answer
 
 
-@pytest.mark.parametrize("make", [tiny_models.llama, tiny_models.qwen2, tiny_models.mistral, tiny_models.gpt_neox])
+@pytest.mark.parametrize(
+    "make",
+    [tiny_models.llama, tiny_models.qwen2, tiny_models.mistral, tiny_models.gpt_neox, tiny_models.mixtral,
+     pytest.param(tiny_models.gemma3, marks=tiny_models.SINCE_VERSION_5)],
+)  # fmt: skip
 @pytest.mark.parametrize("shared", [0, 9])
 def test_answers_are_those_of_generate_at_batch_size_one(make: Callable[[], Any], shared: int) -> None:
     model = make()
@@ -205,6 +209,28 @@ def test_a_model_that_a_pool_does_not_fit_says_why(make: Callable[[], Any], why:
     obstacle = pool_obstacle(make(), GenerationSettings(max_new_tokens=NEW), TOKENS, longest=30)
     assert obstacle is not None
     assert why in obstacle or "raised" in obstacle
+
+
+def test_experts_whose_tokens_are_the_batchs_are_not_independent_of_it() -> None:
+    model, settings = tiny_models.mixtral(), GenerationSettings(max_new_tokens=NEW)
+    assert pool_obstacle(model, settings, TOKENS, longest=30) is None
+    invariant = GenerationSettings(max_new_tokens=NEW, batch_invariant=True)
+    obstacle = pool_obstacle(model, invariant, TOKENS, longest=30)
+    assert obstacle is not None
+    assert "expert" in obstacle
+    assert pool_obstacle(tiny_models.llama(), invariant, TOKENS, longest=30) is None
+
+
+def test_a_trial_that_runs_out_of_memory_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, settings = tiny_models.llama(), GenerationSettings(max_new_tokens=NEW)
+
+    def short(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "forward", short)
+        assert pool_obstacle(model, settings, TOKENS, longest=30) == "a trial of it ran out of memory"
+    assert pool_obstacle(model, settings, TOKENS, longest=30) is None
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

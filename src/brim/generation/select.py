@@ -177,17 +177,30 @@ def pool_obstacle(
     obstacle = mixing_obstacle(model, longest + settings.max_new_tokens, positions_read=padded is not None)
     if obstacle is not None:
         return obstacle
+    if settings.batch_invariant and _has_experts(model):
+        return f"how many tokens an expert of {type(model).__name__} computes at once depends on the other prompts"
     config = generation_config_for(model, settings, tokens)
     chooser = TokenChooser(model, config, prompt_length=longest, device=next(model.parameters()).device)
     if chooser.needs_tokens:
         return "its generation configuration reads the tokens so far (a repetition penalty, say)"
-    if padded is not None:  # not kept: what the next ones are made of may differ
-        return _padded_disagreement(model, settings, tokens, padded) or None
     known = _TRIALS.setdefault(model, {})
     key = (GenerationPool, "prefix" if prefix else "", model.config.to_json_string(use_diff=False))
-    if key not in known:
-        known[key] = _pool_disagreement(model, settings, tokens, shared=CHECK_PREFIX if prefix else 0)
+    try:
+        if padded is not None:  # not kept: what the next ones are made of may differ
+            return _padded_disagreement(model, settings, tokens, padded) or None
+        if key not in known:
+            known[key] = _pool_disagreement(model, settings, tokens, shared=CHECK_PREFIX if prefix else 0)
+    except Exception as error:
+        if classify(error).kind is not FailureKind.OUT_OF_MEMORY:
+            raise
+        return "a trial of it ran out of memory"
     return known[key] or None
+
+
+def _has_experts(model: Any) -> bool:
+    """Whether each token goes to some of several experts, by any of the names that configurations have for that."""
+    config = model.config.get_text_config(decoder=True).to_dict()
+    return any("experts" in name and isinstance(value, int) and value > 1 for name, value in config.items())
 
 
 class _RecordingPool(GenerationPool):
@@ -246,12 +259,7 @@ def _padded_disagreement(model: Any, settings: GenerationSettings, tokens: Token
         for prompt, (ours, made) in zip(prompts, found, strict=True):
             yield ours, functools.partial(_generated_logits, model, trial.own(prompt), made, tokens.pad)
 
-    try:
-        return logit_difference(model, trials)
-    except Exception as error:
-        if classify(error).kind is not FailureKind.OUT_OF_MEMORY:
-            raise
-        return "a trial of it ran out of memory"
+    return logit_difference(model, trials)
 
 
 def _trial_pool(

@@ -191,6 +191,11 @@ class GenerateTask(Task):
                 stopped=stopped,
             )  # fmt: skip
         obstacle = source.obstacle()
+        if obstacle and settings.batch_invariant:
+            raise RequestError(
+                f"{named('batch_invariant')}: only answers that are generated in a pool are independent of the batch, "
+                f"and these cannot be: {obstacle}"
+            )
         if obstacle:
             self.notes.append(f"answers are made in whole batches, not in a pool, which is slower: {obstacle}")
         return source if obstacle is None else None
