@@ -22,6 +22,7 @@ from brim.generation.pool import GenerationPool
 from brim.memory.devices import CpuMemory
 from brim.running.pooled import PooledExecutor
 from brim.settings.eval_settings import EvalRequest
+from brim.sizing.constants import MOST_POOL_FAILURES
 from brim.tasks import text_pools
 from brim.tasks.generate import GenerateTask
 from brim.tasks.prompts import PromptWriter
@@ -221,6 +222,25 @@ class TestPooled:
         result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS, memory_limit="1GiB")
         assert 2**30 in limits
         assert any("a trial of it ran out of memory" in note for note in result.notes)
+        assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
+
+    def test_a_pool_that_never_fits_leaves_all_to_batches_and_says_so(
+        self,
+        language_model: Path,
+        questions: Path,
+        tmp_path: Path,
+        batched: EvalResult,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def short_of_memory(pool: GenerationPool, prompts: Any) -> int:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+        monkeypatch.setattr("brim.tasks.text_pools.pool_obstacle", lambda *_, **__: None)
+        monkeypatch.setattr(GenerationPool, "admit", short_of_memory)
+        result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS)
+        assert result.summary["oom_events"] == MOST_POOL_FAILURES
+        assert result.notes[-1] == "there is too little memory for a pool of answers: batches take over"
+        assert len(result.notes) == 2, "that a smaller one takes over is noted only where one does"
         assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
 
     def test_the_memory_limit_is_held(

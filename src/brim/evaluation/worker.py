@@ -200,6 +200,8 @@ class Worker:
                 )
             if left:
                 self._pools = None  # it has given up: so would the next
+                if self._pooled.sizer.hopeless:
+                    self._note("there is too little memory for a pool of answers: batches take over")
         if left or self._pooled is None:
             if self._executor is None:
                 self._executor = self._begin(self.starting.start(left))

@@ -282,7 +282,8 @@ class PooledExecutor:
         if self._policy.fail_on_oom:
             raise DoesNotFitError(f"a pool of {inside} does not fit: {failure.reason} (fail on OOM was asked)")
         self.sizer.record_failure(left)
-        self._work.note(f"a pool of {inside} sequences ran out of memory: a smaller one takes over")
+        if not self.sizer.hopeless:
+            self._work.note(f"a pool of {inside} sequences ran out of memory: a smaller one takes over")
 
     def _empty(self, waiting: deque[int]) -> int | None:
         """Close the pool; what was in it waits again, in its place. What other processes left until then."""
