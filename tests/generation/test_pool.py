@@ -256,10 +256,17 @@ def test_a_penalty_on_tokens_so_far_needs_batches() -> None:
     assert "tokens so far" in obstacle
 
 
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1), (torch.bfloat16, 2)])
 @pytest.mark.parametrize("prefix", [False, True])
-def test_a_trial_agrees_with_the_models_own_logits(prefix: bool) -> None:
-    settings = GenerationSettings(max_new_tokens=NEW)
-    assert pool_obstacle(tiny_models.qwen2(), settings, TOKENS, longest=30, prefix=prefix) is None
+def test_a_trial_agrees_with_the_models_own_logits_of_one_forward_in_each_precision(
+    prefix: bool, dtype: torch.dtype, most: int
+) -> None:
+    """Forwards that are launched kernel by kernel are most of a trial's time."""
+    settings, model = GenerationSettings(max_new_tokens=NEW), tiny_models.qwen2().to(dtype)
+    caches: list[bool] = []
+    model.register_forward_pre_hook(lambda _, __, named: caches.append(named["use_cache"]), with_kwargs=True)
+    assert pool_obstacle(model, settings, TOKENS, longest=30, prefix=prefix) is None
+    assert 1 <= caches.count(False) <= most
 
 
 # ------------------------------------------------------------------------------------------------- regions
