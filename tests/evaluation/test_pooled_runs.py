@@ -6,6 +6,8 @@ A pool pays on a GPU; here the same code runs in plain operations on the CPU.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,28 @@ from brim.tasks.prompts import PromptWriter
 from tests.evaluation.evaluation_runs import lines_of, record_of, run, without_sizes, write_lines
 
 TOKENS = 12
+
+# The command, in a pool on the CPU, which is killed at the third turn with sequences in it.
+KILLED_IN_A_POOL = """
+import os, signal, torch
+from brim.generation.pool import GenerationPool
+from brim.tasks import text_pools
+
+text_pools.pool_pays_on = lambda device, dtype: True
+advance, turns = GenerationPool.advance, []
+
+@torch.inference_mode()
+def killed(pool):
+    if pool.settings.max_new_tokens == 12:  # not the trial's
+        turns.append(pool.active)
+    if len(turns) == 4 and pool.active:
+        pool._step(pool._top, left=1)  # answers have grown since the host last read them
+        os.kill(os.getpid(), signal.SIGKILL)
+    return advance(pool)
+
+GenerationPool.advance = killed
+import brim.__main__
+"""
 
 
 @pytest.fixture
@@ -271,7 +295,7 @@ class TestPooled:
         monkeypatch.setattr(GenerationPool, "advance", breaks)
         result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS, batch_size=6)
         assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
-        assert any("batches take over" in note for note in result.notes)
+        assert result.notes == ("the pool ended with an error (ValueError: broken): batches take over",)
 
     def test_answers_are_recorded_as_they_end_and_a_killed_run_continues(
         self, language_model: Path, questions: Path, tmp_path: Path, batched: EvalResult
@@ -292,6 +316,36 @@ class TestPooled:
         assert 0 < len(done) < 14, "answers that end first are there before the last one has ended"
         result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS, resume=True)
         assert result.summary["num_resumed"] == len(done)
+        assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
+
+    def test_a_command_that_is_killed_with_answers_half_finished_continues(
+        self,
+        language_model: Path,
+        questions: Path,
+        tmp_path: Path,
+        batched: EvalResult,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        command = [
+            "eval", "-m", str(language_model), "-d", str(questions), "--device", "cpu", "--max-tokens", str(TOKENS),
+            "-b", "4", "--no-cache", "-o", str(tmp_path / "run"),
+        ]  # fmt: skip
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED_IN_A_POOL, *command], capture_output=True, text=True, timeout=120
+        )
+        assert killed.returncode == -9, killed.stderr
+        done = [line["id"] for line in lines_of(tmp_path / "run")]
+        assert 0 < len(done) < 14
+        given: list[int] = []
+        usual = PooledExecutor.run
+
+        def recorded(executor: PooledExecutor, items: Any) -> Any:
+            given.extend(items)
+            return usual(executor, items)
+
+        monkeypatch.setattr(PooledExecutor, "run", recorded)
+        result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS, resume=True)
+        assert sorted([*done, *(f"q{item}" for item in given)]) == sorted(f"q{number}" for number in range(14))
         assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
 
     def test_advice_that_is_tried_takes_no_cap_from_a_pool(

@@ -169,7 +169,10 @@ class PooledExecutor:
             self._turn(waiting, finished)
         except Exception as error:
             self._figures.lost_seconds += time.perf_counter() - started
-            return survivable(error), finished
+            failure = survivable(error)
+            if failure.kind is FailureKind.OTHER:  # nothing is known of it but its words
+                failure = dataclasses.replace(failure, reason=f"{type(error).__name__}: {error}".splitlines()[0])
+            return failure, finished
         seconds = time.perf_counter() - started
         self._figures.seconds += seconds
         self._figures.busy_seconds += seconds
