@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Protocol
 
-from brim.errors import DoesNotFitError
+from brim.errors import DoesNotFitError, first_line
 from brim.memory.failures import Failure, FailureKind
 from brim.records import Probe
 from brim.running.executor import ExecutionPolicy, Finished, ItemFailure, finished_item
@@ -171,7 +171,7 @@ class PooledExecutor:
             self._figures.lost_seconds += time.perf_counter() - started
             failure = survivable(error)
             if failure.kind is FailureKind.OTHER:  # nothing is known of it but its words
-                failure = dataclasses.replace(failure, reason=f"{type(error).__name__}: {error}".splitlines()[0])
+                failure = dataclasses.replace(failure, reason=f"{type(error).__name__}: {first_line(error)}")
             return failure, finished
         seconds = time.perf_counter() - started
         self._figures.seconds += seconds
