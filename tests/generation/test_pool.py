@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.generation.arena import ALIGNMENT, Regions
+from brim.generation.choose import TokenChooser
 from brim.generation.pool import GenerationPool, PoolAnswer, PoolPrompt
 from brim.generation.select import pool_obstacle
 from brim.generation.settings import GenerationSettings, TokenIds
@@ -72,18 +74,29 @@ def test_answers_are_those_of_generate_at_batch_size_one(make: Callable[[], Any]
     assert len(lengths) > 2, "answers must end at different lengths for rows to come and go"
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("chunk", [7, 40, 1000])
-def test_batch_invariant_forwards_have_one_shape_each(chunk: int) -> None:
-    """Prompts, steps and the rows of the head: what a library's choice of kernels depends on."""
+def test_batch_invariant_forwards_have_one_shape_each(
+    chunk: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts, steps and the rows that tokens are chosen for: what a library's choice of kernels depends on."""
     model, asked = tiny_models.llama(), prompts(17)
-    usual = answered(model, asked, slots=2000, chunk_tokens=chunk)
-    shapes: dict[str, set[int]] = {"read": set(), "head": set()}
+    settings = GenerationSettings(max_new_tokens=NEW, temperature=temperature)
+    usual = answered(model, asked, settings=settings, slots=2000, chunk_tokens=chunk)
+    shapes: dict[str, set[int]] = {"read": set(), "head": set(), "chosen": set()}
+    choose = TokenChooser.choose
+
+    def recorded(chooser: TokenChooser, logits: torch.Tensor, **named: Any) -> torch.Tensor:
+        shapes["chosen"].add(logits.shape[0])
+        return choose(chooser, logits, **named)
+
+    monkeypatch.setattr(TokenChooser, "choose", recorded)
     model.get_input_embeddings().register_forward_pre_hook(lambda _, given: shapes["read"].add(given[0].numel()))
     model.get_output_embeddings().register_forward_hook(lambda _, __, made: shapes["head"].add(made.shape[1]))
-    settings = GenerationSettings(max_new_tokens=NEW, batch_invariant=True)
+    settings = dataclasses.replace(settings, batch_invariant=True)
     got = answered(model, asked, settings=settings, rows=5, slots=2000, chunk_tokens=chunk)
     assert {key: one.tokens for key, one in got.items()} == {key: one.tokens for key, one in usual.items()}
-    assert shapes == {"read": {chunk, 5}, "head": {5}}
+    assert shapes == {"read": {chunk, 5}, "head": {5}, "chosen": {5}}
 
 
 @pytest.mark.parametrize("chunk", [7, 1000])

@@ -210,9 +210,9 @@ class _RecordingPool(GenerationPool):
         self.logits: list[torch.Tensor] = []
         super().__init__(*arguments, **named)
 
-    def _chosen(self, logits: torch.Tensor, uniform: torch.Tensor | None) -> torch.Tensor:
-        self.logits.append(logits.float())
-        return super()._chosen(logits, uniform)
+    def _chosen(self, logits: torch.Tensor, uniform: torch.Tensor | None, rows: int) -> torch.Tensor:
+        self.logits.append(logits[:rows].float())
+        return super()._chosen(logits, uniform, rows)
 
     def logits_of(self, *groups: Sequence[PoolPrompt]) -> list[tuple[torch.Tensor, list[int]]]:
         """The logits of each prompt's tokens, [steps, vocabulary], and the tokens; groups are read one by one."""
