@@ -122,6 +122,18 @@ class TestPooledImages:
         assert predictions(result)[1:] == predictions(batched)[1:]
         assert record_of(result.folder)["plan"]["unit"] == "kv_bytes"
 
+    def test_a_trial_takes_no_prompt_beyond_the_models_positions(
+        self, vision_language_model: Path, pictures: Path, tmp_path: Path
+    ) -> None:
+        records = [json.loads(line) for line in pictures.read_text().splitlines()]
+        shown = [{**one, "image": str(pictures.parent / one["image"])} for one in records if one["image"]]
+        never = [{**shown[0], "id": f"n{number}", "question": "what " * 400} for number in range(9)]
+        result = run(
+            vision_language_model, write_lines(tmp_path / "d.jsonl", [*shown, *never]), tmp_path / "r", **asked()
+        )
+        assert record_of(result.folder)["plan"]["unit"] == "kv_bytes", result.notes
+        assert result.summary["num_failed"] == len(never)
+
     def test_a_killed_run_continues_and_does_every_sample_once(
         self, vision_language_model: Path, pictures: Path, tmp_path: Path, batched: EvalResult
     ) -> None:

@@ -6,6 +6,8 @@ A pool pays on a GPU; here the same code runs in plain operations on the CPU.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,38 @@ from brim.evaluation.run import EvalResult, evaluate
 from brim.evaluation.setup import open_setup
 from brim.evaluation.worker import EvalListener, Lines, Worker
 from brim.generation.pool import GenerationPool
+from brim.memory.devices import CpuMemory
 from brim.running.pooled import PooledExecutor
 from brim.settings.eval_settings import EvalRequest
+from brim.sizing.constants import MOST_POOL_FAILURES
+from brim.tasks import text_pools
+from brim.tasks.generate import GenerateTask
 from brim.tasks.prompts import PromptWriter
 from tests.evaluation.evaluation_runs import lines_of, record_of, run, without_sizes, write_lines
 
 TOKENS = 12
+
+# The command, in a pool on the CPU, which is killed at the third turn with sequences in it.
+KILLED_IN_A_POOL = """
+import os, signal, torch
+from brim.generation.pool import GenerationPool
+from brim.tasks import text_pools
+
+text_pools.pool_pays_on = lambda device, dtype: True
+advance, turns = GenerationPool.advance, []
+
+@torch.inference_mode()
+def killed(pool):
+    if pool.settings.max_new_tokens == 12:  # not the trial's
+        turns.append(pool.active)
+    if len(turns) == 4 and pool.active:
+        pool._step(pool._top, left=1)  # answers have grown since the host last read them
+        os.kill(os.getpid(), signal.SIGKILL)
+    return advance(pool)
+
+GenerationPool.advance = killed
+import brim.__main__
+"""
 
 
 @pytest.fixture
@@ -82,6 +110,38 @@ class TestPooled:
         with pytest.raises(RequestError, match="s2"):
             run(language_model, data, tmp_path / "fast", max_new_tokens=TOKENS, fail_fast=True)
 
+    def test_samples_that_are_never_read_neither_size_the_pool_nor_keep_others_from_it(
+        self, language_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One prompt beyond the model's positions would take all its slots, or be beyond an attention window."""
+        monkeypatch.setattr("brim.generation.likelihoods.MIN_SHARED_PREFIX", 4)
+        usual, token_ids = text_pools.pool_obstacle, PromptWriter.token_ids
+        asked: list[tuple[int, bool]] = []
+
+        def recorded(*arguments: Any, longest: int, prefix: bool, **named: Any) -> str | None:
+            asked.append((longest, prefix))
+            return usual(*arguments, longest=longest, prefix=prefix, **named)
+
+        def without_nothing(writer: PromptWriter, texts: list[str]) -> list[list[int]]:
+            return [[] if text == "4" else ids for text, ids in zip(texts, token_ids(writer, texts), strict=True)]
+
+        monkeypatch.setattr(text_pools, "pool_obstacle", recorded)
+        monkeypatch.setattr(PromptWriter, "token_ids", without_nothing)
+        read = [{"id": f"s{n}", "question": f"what is 1 plus {n}", "answer": "1"} for n in range(5)]
+        never = [
+            {"id": "long", "question": "plus " * 400, "answer": "1"},
+            {"id": "none", "question": "4", "answer": "1"},
+        ]
+        sizes = []
+        for name, records in (("all", [*read, *never]), ("read", read)):
+            result = run(
+                language_model, write_lines(tmp_path / f"{name}.jsonl", records), tmp_path / name, max_new_tokens=TOKENS
+            )
+            assert result.summary["num_failed"] == len(records) - 5
+            sizes.append(record_of(result.folder)["plan"]["size"])
+        assert asked == [(5, True), (5, True)]
+        assert sizes[0] - sizes[1] <= 2 * 16 * 256, "a region of the smallest size each"
+
     @pytest.mark.parametrize("pays", [True, False])
     def test_a_prompt_without_tokens_is_that_samples_failure(
         self, language_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pays: bool
@@ -108,6 +168,30 @@ class TestPooled:
         monkeypatch.setattr("brim.tasks.text_pools.pool_pays_on", lambda device, dtype: False)
         usual = run(language_model, questions, tmp_path / "batches", **options)
         assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(usual.folder))
+
+    @pytest.mark.parametrize("pays", [True, False])
+    def test_for_stop_strings_only_the_last_tokens_are_decoded(
+        self, endless_model: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pays: bool
+    ) -> None:
+        """All of every answer at every check takes longer than the steps between two."""
+        monkeypatch.setattr("brim.tasks.text_pools.pool_pays_on", lambda device, dtype: pays)
+        decode, most = GenerateTask._stopped, []
+
+        def counted(task: GenerateTask, answers: list[list[int]]) -> list[bool]:
+            tokenizer = task.model.tokenizer
+            usual = tokenizer.batch_decode
+            monkeypatch.setattr(
+                tokenizer, "batch_decode", lambda rows, **named: most.extend(map(len, rows)) or usual(rows, **named)
+            )
+            try:
+                return decode(task, answers)
+            finally:
+                monkeypatch.setattr(tokenizer, "batch_decode", usual)
+
+        monkeypatch.setattr(GenerateTask, "_stopped", counted)
+        result = run(endless_model, questions, tmp_path / "run", max_new_tokens=90, stop=("never",))
+        assert result.summary["answer_tokens"]["p50"] == 90
+        assert max(most) < 60
 
     def test_a_pool_that_does_not_fit_is_made_smaller_and_nothing_is_lost(
         self,
@@ -137,6 +221,52 @@ class TestPooled:
                 language_model, questions, tmp_path / "b", batch_size=14, fixed=True, fail_on_oom=True, **options
             )  # fmt: skip
 
+    def test_a_trial_keeps_the_memory_limit_and_its_failure_leaves_the_run_to_batches(
+        self,
+        language_model: Path,
+        questions: Path,
+        tmp_path: Path,
+        batched: EvalResult,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        limits: list[int | None] = []
+        memories: list[CpuMemory] = []
+        make = CpuMemory.__init__
+
+        def kept(memory: CpuMemory, device: torch.device) -> None:
+            make(memory, device)
+            memories.append(memory)
+
+        def short(*_: Any, **__: Any) -> Any:
+            limits.extend(memory._limit_bytes for memory in memories)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+        monkeypatch.setattr(CpuMemory, "__init__", kept)
+        monkeypatch.setattr("brim.generation.select._pool_disagreement", short)
+        result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS, memory_limit="1GiB")
+        assert 2**30 in limits
+        assert any("a trial of it ran out of memory" in note for note in result.notes)
+        assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
+
+    def test_a_pool_that_never_fits_leaves_all_to_batches_and_says_so(
+        self,
+        language_model: Path,
+        questions: Path,
+        tmp_path: Path,
+        batched: EvalResult,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def short_of_memory(pool: GenerationPool, prompts: Any) -> int:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+        monkeypatch.setattr("brim.tasks.text_pools.pool_obstacle", lambda *_, **__: None)
+        monkeypatch.setattr(GenerationPool, "admit", short_of_memory)
+        result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS)
+        assert result.summary["oom_events"] == MOST_POOL_FAILURES
+        assert result.notes[-1] == "there is too little memory for a pool of answers: batches take over"
+        assert len(result.notes) == 2, "that a smaller one takes over is noted only where one does"
+        assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
+
     def test_the_memory_limit_is_held(
         self, language_model: Path, questions: Path, tmp_path: Path, batched: EvalResult
     ) -> None:
@@ -165,7 +295,7 @@ class TestPooled:
         monkeypatch.setattr(GenerationPool, "advance", breaks)
         result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS, batch_size=6)
         assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
-        assert any("batches take over" in note for note in result.notes)
+        assert result.notes == ("the pool ended with an error (ValueError: broken): batches take over",)
 
     def test_answers_are_recorded_as_they_end_and_a_killed_run_continues(
         self, language_model: Path, questions: Path, tmp_path: Path, batched: EvalResult
@@ -186,6 +316,36 @@ class TestPooled:
         assert 0 < len(done) < 14, "answers that end first are there before the last one has ended"
         result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS, resume=True)
         assert result.summary["num_resumed"] == len(done)
+        assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
+
+    def test_a_command_that_is_killed_with_answers_half_finished_continues(
+        self,
+        language_model: Path,
+        questions: Path,
+        tmp_path: Path,
+        batched: EvalResult,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        command = [
+            "eval", "-m", str(language_model), "-d", str(questions), "--device", "cpu", "--max-tokens", str(TOKENS),
+            "-b", "4", "--no-cache", "-o", str(tmp_path / "run"),
+        ]  # fmt: skip
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED_IN_A_POOL, *command], capture_output=True, text=True, timeout=120
+        )
+        assert killed.returncode == -9, killed.stderr
+        done = [line["id"] for line in lines_of(tmp_path / "run")]
+        assert 0 < len(done) < 14
+        given: list[int] = []
+        usual = PooledExecutor.run
+
+        def recorded(executor: PooledExecutor, items: Any) -> Any:
+            given.extend(items)
+            return usual(executor, items)
+
+        monkeypatch.setattr(PooledExecutor, "run", recorded)
+        result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS, resume=True)
+        assert sorted([*done, *(f"q{item}" for item in given)]) == sorted(f"q{number}" for number in range(14))
         assert without_sizes(lines_of(result.folder)) == without_sizes(lines_of(batched.folder))
 
     def test_advice_that_is_tried_takes_no_cap_from_a_pool(
@@ -283,6 +443,14 @@ class TestBatchInvariant:
 
     def test_where_there_is_no_pool_it_is_refused(self, language_model: Path, questions: Path, tmp_path: Path) -> None:
         with pytest.raises(RequestError, match=r"batch_invariant.* language model on CUDA"):
+            run(language_model, questions, tmp_path / "run", batch_invariant=True)
+
+    @pytest.mark.usefixtures("pooled")
+    def test_a_model_that_no_pool_fits_is_refused_with_the_reason(
+        self, language_model: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("brim.tasks.text_pools.pool_obstacle", lambda *_, **__: "it is odd")
+        with pytest.raises(RequestError, match=r"batch_invariant.* it is odd"):
             run(language_model, questions, tmp_path / "run", batch_invariant=True)
 
     @pytest.mark.usefixtures("pooled")

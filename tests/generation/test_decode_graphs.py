@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
-from brim.generation.graphs import CaptureFailedError, graphs_work_on
+from brim.generation.graphs import CaptureFailedError, GraphPool, capture, graphs_work_on
 from brim.generation.loop import DecodeLoop
 from brim.generation.select import make_decoder
 from brim.generation.settings import TokenIds
@@ -165,3 +169,31 @@ def test_out_of_memory_in_a_capture_is_raised(monkeypatch: pytest.MonkeyPatch) -
         answers_of(loop, make_prompts())
     assert loop._kept is None
     assert loop.notes == []
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), torch.OutOfMemoryError("CUDA out of memory.")])
+def test_a_capture_that_fails_keeps_none_of_the_steps_tensors(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of memory in a capture is survived: what the step had allocated must be free for the smaller pool."""
+    graph = SimpleNamespace(capture_begin=lambda **_: None, capture_end=lambda: None)
+    stream = SimpleNamespace(wait_stream=lambda _: None, device_index=0)
+    for name, made in (("CUDAGraph", graph), ("current_stream", stream), ("Stream", stream)):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, made=made: made)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("brim.generation.graphs._streams", {})
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def step() -> None:
+        allocated = torch.zeros(3)
+        kept.append(weakref.ref(allocated))
+        raise type(error)(*error.args)
+
+    gc.disable()
+    try:
+        with pytest.raises(CaptureFailedError if isinstance(error, ValueError) else torch.OutOfMemoryError) as raised:
+            capture(step, cast("GraphPool", SimpleNamespace(device=torch.device("cuda", 0), handle=None)))
+        del raised
+        assert kept[0]() is None
+    finally:
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.generation.arena import ALIGNMENT, Regions
+from brim.generation.choose import TokenChooser
 from brim.generation.pool import GenerationPool, PoolAnswer, PoolPrompt
 from brim.generation.select import pool_obstacle
 from brim.generation.settings import GenerationSettings, TokenIds
@@ -56,7 +58,11 @@ def alone(model: Any, prompt: PoolPrompt, new: int = NEW) -> list[int]:
     return answer[:-1] if answer[-1] in ENDS else answer
 
 
-@pytest.mark.parametrize("make", [tiny_models.llama, tiny_models.qwen2, tiny_models.mistral, tiny_models.gpt_neox])
+@pytest.mark.parametrize(
+    "make",
+    [tiny_models.llama, tiny_models.qwen2, tiny_models.mistral, tiny_models.gpt_neox, tiny_models.mixtral,
+     pytest.param(tiny_models.gemma3, marks=tiny_models.SINCE_VERSION_5)],
+)  # fmt: skip
 @pytest.mark.parametrize("shared", [0, 9])
 def test_answers_are_those_of_generate_at_batch_size_one(make: Callable[[], Any], shared: int) -> None:
     model = make()
@@ -68,18 +74,29 @@ def test_answers_are_those_of_generate_at_batch_size_one(make: Callable[[], Any]
     assert len(lengths) > 2, "answers must end at different lengths for rows to come and go"
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("chunk", [7, 40, 1000])
-def test_batch_invariant_forwards_have_one_shape_each(chunk: int) -> None:
-    """Prompts, steps and the rows of the head: what a library's choice of kernels depends on."""
+def test_batch_invariant_forwards_have_one_shape_each(
+    chunk: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts, steps and the rows that tokens are chosen for: what a library's choice of kernels depends on."""
     model, asked = tiny_models.llama(), prompts(17)
-    usual = answered(model, asked, slots=2000, chunk_tokens=chunk)
-    shapes: dict[str, set[int]] = {"read": set(), "head": set()}
+    settings = GenerationSettings(max_new_tokens=NEW, temperature=temperature)
+    usual = answered(model, asked, settings=settings, slots=2000, chunk_tokens=chunk)
+    shapes: dict[str, set[int]] = {"read": set(), "head": set(), "chosen": set()}
+    choose = TokenChooser.choose
+
+    def recorded(chooser: TokenChooser, logits: torch.Tensor, **named: Any) -> torch.Tensor:
+        shapes["chosen"].add(logits.shape[0])
+        return choose(chooser, logits, **named)
+
+    monkeypatch.setattr(TokenChooser, "choose", recorded)
     model.get_input_embeddings().register_forward_pre_hook(lambda _, given: shapes["read"].add(given[0].numel()))
     model.get_output_embeddings().register_forward_hook(lambda _, __, made: shapes["head"].add(made.shape[1]))
-    settings = GenerationSettings(max_new_tokens=NEW, batch_invariant=True)
+    settings = dataclasses.replace(settings, batch_invariant=True)
     got = answered(model, asked, settings=settings, rows=5, slots=2000, chunk_tokens=chunk)
     assert {key: one.tokens for key, one in got.items()} == {key: one.tokens for key, one in usual.items()}
-    assert shapes == {"read": {chunk, 5}, "head": {5}}
+    assert shapes == {"read": {chunk, 5}, "head": {5}, "chosen": {5}}
 
 
 @pytest.mark.parametrize("chunk", [7, 1000])
@@ -146,6 +163,54 @@ def test_tokens_that_were_computed_for_nobody_are_counted() -> None:
     assert pool.useful_tokens >= sum(len(one.ids) for one in asked)
 
 
+class FakeGraph:
+    """Replays a step by running it, where all that a real graph has fixed is as it was."""
+
+    def __init__(self, step: Callable[[], Any]) -> None:
+        cells = [cell.cell_contents for cell in step.__closure__ or ()]
+        self._pool = next(one for one in cells if isinstance(one, GenerationPool))
+        self._step, self._fixed = step, self._now()
+        self.replays = 0
+
+    def _now(self) -> Any:
+        return [one.data_ptr() for one in self._pool.tensors()], self._pool.longest
+
+    def replay(self) -> None:
+        assert self._now() == self._fixed, "a graph reads and writes where it was captured"
+        self.replays += 1
+        self._step()
+
+
+@pytest.mark.parametrize("rows", [8, 14])
+def test_captured_steps_give_the_same_answers_whatever_grows_or_gets_longer(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[FakeGraph] = []
+
+    def capture(step: Callable[[], Any], pool: object) -> FakeGraph:
+        graphs.append(FakeGraph(step))
+        return graphs[-1]
+
+    monkeypatch.setattr("brim.generation.pool.graphs_work_on", lambda device: True)
+    monkeypatch.setattr("brim.generation.pool.shared_pool", lambda device: object())
+    monkeypatch.setattr("brim.generation.pool.capture", capture)
+    model, asked = tiny_models.qwen2(), prompts(24)
+    settings = GenerationSettings(max_new_tokens=NEW)
+    pool = GenerationPool(model, settings, TOKENS, rows=rows, slots=200, longest=len(asked[12].ids))
+    waiting, got = [*asked[12:], *asked[:12]], {}
+    while waiting or pool.active:
+        waiting = waiting[pool.admit(waiting) :]
+        got |= {answer.key: answer.tokens for answer in pool.advance()}
+        if len(waiting) < 6 and pool.arena.slots == 200:
+            pool.grow(600)
+    assert [got[one.key] for one in asked] == [alone(model, one) for one in asked]
+    assert pool.arena.slots == 600
+    assert pool.longest == len(asked[0].ids)
+    assert sum(graph.replays for graph in graphs) > len(graphs) > 2
+    pool.release()
+    assert pool.tensors() == pool._state.tensors()
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
@@ -157,6 +222,28 @@ def test_a_model_that_a_pool_does_not_fit_says_why(make: Callable[[], Any], why:
     obstacle = pool_obstacle(make(), GenerationSettings(max_new_tokens=NEW), TOKENS, longest=30)
     assert obstacle is not None
     assert why in obstacle or "raised" in obstacle
+
+
+def test_experts_whose_tokens_are_the_batchs_are_not_independent_of_it() -> None:
+    model, settings = tiny_models.mixtral(), GenerationSettings(max_new_tokens=NEW)
+    assert pool_obstacle(model, settings, TOKENS, longest=30) is None
+    invariant = GenerationSettings(max_new_tokens=NEW, batch_invariant=True)
+    obstacle = pool_obstacle(model, invariant, TOKENS, longest=30)
+    assert obstacle is not None
+    assert "expert" in obstacle
+    assert pool_obstacle(tiny_models.llama(), invariant, TOKENS, longest=30) is None
+
+
+def test_a_trial_that_runs_out_of_memory_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, settings = tiny_models.llama(), GenerationSettings(max_new_tokens=NEW)
+
+    def short(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "forward", short)
+        assert pool_obstacle(model, settings, TOKENS, longest=30) == "a trial of it ran out of memory"
+    assert pool_obstacle(model, settings, TOKENS, longest=30) is None
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
@@ -182,10 +269,17 @@ def test_a_penalty_on_tokens_so_far_needs_batches() -> None:
     assert "tokens so far" in obstacle
 
 
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1), (torch.bfloat16, 2)])
 @pytest.mark.parametrize("prefix", [False, True])
-def test_a_trial_agrees_with_the_models_own_logits(prefix: bool) -> None:
-    settings = GenerationSettings(max_new_tokens=NEW)
-    assert pool_obstacle(tiny_models.qwen2(), settings, TOKENS, longest=30, prefix=prefix) is None
+def test_a_trial_agrees_with_the_models_own_logits_of_one_forward_in_each_precision(
+    prefix: bool, dtype: torch.dtype, most: int
+) -> None:
+    """Forwards that are launched kernel by kernel are most of a trial's time."""
+    settings, model = GenerationSettings(max_new_tokens=NEW), tiny_models.qwen2().to(dtype)
+    caches: list[bool] = []
+    model.register_forward_pre_hook(lambda _, __, named: caches.append(named["use_cache"]), with_kwargs=True)
+    assert pool_obstacle(model, settings, TOKENS, longest=30, prefix=prefix) is None
+    assert 1 <= caches.count(False) <= most
 
 
 # ------------------------------------------------------------------------------------------------- regions

@@ -62,6 +62,18 @@ def mistral(**options: Any) -> Any:
     return varied(transformers.MistralForCausalLM(config))
 
 
+def mixtral() -> Any:
+    """Each token goes to two of four experts."""
+    config = transformers.MixtralConfig(**IDS, **SHAPE, num_key_value_heads=2, num_local_experts=4)
+    return varied(transformers.MixtralForCausalLM(config))
+
+
+def gemma3() -> Any:
+    """Layers with a window that is wider than any prompt here, with rotations of their own."""
+    config = transformers.Gemma3TextConfig(**IDS, **SHAPE, **UNTIED, num_key_value_heads=1, head_dim=8)
+    return varied(transformers.Gemma3ForCausalLM(config))
+
+
 def gpt2() -> Any:
     config = transformers.GPT2Config(**IDS, **UNTIED, n_embd=32, n_layer=2, n_head=4, n_positions=160)
     model = varied(transformers.GPT2LMHeadModel(config))

@@ -100,6 +100,22 @@ def test_a_tokenizer_without_padding_pads_with_its_end(folders: dict[str, Path],
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_padding_that_has_no_embedding_gives_way_to_a_token_that_has(tmp_path: Path, ends: bool) -> None:
+    """Added to the tokenizer alone, as some fine-tuned models have it: on a GPU, looking it up ends the process."""
+    folder = saved_models.save_language_model(tmp_path / "model")
+    tokenizer = load(folder).tokenizer
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    if not ends:
+        tokenizer.eos_token = None
+    tokenizer.save_pretrained(folder)
+    generation = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**generation, "pad_token_id": tokenizer.pad_token_id}))
+    model = load(folder)
+    assert model.tokenizer.pad_token_id == (model.tokenizer.eos_token_id if ends else 0)
+    assert model.module.generation_config.pad_token_id == model.tokenizer.pad_token_id
+
+
 @pytest.mark.parametrize(
     ("kind", "knobs", "words"),
     [

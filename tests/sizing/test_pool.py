@@ -65,6 +65,17 @@ def test_every_failure_leaves_less_until_it_is_hopeless() -> None:
     assert len(sizes) <= MOST_POOL_FAILURES
 
 
+def test_a_failure_leaves_three_quarters_of_the_room_beside_the_weights() -> None:
+    """Not of the limit: weights may take more than that of it."""
+    needs = PoolNeeds(slots=(160,) * ITEMS, row_bytes=1)
+    one = PoolSizer(needs, limit_bytes=LIMIT, resident_bytes=800_000)
+    one.record(slots=200, slot_bytes=20, peak_bytes=800_000 + 200 * 20)
+    before = one.size.slots
+    one.record_failure()
+    assert not one.hopeless
+    assert one.size.slots == pytest.approx(0.75 * before, rel=0.01)
+
+
 def test_an_item_that_does_not_fit_is_hopeless() -> None:
     assert measured(sizer(slots=50_000), slot_bytes=100).hopeless
 

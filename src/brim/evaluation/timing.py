@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -33,6 +34,10 @@ class DeviceTimeline:
         event.record()
         return event
 
+    def reached(self, mark: Any) -> bool:
+        """Whether the device has come as far as this."""
+        return not self._cuda or bool(mark.query())
+
     def seconds(self, first: Any, second: Any) -> float:
         """From one mark to a later one; waits for the later."""
         if not self._cuda:
@@ -45,13 +50,18 @@ class IdleClock:
     """Marks where batches begin and end on the device's own timeline.
 
     On CUDA a gap between the end of one batch and the begin of the next is time in which the device had nothing to do.
-    Elsewhere work is done when it is called, and the gaps are the host's own.
+    Elsewhere work is done when it is called, and the gaps are the host's own. Marks are dropped once they are read: a
+    pool makes some at every few steps.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._timeline = DeviceTimeline(device)
-        self._marks: list[tuple[Any, Any]] = []
+        self._first: Any = None  # where the first batch began
         self._begun: Any = None
+        self._ended: Any = None
+        self._gaps: deque[tuple[Any, Any]] = deque()  # between two batches, not read yet
+        self._idle_seconds = 0.0
+        self._batches = 0
 
     def begin(self) -> None:
         """A batch starts here."""
@@ -60,19 +70,27 @@ class IdleClock:
     def end(self) -> Callable[[], float]:
         """The whole batch has been queued; returns a function that waits for it and returns its seconds."""
         begun, ended = self._begun, self._timeline.mark()
-        self._marks.append((begun, ended))
+        if self._batches == 0:
+            self._first = begun
+        else:
+            self._gaps.append((self._ended, begun))
+        self._ended = ended
+        self._batches += 1
+        while self._gaps and self._timeline.reached(self._gaps[0][1]):
+            self._read_gap()
         return lambda: self._timeline.seconds(begun, ended)
 
     def wait_fraction(self) -> float | None:
         """Idle time between batches over the whole time from the first to the last; None before two batches."""
-        if len(self._marks) < 2:
+        if self._batches < 2:
             return None
-        idle = sum(
-            max(self._timeline.seconds(self._marks[place][1], self._marks[place + 1][0]), 0.0)
-            for place in range(len(self._marks) - 1)
-        )
-        whole = self._timeline.seconds(self._marks[0][0], self._marks[-1][1])
-        return min(idle / whole, 1.0) if whole > 0 else None
+        while self._gaps:
+            self._read_gap()
+        whole = self._timeline.seconds(self._first, self._ended)
+        return min(self._idle_seconds / whole, 1.0) if whole > 0 else None
+
+    def _read_gap(self) -> None:
+        self._idle_seconds += max(self._timeline.seconds(*self._gaps.popleft()), 0.0)
 
 
 _SEES = "get_image_features"  # where transformers' models turn pixels into what the decoder reads

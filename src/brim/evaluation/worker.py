@@ -131,7 +131,8 @@ class Worker:
         self._start: Start | None = None
         self._executor: Executor | None = None
         self._pooled: PooledExecutor | None = None
-        self._pools = setup.task.pool_source() if stages is None else None
+        with self._limited():
+            self._pools = setup.task.pool_source() if stages is None else None
         if request.batch_invariant and self._pools is None:
             raise RequestError(
                 f"{named('batch_invariant')}: only answers that are generated in a pool are independent of the batch; "
@@ -159,8 +160,7 @@ class Worker:
         """Do these samples; the lines of those that end together are given out as soon as they end."""
         request, setup = self.request, self.setup
         with contextlib.ExitStack() as stack:
-            if request.memory_limit is not None or request.margin is not None:
-                stack.enter_context(self.memory.limited(self.starting.limit_bytes))
+            stack.enter_context(self._limited())
             settings = LoaderSettings(
                 num_workers=request.num_workers, pin_memory=request.pin_memory, prefetch_factor=request.prefetch_factor
             )
@@ -178,6 +178,12 @@ class Worker:
         for note in (*self._loader.notes, *setup.task.notes, *setup.model.notes):
             self._note(note)
 
+    def _limited(self) -> contextlib.AbstractContextManager[None]:
+        """Where a limit or a margin was asked for, it is kept inside."""
+        if self.request.memory_limit is None and self.request.margin is None:
+            return contextlib.nullcontext()
+        return self.memory.limited(self.starting.limit_bytes)
+
     def _finished(self, items: Sequence[int]) -> Generator[list[Finished], None, None]:
         """In a pool where the task has one, and what that leaves in batches."""
         left = list(items)
@@ -194,6 +200,8 @@ class Worker:
                 )
             if left:
                 self._pools = None  # it has given up: so would the next
+                if self._pooled.sizer.hopeless:
+                    self._note("there is too little memory for a pool of answers: batches take over")
         if left or self._pooled is None:
             if self._executor is None:
                 self._executor = self._begin(self.starting.start(left))

@@ -84,8 +84,11 @@ def _record(step: Callable[[], Any], device: torch.device, pool: Any) -> torch.c
             with contextlib.suppress(RuntimeError):  # the capture is void already
                 graph.capture_end()
     current.wait_stream(stream)
-    if problem is None:
-        return graph
-    if classify(problem).kind is FailureKind.OUT_OF_MEMORY:
-        raise problem
-    raise CaptureFailedError(f"{type(problem).__name__}: {problem}") from problem
+    try:
+        if problem is None:
+            return graph
+        if classify(problem).kind is FailureKind.OUT_OF_MEMORY:
+            raise problem
+        raise CaptureFailedError(f"{type(problem).__name__}: {problem}") from problem
+    finally:
+        del problem  # its traceback has this frame: together they would keep the step's tensors

@@ -1,6 +1,6 @@
 """A pool of sequences that generate together: an answer leaves when it ends, and the next prompt takes its place.
 
-    pool = GenerationPool(model, settings, tokens, size=PoolSize(rows=512, slots=200_000), longest=1_500)
+    pool = GenerationPool(model, settings, tokens, rows=512, slots=200_000, longest=1_500)
     while prompts or pool.active:
         prompts = prompts[pool.admit(prompts):]
         for answer in pool.advance():
@@ -290,7 +290,7 @@ class GenerationPool:
         if self.pad is None:
             self.computed_tokens += int(borders[-1])
             with head_on(self.model, sent["last"]):
-                logits = self._forward(sent["ids"], sent["positions"], packed)[: len(whole)]
+                logits = self._forward(sent["ids"], sent["positions"], packed)
             answers_at = sent["lengths"]
         else:
             padded = self.pad([part.prompt for part in parts])
@@ -329,7 +329,7 @@ class GenerationPool:
         state.position[rows] = answers_at
         state.step[rows] = 0
         state.done[rows] = False
-        self._accept(rows, self._chosen(logits, uniform))
+        self._accept(rows, self._chosen(logits, uniform, len(keys)))
 
     def _read_prefix(self, prefix: Sequence[int]) -> None:
         """Read what all prompts share, once; it has the first region."""
@@ -416,10 +416,13 @@ class GenerationPool:
         active = ~state.done[:size]
         state.position[:size] += active
         state.used[:size] += active
-        self._accept(self._numbers[:size], self._chosen(logits, uniform))
+        self._accept(self._numbers[:size], self._chosen(logits, uniform, size))
 
-    def _chosen(self, logits: torch.Tensor, uniform: torch.Tensor | None) -> torch.Tensor:
-        return self._chooser.choose(logits, tokens=None, uniform=uniform)
+    def _chosen(self, logits: torch.Tensor, uniform: torch.Tensor | None, rows: int) -> torch.Tensor:
+        """The next tokens of the first rows; what fills a forward up is chosen from with them, in the same shape."""
+        if uniform is not None:
+            uniform = torch.nn.functional.pad(uniform, (0, logits.shape[0] - rows))
+        return self._chooser.choose(logits, tokens=None, uniform=uniform)[:rows]
 
     def _accept(self, rows: torch.Tensor, chosen: torch.Tensor) -> None:
         """Take the next token of some rows; a finished row gets padding, in the last column."""

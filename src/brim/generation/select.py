@@ -177,17 +177,30 @@ def pool_obstacle(
     obstacle = mixing_obstacle(model, longest + settings.max_new_tokens, positions_read=padded is not None)
     if obstacle is not None:
         return obstacle
+    if settings.batch_invariant and _has_experts(model):
+        return f"how many tokens an expert of {type(model).__name__} computes at once depends on the other prompts"
     config = generation_config_for(model, settings, tokens)
     chooser = TokenChooser(model, config, prompt_length=longest, device=next(model.parameters()).device)
     if chooser.needs_tokens:
         return "its generation configuration reads the tokens so far (a repetition penalty, say)"
-    if padded is not None:  # not kept: what the next ones are made of may differ
-        return _padded_disagreement(model, settings, tokens, padded) or None
     known = _TRIALS.setdefault(model, {})
     key = (GenerationPool, "prefix" if prefix else "", model.config.to_json_string(use_diff=False))
-    if key not in known:
-        known[key] = _pool_disagreement(model, settings, tokens, shared=CHECK_PREFIX if prefix else 0)
+    try:
+        if padded is not None:  # not kept: what the next ones are made of may differ
+            return _padded_disagreement(model, settings, tokens, padded) or None
+        if key not in known:
+            known[key] = _pool_disagreement(model, settings, tokens, shared=CHECK_PREFIX if prefix else 0)
+    except Exception as error:
+        if classify(error).kind is not FailureKind.OUT_OF_MEMORY:
+            raise
+        return "a trial of it ran out of memory"
     return known[key] or None
+
+
+def _has_experts(model: Any) -> bool:
+    """Whether each token goes to some of several experts, by any of the names that configurations have for that."""
+    config = model.config.get_text_config(decoder=True).to_dict()
+    return any("experts" in name and isinstance(value, int) and value > 1 for name, value in config.items())
 
 
 class _RecordingPool(GenerationPool):
@@ -197,9 +210,9 @@ class _RecordingPool(GenerationPool):
         self.logits: list[torch.Tensor] = []
         super().__init__(*arguments, **named)
 
-    def _chosen(self, logits: torch.Tensor, uniform: torch.Tensor | None) -> torch.Tensor:
-        self.logits.append(logits.float())
-        return super()._chosen(logits, uniform)
+    def _chosen(self, logits: torch.Tensor, uniform: torch.Tensor | None, rows: int) -> torch.Tensor:
+        self.logits.append(logits[:rows].float())
+        return super()._chosen(logits, uniform, rows)
 
     def logits_of(self, *groups: Sequence[PoolPrompt]) -> list[tuple[torch.Tensor, list[int]]]:
         """The logits of each prompt's tokens, [steps, vocabulary], and the tokens; groups are read one by one."""
@@ -225,10 +238,21 @@ def _pool_disagreement(model: Any, settings: GenerationSettings, tokens: TokenId
         pool = _trial_pool(
             model, settings, tokens, asked, prefix=prompts[0][:shared].tolist(), chunk_tokens=len(prompts[0]) + 2
         )
-        for prompt, (ours, made) in zip(prompts, pool.logits_of(asked), strict=True):
-            yield ours, functools.partial(_model_logits, model, prompt, torch.tensor(made[:-1], device=prompt.device))
+        found = pool.logits_of(asked)
+        rows = [torch.cat([one, one.new_tensor(made[:-1])]) for one, (_, made) in zip(prompts, found, strict=True)]
+        yield torch.cat([ours for ours, _ in found]), functools.partial(_logits_of_rows, model, rows)
 
     return logit_difference(model, trials)
+
+
+def _logits_of_rows(model: Any, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The model's own logits after the last tokens of each row, [rows * steps, vocabulary], without a cache.
+
+    All rows in one forward, which takes most of a trial's time: with padding on the right no token sees any.
+    """
+    logits = model(input_ids=nn.utils.rnn.pad_sequence(list(rows), batch_first=True), use_cache=False).logits
+    own = [of_row[len(row) - CHECK_TOKENS : len(row)] for row, of_row in zip(rows, logits, strict=True)]
+    return torch.cat(own).float()
 
 
 @torch.inference_mode()
@@ -246,12 +270,7 @@ def _padded_disagreement(model: Any, settings: GenerationSettings, tokens: Token
         for prompt, (ours, made) in zip(prompts, found, strict=True):
             yield ours, functools.partial(_generated_logits, model, trial.own(prompt), made, tokens.pad)
 
-    try:
-        return logit_difference(model, trials)
-    except Exception as error:
-        if classify(error).kind is not FailureKind.OUT_OF_MEMORY:
-            raise
-        return "a trial of it ran out of memory"
+    return logit_difference(model, trials)
 
 
 def _trial_pool(
@@ -368,9 +387,7 @@ def _loop_logits(loop: DecodeLoop, prompts: list[torch.Tensor]) -> tuple[torch.T
     return torch.stack(logits, dim=1).float(), state.produced[:, : CHECK_TOKENS - 1]
 
 
-def _model_logits(
-    model: Any, prompt: torch.Tensor, tokens: torch.Tensor, loop: DecodeLoop | None = None
-) -> torch.Tensor:
+def _model_logits(model: Any, prompt: torch.Tensor, tokens: torch.Tensor, loop: DecodeLoop) -> torch.Tensor:
     """The model's own logits after the prompt and after each token, [steps, vocabulary], without a cache."""
     if isinstance(loop, Seq2SeqLoop):
         decoder = torch.cat([tokens.new_tensor([loop._start_token]), tokens]).unsqueeze(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
     if kind == "sequence" and getattr(config, "pad_token_id", None) is None and tokenizer is not None:
         config.pad_token_id = tokenizer.pad_token_id
     model, notes = hf_models.load_weights(name, config, kind, dtype, trust_remote_code=request.trust_remote_code)
+    if kind in ("causal", "vision_language") and tokenizer is not None:
+        _pad_with_a_known_token(model, tokenizer)
     hf_knobs.apply_knobs(chosen.values, dataclasses.replace(parts, module=model))
     identity = hf_models.files_identity(name, config)
     return LoadedModel(
@@ -71,6 +74,19 @@ def load(name: str, request: LoadRequest) -> LoadedModel:
         identity={**identity, "knobs": dict(chosen.values)} if chosen.values else identity,
         notes=notes,
     )
+
+
+def _pad_with_a_known_token(model: Any, tokenizer: Any) -> None:
+    """A padding token that was added to the tokenizer alone has no embedding: on a GPU, looking it up ends the process.
+
+    Which token takes its place changes no answer.
+    """
+    known, end = getattr(model.config.get_text_config(decoder=True), "vocab_size", sys.maxsize), tokenizer.eos_token_id
+    if (tokenizer.pad_token_id or 0) >= known:
+        tokenizer.pad_token_id = end if end is not None and end < known else 0
+    generation: Any = getattr(model, "generation_config", None)
+    if (getattr(generation, "pad_token_id", None) or 0) >= known:
+        generation.pad_token_id = tokenizer.pad_token_id
 
 
 def with_knobs(loaded: LoadedModel, knobs: Mapping[str, Any]) -> LoadedModel | None:

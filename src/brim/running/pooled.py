@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Protocol
 
-from brim.errors import DoesNotFitError
+from brim.errors import DoesNotFitError, first_line
 from brim.memory.failures import Failure, FailureKind
 from brim.records import Probe
 from brim.running.executor import ExecutionPolicy, Finished, ItemFailure, finished_item
@@ -169,7 +169,10 @@ class PooledExecutor:
             self._turn(waiting, finished)
         except Exception as error:
             self._figures.lost_seconds += time.perf_counter() - started
-            return survivable(error), finished
+            failure = survivable(error)
+            if failure.kind is FailureKind.OTHER:  # nothing is known of it but its words
+                failure = dataclasses.replace(failure, reason=f"{type(error).__name__}: {first_line(error)}")
+            return failure, finished
         seconds = time.perf_counter() - started
         self._figures.seconds += seconds
         self._figures.busy_seconds += seconds
@@ -282,7 +285,8 @@ class PooledExecutor:
         if self._policy.fail_on_oom:
             raise DoesNotFitError(f"a pool of {inside} does not fit: {failure.reason} (fail on OOM was asked)")
         self.sizer.record_failure(left)
-        self._work.note(f"a pool of {inside} sequences ran out of memory: a smaller one takes over")
+        if not self.sizer.hopeless:
+            self._work.note(f"a pool of {inside} sequences ran out of memory: a smaller one takes over")
 
     def _empty(self, waiting: deque[int]) -> int | None:
         """Close the pool; what was in it waits again, in its place. What other processes left until then."""

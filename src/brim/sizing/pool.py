@@ -157,7 +157,9 @@ class PoolSizer:
 
     @property
     def _usable_bytes(self) -> float:
-        return POOL_LIMIT_FRACTION * POOL_AFTER_FAILURE ** (self.failures - self._early) * self._limit_bytes
+        """The weights, and a part of the room beside them: a failure leaves less of that, however little it is."""
+        room = POOL_LIMIT_FRACTION * self._limit_bytes - self._resident_bytes
+        return self._resident_bytes + POOL_AFTER_FAILURE ** (self.failures - self._early) * room
 
     def _wanted_slots(self) -> int:
         """For as many of the costliest as there are rows, within the user's ceiling."""

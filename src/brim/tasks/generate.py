@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from brim.data.base import SampleSet
 from brim.errors import RequestError, plural
-from brim.generation.loop import PromptBatch
+from brim.generation.loop import CHECK_STEPS, PromptBatch
 from brim.generation.select import Decoder, make_decoder
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.generation.state import Answers
@@ -28,6 +29,7 @@ from brim.tasks.text_pools import TextPools
 __all__ = ["GenerateTask", "VqaTask"]
 
 DEFAULT_NEW_TOKENS = 256
+TOKENS_WITHOUT_TEXT = 8  # that may stand inside a stop string
 
 
 class GenerateTask(Task):
@@ -97,22 +99,35 @@ class GenerateTask(Task):
             f"sample can run; use {given('max_tokens', largest)} or less"
         )
 
+    def _without_room(self, item: int) -> str | None:
+        """Why the prompt and its longest answer do not fit the model's positions; None if they do."""
+        length, new, room = self._lengths[item], self.generation.max_new_tokens, self.model.positions
+        if room is None:
+            return None
+        if self.model.kind == "seq2seq":  # prompt and answer apart
+            if max(length, new) <= room:
+                return None
+            return f"the prompt has {length} tokens, the answer up to {new}; the model has {room} positions"
+        if length + new <= room:
+            return None
+        return f"the prompt has {length} tokens; with {new} new ones that is more than the model's {room} positions"
+
+    def _lengths_read(self) -> list[int]:
+        """Tokens of each prompt as far as they are read; of one that does not fit, which will fail, none."""
+        return [0 if self._without_room(item) else length for item, length in enumerate(self._lengths)]
+
     def cost(self, item: int) -> int:
         """Tokens of the prompt and of the longest answer."""
         return self._lengths[item] + self.generation.max_new_tokens
 
     def prepare(self, item: int) -> Any:
         """Token ids; for a vision-language model all inputs that its processor makes."""
-        length, new, room = self._lengths[item], self.generation.max_new_tokens, self.model.positions
-        if room is not None and self.model.kind == "seq2seq" and max(length, new) > room:  # prompt and answer apart
-            raise ValueError(f"the prompt has {length} tokens, the answer up to {new}; the model has {room} positions")
-        if room is not None and self.model.kind != "seq2seq" and length + new > room:
-            raise ValueError(
-                f"the prompt has {length} tokens; with {new} new ones that is more than the model's {room} positions"
-            )
+        problem = self._without_room(item)
+        if problem is not None:
+            raise ValueError(problem)
         if self._multimodal is not None:
             return self._multimodal.prepare(item)
-        if length == 0:
+        if self._lengths[item] == 0:
             raise ValueError("the prompt has no tokens")
         return self._ids[item]
 
@@ -138,7 +153,7 @@ class GenerateTask(Task):
         """The decoder, chosen at the first batch."""
         if self._decoder is None:
             images = self.model.kind == "vision_language"
-            longest = max(self._lengths, default=0)
+            longest = max(self._lengths_read(), default=0)
             settings = self.generation
             self._decoder = make_decoder(self.model.module, settings, self._tokens, images=images, longest=longest)
             if settings.stop_strings:
@@ -172,16 +187,22 @@ class GenerateTask(Task):
             source = ImagePools(model, settings, tokens, prompts=prompts, read=self._texts, stopped=stopped)
         else:
             source = TextPools(
-                model, settings, tokens, prompts=self._ids, lengths=self._lengths, read=self._texts, stopped=stopped
-            )
+                model, settings, tokens, prompts=self._ids, lengths=self._lengths_read(), read=self._texts,
+                stopped=stopped,
+            )  # fmt: skip
         obstacle = source.obstacle()
+        if obstacle and settings.batch_invariant:
+            raise RequestError(
+                f"{named('batch_invariant')}: only answers that are generated in a pool are independent of the batch, "
+                f"and these cannot be: {obstacle}"
+            )
         if obstacle:
             self.notes.append(f"answers are made in whole batches, not in a pool, which is slower: {obstacle}")
         return source if obstacle is None else None
 
     def _image_prompts(self, inputs: MultimodalInputs) -> ImagePrompts:
         return ImagePrompts(
-            lengths=self._lengths,
+            lengths=self._lengths_read(),
             with_images=[bool(sample.images) for sample in self.samples],
             prepare=self.prepare,
             join=lambda items, prepared: inputs.batch(items, prepared, device=self.joined_on),
@@ -222,9 +243,16 @@ class GenerateTask(Task):
         return Answer(prediction=text[:cut].strip(), tokens=self._tokens_to_stop(tokens), details=details)
 
     def _stopped(self, answers: list[list[int]]) -> list[bool]:
-        """Which answers contain a stop string; what follows it would be cut off."""
-        texts = self.model.tokenizer.batch_decode(answers, skip_special_tokens=True)
-        return [self._stop_at(text) is not None for text in texts]
+        """Which answers contain a stop string; what follows it would be cut off.
+
+        This is asked every few tokens, so the last ones are decoded; an answer seems complete by them, or is by all.
+        """
+        bytes_of_stops = max(len(stop.encode()) for stop in self.generation.stop_strings)  # a token has one or more
+        last = 2 * CHECK_STEPS + bytes_of_stops + TOKENS_WITHOUT_TEXT  # two, where a segment ends between two checks
+        decode = functools.partial(self.model.tokenizer.batch_decode, skip_special_tokens=True)
+        seems = [self._stop_at(text) is not None for text in decode([tokens[-last:] for tokens in answers])]
+        whole = iter(decode([tokens for tokens, complete in zip(answers, seems, strict=True) if complete]))
+        return [complete and self._stop_at(next(whole)) is not None for complete in seems]
 
     def _stop_at(self, text: str) -> int | None:
         """Where the first stop string begins."""

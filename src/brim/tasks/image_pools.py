@@ -35,7 +35,7 @@ SPARE = 3  # columns of padding in a trial, where prompts may happen to be of on
 class ImagePrompts:
     """A task's prompts with images: what is known of them, and how they become inputs of the model."""
 
-    lengths: Sequence[int]  # tokens, by estimate
+    lengths: Sequence[int]  # tokens, by estimate; 0 for those that are never read
     with_images: Sequence[bool]
     prepare: Callable[[int], Mapping[str, Any]]
     join: Callable[[Sequence[int], Sequence[Mapping[str, Any]]], dict[str, Any]]  # one batch; ids are on the host
@@ -122,7 +122,9 @@ class ImagePools(TextPools):
         """The shortest prompts with images, and without, where there are such."""
         kinds = []
         for wanted in (True, False):
-            items = [item for item, images in enumerate(self.images.with_images) if images == wanted]
+            items = [
+                item for item, images in enumerate(self.images.with_images) if images == wanted and self.lengths[item]
+            ]
             shortest = sorted(items, key=lambda item: self.lengths[item])[:MOST_PREPARED]
             kinds.append(list(itertools.islice(self._prepared(shortest), TRIED)))
         return [kind for kind in kinds if kind]

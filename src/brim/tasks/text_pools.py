@@ -24,7 +24,7 @@ ReadAnswers = Callable[[list[list[int]], list[bool], list[Mapping[str, Any]]], S
 
 
 class TextPools:
-    """Pools for the prompts of one task, of which at least the lengths are known."""
+    """Pools for the prompts of one task, of which at least the lengths are known: 0 for those that are never read."""
 
     def __init__(
         self, model: Any, settings: GenerationSettings, tokens: TokenIds, *, read: ReadAnswers,
@@ -41,7 +41,7 @@ class TextPools:
     def obstacle(self) -> str | None:
         """Why there is no pool: "" where none is expected, such as on a CPU; None if there is one."""
         parameter = next(self.model.parameters())
-        if not (self.settings.pool and self.settings.own_loop and self.lengths):
+        if not (self.settings.pool and self.settings.own_loop and self.longest):
             return ""
         if not pool_pays_on(parameter.device, parameter.dtype):
             return ""
@@ -63,9 +63,10 @@ class TextPools:
 
         None where answers must not depend on the other prompts.
         """
-        if self.settings.batch_invariant or not self.prompts:
+        prompts = [ids for ids, length in zip(self.prompts, self.lengths, strict=False) if length]
+        if self.settings.batch_invariant or not prompts:
             return []
-        return self.prompts[0][: shared_prefix(self.prompts, most=min(map(len, self.prompts)) - 1)]
+        return prompts[0][: shared_prefix(prompts, most=min(map(len, prompts)) - 1)]
 
     def needs(self, items: Sequence[int]) -> PoolNeeds:
         """Slots of keys and values, and what a row takes in a step: logits above all, in two precisions."""
@@ -74,7 +75,7 @@ class TextPools:
         copies = 4 if self.settings.samples else 1  # of 4 bytes
         row_bytes = head.shape[0] * (head.element_size() + 4 * copies) + 64 * head.shape[1] * head.element_size()
         return PoolNeeds(
-            slots=tuple(sorted((region_slots(self.lengths[item] + own) for item in items), reverse=True)),
+            slots=tuple(sorted((region_slots(max(self.lengths[item] + own, 1)) for item in items), reverse=True)),
             extra_slots=ALIGNMENT + region_slots(len(self.shared_prefix)),
             row_bytes=int(row_bytes),
             step_rows=INVARIANT_ROWS if self.settings.batch_invariant else None,
