@@ -14,7 +14,19 @@ pytest.importorskip("peft")
 
 from brim.errors import DoesNotFitError
 from brim.integrations.transformers import TrainerFit, fit_to_memory
-from tests.integrations.trainers import Neighbour, Texts, losses, make_dpo, make_reward, make_sft, make_trainer, weights
+from tests.integrations.trainers import (
+    ARGUMENTS,
+    Neighbour,
+    Texts,
+    losses,
+    make_dpo,
+    make_reward,
+    make_seq2seq,
+    make_sft,
+    make_trainer,
+    padded,
+    weights,
+)
 
 LIMIT = 64 * 2**20
 MAKERS: dict[str, Callable[..., Any]] = {"Trainer": make_trainer, "SFTTrainer": make_sft, "DPOTrainer": make_dpo}
@@ -240,3 +252,19 @@ def test_predictions_of_a_split_batch_are_in_order(tmp_path: Path) -> None:
         torch.tensor(found.predictions), torch.tensor(expected.predictions), rtol=1e-4, atol=1e-5
     )
     assert (found.label_ids == expected.label_ids).all()
+
+
+def test_generated_answers_of_a_split_batch_may_differ_in_length(tmp_path: Path) -> None:
+    import transformers
+
+    args = transformers.Seq2SeqTrainingArguments(str(tmp_path), **{**ARGUMENTS, "predict_with_generate": True})
+    trainer = transformers.Seq2SeqTrainer(model=make_seq2seq(), args=args, data_collator=padded, train_dataset=Texts())
+    trainer.model_accepts_loss_kwargs = False
+    generate, lengths = trainer.model.generate, iter([3, 2, 2, 2])
+    trainer.model.generate = lambda **options: generate(**{**options, "max_new_tokens": next(lengths)})
+    fit = fitted(trainer, size=4)
+    fit.guard.eval_sizes.live.size = 1
+    trainer.model.generation_config.max_length = 1  # to which shorter answers would be filled
+    found = trainer.predict(Texts(4))
+    assert found.predictions.shape == (4, 4)
+    assert (found.predictions == -100).sum() == 3

@@ -30,6 +30,15 @@ def make_model(*, lora: bool = False, seed: int = 0) -> Any:
     return peft.get_peft_model(model, config)
 
 
+def make_seq2seq() -> Any:
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=len(VOCABULARY), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0,
+        dropout_rate=0.0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config)
+
+
 def tokens(count: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(4, len(VOCABULARY), (count,), generator=generator).tolist()

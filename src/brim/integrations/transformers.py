@@ -33,6 +33,7 @@ from brim.searching.find import find_plan
 from brim.settings.caller import given
 from brim.settings.find_settings import DEFAULT_MAX_SIZE, OwnStep, SearchSettings
 from brim.settings.forecast_settings import ForecastSettings
+from brim.settings.shared import checked_batch_size
 from brim.settings.sizes import parse_bytes
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 
@@ -80,7 +81,8 @@ def forecast(
         12
     """
     _check(trainer)
-    cards = (gpu,) if isinstance(gpu, str) else tuple(gpu)
+    cards = (gpu,) if isinstance(gpu, str) else tuple(gpu or ())
+    batch_size = checked_batch_size(batch_size)
     accumulation = trainer.args.gradient_accumulation_steps
     with prepared(trainer, training=True) as ready:
         costliest = CostliestSamples.of(trainer, trainer.train_dataset, "Training", samples, "samples")
@@ -174,6 +176,7 @@ def fit_to_memory(
     """
     _check(trainer)
     _check_can_fit(trainer)
+    batch_size = checked_batch_size(batch_size)
     earlier = vars(trainer).get(_FIT)
     if earlier is not None:
         earlier.remove()

@@ -25,6 +25,7 @@ from brim.records import Mode
 from brim.training.micro_batches import Rewinder
 from brim.training.optimizers import state_bytes_when_made
 from brim.workloads.base import Workload
+from brim.workloads.train_step import materialise_state
 
 __all__ = ["EvaluationWorkload", "PreparedTrainer", "TrainingWorkload", "prepared"]
 
@@ -66,6 +67,8 @@ def prepared(trainer: Any, *, training: bool) -> Iterator[PreparedTrainer]:
         _keep_attributes(undo, trainer)
         for module in trainer.model.modules():
             _keep_attributes(undo, module)
+            if (generation := vars(module).get("generation_config")) is not None:  # which an evaluation may fill in
+                _keep_attributes(undo, generation)
             for held in vars(module).values():
                 if isinstance(held, dict):  # hooks, which checkpointing may add to
                     undo.callback(_put_back_entries, held, dict(held))
@@ -273,23 +276,13 @@ class TrainingWorkload(_TrainerWorkload):
             if trainer.args.max_grad_norm > 0:
                 trainer._clip_grad_norm(model)
             self.ready.optimizer.step()
-            self._make_state()
+            if self.stateful() and trainer.accelerator.optimizer_step_was_skipped:
+                assert self.ready.inner_optimizer is not None
+                materialise_state(self.ready.inner_optimizer)
             if micro_batches == 1:
                 model.zero_grad()
         self._steps += 1
         return loss
-
-    def _make_state(self) -> None:
-        """A gradient scaler skips steps while its scale is too large: then the state is made on zeroed gradients."""
-        optimizer = self.ready.inner_optimizer
-        assert optimizer is not None
-        if not self.stateful() or optimizer.state or not self.trainer.accelerator.optimizer_step_was_skipped:
-            return
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.zero_()
-        optimizer.step()
 
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """The trainer's optimizer, without accelerate's wrapper."""

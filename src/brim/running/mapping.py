@@ -158,7 +158,8 @@ def map(
 
 
 def _sizer(ceiling: int | None, costs: Sequence[int], limit_bytes: int | None) -> LiveSizer:
-    return start_live(LiveRequest(batch_size=ceiling), Prior(), AvailableMemory(limit_bytes=limit_bytes, item_cost=max(costs, default=1)))
+    available = AvailableMemory(limit_bytes=limit_bytes, item_cost=max(costs, default=1))
+    return start_live(LiveRequest(batch_size=ceiling), Prior(), available)
 
 
 def _check_callables(*, function: Any, **optional: Any) -> None:
