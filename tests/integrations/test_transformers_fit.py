@@ -248,6 +248,16 @@ def test_lora_and_half_precision_are_fitted_as_they_will_run(tmp_path: Path) -> 
     assert peaks[0] != peaks[1]
 
 
+def test_the_optimizers_state_is_counted_though_a_scaler_skips_its_first_steps(tmp_path: Path) -> None:
+    peaks = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=0.99)):
+        trainer = make_trainer(tmp_path, optim="adamw_torch")  # a fused one makes its state in a skipped step too
+        trainer.accelerator.scaler = scaler
+        plan = fit_to_memory(trainer, memory_limit="64MiB", batch_size=4).plan
+        peaks.append(plan.probes[0].peak_allocated_bytes)  # type: ignore[union-attr]
+    assert peaks[1] >= peaks[0] > 0
+
+
 def test_nothing_fits_leaves_the_trainer_as_it_was(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     before = weights(trainer)

@@ -12,13 +12,14 @@ import torch
 pytest.importorskip("trl")
 pytest.importorskip("peft")
 
-from brim.errors import DoesNotFitError
+from brim.errors import DoesNotFitError, RequestError
 from brim.integrations.transformers import TrainerFit, fit_to_memory
 from tests.integrations.trainers import (
     ARGUMENTS,
     Neighbour,
     Texts,
     losses,
+    make_classifier,
     make_dpo,
     make_reward,
     make_seq2seq,
@@ -68,6 +69,78 @@ def test_a_window_is_redone_with_the_same_losses_and_weights(name: str, size: in
         assert {name: entry[name] for name in same} == pytest.approx(
             {name: plain[name] for name in same}, rel=1e-2, abs=1e-2
         )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call"),
+    [
+        ({"label_smoothing_factor": 0.1}, 3),
+        ({"gradient_checkpointing": True}, 3),
+        ({"dataloader_num_workers": 1}, 3),
+        # 16, 16 and 8 samples: the last window of the first epoch, in its last micro-batch
+        ({"max_steps": -1, "num_train_epochs": 2, "gradient_accumulation_steps": 4}, 9),
+    ],
+)
+def test_a_window_is_redone_whatever_the_trainer_does_beside(
+    arguments: dict[str, Any], call: int, tmp_path: Path
+) -> None:
+    undisturbed = make_trainer(tmp_path / "a", **arguments)
+    undisturbed.train()
+    trainer = make_trainer(tmp_path / "b", **arguments)
+    fit = fitted(trainer, size=4)
+    with Neighbour(trainer, at_calls=(call,), take_bytes=LIMIT, backward=True):
+        trainer.train()
+    assert fit.oom_events == 1
+    assert_same_run(trainer, undisturbed)
+
+
+def test_a_window_with_a_scaled_loss_is_redone_at_the_same_scale(tmp_path: Path) -> None:
+    """As of float16, which accelerate has on a card alone."""
+    runs = []
+    for name in ("a", "b"):
+        trainer = make_trainer(tmp_path / name)
+        trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        if name == "b":
+            fit = fitted(trainer, size=4)
+        with Neighbour(trainer, at_calls=(3,) if name == "b" else (), take_bytes=LIMIT, backward=True):
+            trainer.train()
+        runs.append(trainer)
+    assert fit.oom_events == 1
+    assert_same_run(runs[1], runs[0])
+
+
+def test_a_classifier_is_redone_with_every_sample_counting_once(tmp_path: Path) -> None:
+    runs = []
+    for name in ("a", "b"):
+        trainer = make_classifier(tmp_path / name)
+        with pytest.raises(RequestError, match="model_accepts_loss_kwargs = False"):
+            fit_to_memory(trainer, memory_limit=LIMIT)
+        trainer.model_accepts_loss_kwargs = False
+        if name == "b":
+            fit = fitted(trainer, size=4)
+        with Neighbour(trainer, at_calls=(3,) if name == "b" else (), take_bytes=LIMIT, backward=True):
+            trainer.train()
+        runs.append(trainer)
+    assert fit.oom_events == 1
+    assert_same_run(runs[1], runs[0])
+
+
+def test_after_ctrl_c_the_limit_is_lifted_and_the_trainer_trains_again(tmp_path: Path) -> None:
+    undisturbed = make_trainer(tmp_path / "a")
+    undisturbed.train()
+    trainer = make_trainer(tmp_path / "b")
+    fitted(trainer, size=4)
+    forwards = iter(range(100))
+
+    def interrupt(*_: Any) -> None:
+        if next(forwards) == 1:  # in the midst of the first window
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), trainer.model.register_forward_pre_hook(interrupt):
+        trainer.train()
+    torch.zeros(2 * LIMIT, dtype=torch.uint8)
+    trainer.train()
+    assert_same_run(trainer, undisturbed)
 
 
 def test_lora_is_redone_too(tmp_path: Path) -> None:

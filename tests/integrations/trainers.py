@@ -79,6 +79,20 @@ def make_trainer(folder: Path, *, kind: Any = None, lora: bool = False, eval_cou
     )
 
 
+def make_classifier(folder: Path, **arguments: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**IDS, **SHAPE, num_key_value_heads=2, num_labels=3)
+
+    def collate(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        return {**padded(samples), "labels": torch.tensor([len(sample["input_ids"]) % 3 for sample in samples])}
+
+    return transformers.Trainer(
+        model=transformers.LlamaForSequenceClassification(config),
+        args=transformers.TrainingArguments(output_dir=str(folder), **{**ARGUMENTS, **arguments}),
+        train_dataset=Texts(), data_collator=collate,
+    )  # fmt: skip
+
+
 def make_sft(folder: Path, *, lora: bool = False, eval_count: int = 0, **arguments: Any) -> Any:
     import datasets
     import trl

@@ -176,7 +176,7 @@ BatchSize = Annotated[
 def checked_batch_size(value: Any) -> int | None:
     """`batch_size=` of a function that is no command: a number, or None where it is auto or was left out."""
     try:
-        return None if value is None else size_or_none(LARGEST_SIZE)(value)  # type: ignore[no-any-return]
+        return None if value is None else size_or_none(LARGEST_SIZE)(value)
     except ValueError as error:
         raise RequestError(f"{given('batch_size', value)}: {error}") from None
 
