@@ -56,6 +56,7 @@ def forecast(
     margin: float | None = None,
     max_batch_size: int = DEFAULT_MAX_SIZE,
     samples: Sequence[Any] | None = None,
+    by_module: int | None = None,
 ) -> ForecastResult:
     """The memory that a trainer's own training step would take on a card, before any GPU is touched.
 
@@ -68,6 +69,8 @@ def forecast(
         margin: The fraction of the card's memory that is kept free (0.05).
         max_batch_size: The largest size that is considered.
         samples: The longest samples that will come, in place of those of `train_dataset`.
+        by_module: Also the bytes by module at the peak, so many names deep (PEFT's names begin with
+            `base_model.model`).
 
     Returns:
         As of `brim.forecast`: `batch_size_max`, `forecasts` with bytes for each size, `cards`.
@@ -104,6 +107,7 @@ def forecast(
             batch_size=batch_size,
             margin=margin,
             max_batch_size=max_batch_size,
+            by_module=by_module,
         )
         return forecast_workload(settings)
 
