@@ -224,6 +224,23 @@ def test_a_loss_that_would_shrink_with_the_accumulation_is_refused(tmp_path: Pat
         fit_to_memory(trainer, memory_limit="64MiB")
 
 
+def test_a_release_that_does_not_know_how_a_loss_is_scaled_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mean(transformers.Trainer):
+        loss_is_scaled_for_ga = False
+
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+            outputs = model(**inputs)
+            return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+    trainer = make_trainer(tmp_path, kind=Mean)
+    fit_to_memory(trainer, memory_limit="64MiB", batch_size=4)
+    monkeypatch.delattr(transformers.Trainer, "loss_is_scaled_for_ga")  # as in 5.17, which does not divide
+    with pytest.raises(RequestError, match="model_accepts_loss_kwargs = False"):
+        fit_to_memory(trainer, memory_limit="64MiB", batch_size=4)
+
+
 def test_a_loader_with_another_size_than_fitted_ends_the_run(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     fit_to_memory(trainer, memory_limit="64MiB", batch_size=4)

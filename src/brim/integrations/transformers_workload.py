@@ -230,7 +230,9 @@ class TrainingWorkload(_TrainerWorkload):
                 return  # not even one sample fits: the search reports it
             raise
         divided = alone > 2 * among_four
-        if getattr(trainer, "loss_is_scaled_for_ga", None) is False:
+        # 5.17 knows no such attribute, and does not divide whatever a subclass says.
+        known = any("loss_is_scaled_for_ga" in vars(kind) for kind in _own_classes(trainer))
+        if known and trainer.loss_is_scaled_for_ga is False:
             if divided:
                 raise RequestError(
                     "loss_is_scaled_for_ga = False, but the loss is divided by num_items_in_batch: its gradients would "
@@ -296,6 +298,11 @@ class _TracedTraining(TrainingWorkload):
         """One micro-batch, with those kernels left out."""
         with _kernels_of_trl_left_out():
             return super().step(batch)
+
+
+def _own_classes(trainer: Any) -> list[type[Any]]:
+    """Those of transformers, without what others have made of them."""
+    return [kind for kind in type(trainer).__mro__ if kind.__module__.partition(".")[0] == "transformers"]
 
 
 @contextlib.contextmanager
