@@ -143,6 +143,30 @@ def test_after_ctrl_c_the_limit_is_lifted_and_the_trainer_trains_again(tmp_path:
     assert_same_run(trainer, undisturbed)
 
 
+def test_gradients_of_a_window_that_a_callback_has_ended_count_as_they_would(tmp_path: Path) -> None:
+    import transformers
+
+    class EndOfEpoch(transformers.TrainerCallback):  # type: ignore[misc]
+        substeps = 0
+
+        def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.substeps += 1
+            control.should_epoch_stop = self.substeps == 2
+
+    runs = []
+    for name in ("a", "b"):
+        trainer = make_trainer(tmp_path / name, max_steps=-1, num_train_epochs=2)
+        trainer.add_callback(EndOfEpoch())
+        if name == "b":
+            fit = fitted(trainer, size=4)
+        # 0 and 1 are the first step, 2 is the last of its epoch, and to its gradients those of 3 and 4 are added
+        with Neighbour(trainer, at_calls=(3,) if name == "b" else (), take_bytes=LIMIT, backward=True):
+            trainer.train()
+        runs.append(trainer)
+    assert fit.oom_events == 1
+    assert_same_run(runs[1], runs[0])
+
+
 def test_lora_is_redone_too(tmp_path: Path) -> None:
     undisturbed = make_trainer(tmp_path / "a", lora=True)
     undisturbed.train()

@@ -11,7 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -45,6 +45,17 @@ class _Window:
     batches: list[Batch]
     kept: list[Batch]
     done: int = 0  # batches whose gradients are there
+    earlier: list[tuple[torch.nn.Parameter, torch.Tensor]] = dataclasses.field(default_factory=list)
+
+    def begin(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Keep gradients that are there already: of a window that a callback has ended before its step."""
+        self.earlier = [(one, one.grad.clone()) for one in parameters if one.grad is not None]
+
+    def begin_again(self) -> None:
+        """Gradients, which were dropped, as when it began."""
+        self.done = 0
+        for parameter, gradient in self.earlier:
+            parameter.grad = gradient.clone()
 
     def expects(self, inputs: Any) -> bool:
         """Whether these are the next ones: a loop that is not the trainer's own may pass others."""
@@ -209,11 +220,12 @@ class TrainerGuard:
         if window.done == 0:
             self._figures = _Figures(self.trainer)
             parts.begin()
-        first = window.done
-        while (answers := parts.attempt(window.kept[first : window.done + 1], step)) is None:
+            window.begin(parts.gradients.trainable())
+        following = window.done + 1
+        while (answers := parts.attempt(window.kept[window.done : following], step)) is None:
             parts.drop_gradients()
-            first = 0
-        window.done += 1
+            window.begin_again()
+        window.done = following
         if window.done == len(window.batches):
             parts.end()
             self._window = self._figures = None
