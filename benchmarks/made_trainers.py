@@ -36,8 +36,7 @@ class Shape:
     words: int
     tokens: int
     effective: int
-    steps: int = 4  # of the optimizer at a fixed size; the first two warm up
-    long_steps: int = 6  # of those that are compared, loss by loss
+    steps: int = 6  # of the optimizer; the first two warm up
     disturbed_at: int = 2
     neighbour_bytes: int = 0  # on the CPU, where the neighbour is a tensor
     memory_limit: int | None = None
@@ -99,7 +98,7 @@ class Tokens(torch.utils.data.Dataset[dict[str, list[int]]]):
 
     def __init__(self, shape: Shape) -> None:
         generator = torch.Generator().manual_seed(1)
-        count = shape.effective * (shape.long_steps + 1)
+        count = shape.effective * (shape.steps + 1)
         lengths = (shape.tokens, shape.tokens - shape.tokens // 32)
         self.rows = [
             torch.randint(1, shape.words, (lengths[place % 2],), generator=generator).tolist() for place in range(count)
@@ -123,20 +122,20 @@ def padded(samples: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": rows(-100), "attention_mask": ids.ne(0).long()}
 
 
-def arguments(shape: Shape, folder: str, size: int, steps: int) -> dict[str, Any]:
+def arguments(shape: Shape, folder: str, size: int) -> dict[str, Any]:
     return {
-        "output_dir": folder, "per_device_train_batch_size": size, "max_steps": steps, "learning_rate": 1e-4,
+        "output_dir": folder, "per_device_train_batch_size": size, "max_steps": shape.steps, "learning_rate": 1e-4,
         "gradient_accumulation_steps": shape.effective // size, "report_to": [], "save_strategy": "no",
         "logging_steps": 1, "disable_tqdm": True, "use_cpu": not shape.on_card, "lr_scheduler_type": "constant",
         "dataloader_pin_memory": shape.on_card, "seed": 3,
     }  # fmt: skip
 
 
-def make_trainer(name: str, shape: Shape, folder: str, size: int, steps: int) -> Any:
+def make_trainer(name: str, shape: Shape, folder: str, size: int) -> Any:
     """A trainer of this name, or what stands in for TRL's where that is not installed."""
     import transformers
 
-    options = arguments(shape, folder, size, steps)
+    options = arguments(shape, folder, size)
     if name == "SFTTrainer" and installed("trl"):
         return _make_sft(shape, options)
     kind = transformers.Trainer if name == "Trainer" else _tokens_alone(transformers.Trainer)
@@ -200,10 +199,10 @@ def described(name: str) -> str:
 
 
 @contextlib.contextmanager
-def trainer_of(name: str, shape: Shape, size: int, steps: int) -> Iterator[Any]:
+def trainer_of(name: str, shape: Shape, size: int) -> Iterator[Any]:
     """A fresh trainer; its memory is given back afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        made = [make_trainer(name, shape, folder, size, steps)]
+        made = [make_trainer(name, shape, folder, size)]
         try:
             yield made[0]
         finally:

@@ -94,7 +94,7 @@ SUITE = (
     ),
     Benchmark("trainers", "train.md",
         "LoRA by transformers' Trainer and TRL's SFTTrainer: forecast, rate after `fit_to_memory`, a neighbour",
-        cpu="trainers --tiny --trainers Trainer", cpu_seconds=14,
+        cpu="trainers --tiny --trainers Trainer", cpu_seconds=17,
         card="trainers --deadline 480", card_seconds=300, full=("trainers",),
         needs=("transformers", "accelerate"), peers=("transformers", "trl", "peft"),
         ratios=(Ratio("rate after fit_to_memory over the best fixed size", "of best", better="more", small=False),),

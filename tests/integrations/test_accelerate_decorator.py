@@ -227,13 +227,31 @@ def test_a_reduction_that_does_not_reduce_is_refused(returned: Any) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"starting_batch_size": -1}, {"starting_batch_size": 1.5}, {"reduce_batch_size_fn": 3}, {"max_batch_size": 4}],
-)
+    [
+        {"starting_batch_size": -1}, {"starting_batch_size": 1.5}, {"reduce_batch_size_fn": 3}, {"max_batch_size": 4},
+        {"restore": nn.Sequential(nn.Linear(2, 2))},
+    ],
+)  # fmt: skip
 def test_wrong_requests_are_refused_where_they_are_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(brim.RequestError, match=next(iter(wrong))):
         brim.find_executable_batch_size(fitting(1)[1], **{"starting_batch_size": 8} | wrong)
     with pytest.raises(brim.RequestError, match="function="):
         brim.find_executable_batch_size(3)
+
+
+def test_a_function_without_a_place_for_the_batch_size_is_refused() -> None:
+    class Trainer:
+        def train(self, batch_size: int) -> int:  # would be called with the batch size as self
+            return batch_size
+
+    with pytest.raises(brim.RequestError, match=r"write def train\(batch_size, self\)"):
+        brim.find_executable_batch_size(Trainer.train)
+    with pytest.raises(brim.RequestError, match=r"write def nothing\(batch_size\)"):
+
+        @brim.find_executable_batch_size
+        def nothing() -> None: ...
+
+    assert brim.find_executable_batch_size(Trainer().train, starting_batch_size=4)() == 4
 
 
 def test_a_function_that_returns_before_its_body_runs_is_refused() -> None:

@@ -65,6 +65,8 @@ def test_answers_are_joined_in_the_order_of_the_batch() -> None:
     assert labels is None
     nothing = joined_answers([torch.tensor(2.0), torch.tensor(float("nan"))], [1.0, 0.0], paired=False)
     assert float(nothing) == 2.0  # the mean over no labels
+    answers = joined_answers([torch.tensor([[5, 6, 7]]), torch.tensor([[8], [9]])], [0.4, 0.6], paired=False)
+    assert answers.tolist() == [[5, 6, 7], [8, -100, -100], [9, -100, -100]]  # generated, one part longer
     pairs = [torch.tensor([0, 1, 100, 101]), torch.tensor([2, 102])]
     assert joined_answers(pairs, [2 / 3, 1 / 3], paired=True).tolist() == [0, 1, 2, 100, 101, 102]
 

@@ -18,7 +18,18 @@ import transformers
 from brim.errors import DoesNotFitError, RequestError
 from brim.integrations.transformers import _divisor, fit_to_memory, forecast
 from brim.records import MemoryFigures, Plan
-from tests.integrations.trainers import Texts, losses, make_dpo, make_model, make_sft, make_trainer, padded, weights
+from tests.integrations.trainers import (
+    ARGUMENTS,
+    Texts,
+    losses,
+    make_dpo,
+    make_model,
+    make_seq2seq,
+    make_sft,
+    make_trainer,
+    padded,
+    weights,
+)
 
 KIB = 2**10
 
@@ -213,6 +224,23 @@ def test_a_loss_that_would_shrink_with_the_accumulation_is_refused(tmp_path: Pat
         fit_to_memory(trainer, memory_limit="64MiB")
 
 
+def test_a_release_that_does_not_know_how_a_loss_is_scaled_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mean(transformers.Trainer):
+        loss_is_scaled_for_ga = False
+
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+            outputs = model(**inputs)
+            return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+    trainer = make_trainer(tmp_path, kind=Mean)
+    fit_to_memory(trainer, memory_limit="64MiB", batch_size=4)
+    monkeypatch.delattr(transformers.Trainer, "loss_is_scaled_for_ga")  # as in 5.17, which does not divide
+    with pytest.raises(RequestError, match="model_accepts_loss_kwargs = False"):
+        fit_to_memory(trainer, memory_limit="64MiB", batch_size=4)
+
+
 def test_a_loader_with_another_size_than_fitted_ends_the_run(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     fit_to_memory(trainer, memory_limit="64MiB", batch_size=4)
@@ -235,6 +263,16 @@ def test_lora_and_half_precision_are_fitted_as_they_will_run(tmp_path: Path) -> 
     )
     peaks = [probe.peak_allocated_bytes for plan in (plain, half) for probe in plan.probes]  # type: ignore[union-attr]
     assert peaks[0] != peaks[1]
+
+
+def test_the_optimizers_state_is_counted_though_a_scaler_skips_its_first_steps(tmp_path: Path) -> None:
+    peaks = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=0.99)):
+        trainer = make_trainer(tmp_path, optim="adamw_torch")  # a fused one makes its state in a skipped step too
+        trainer.accelerator.scaler = scaler
+        plan = fit_to_memory(trainer, memory_limit="64MiB", batch_size=4).plan
+        peaks.append(plan.probes[0].peak_allocated_bytes)  # type: ignore[union-attr]
+    assert peaks[1] >= peaks[0] > 0
 
 
 def test_nothing_fits_leaves_the_trainer_as_it_was(tmp_path: Path) -> None:
@@ -261,6 +299,41 @@ def plan_of(size: int, largest: int) -> Plan:
 )
 def test_the_effective_batch_is_a_multiple_of_the_size(size: int, largest: int, effective: int, expected: int) -> None:
     assert _divisor(plan_of(size, largest), effective) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": "four"}, "batch_size='four'"),
+        ({"batch_size": 3}, "batch_size=3: the effective batch is 8"),
+        ({"samples": []}, "samples=: give a list"),
+        ({"samples": Texts()[0]}, "samples=: give a list"),
+        ({"eval_samples": "text"}, "eval_samples=: give a list"),
+        ({"memory_limit": "lots"}, "memory_limit='lots'"),
+    ],
+)
+def test_wrong_parameters_say_what_to_give(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=message):
+        fit_to_memory(make_trainer(tmp_path), **{"memory_limit": "64MiB", "max_probes": 1} | options)
+
+
+def test_a_size_may_be_auto_or_text_as_everywhere(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    assert fit_to_memory(trainer, memory_limit="64MiB", batch_size="4").per_device_train_batch_size == 4  # type: ignore[arg-type]
+    assert forecast(trainer, gpu="rtx 4090", batch_size="4").forecasts[0].batch_size == 4  # type: ignore[arg-type]
+
+
+def test_how_a_model_generates_is_as_it_was(tmp_path: Path) -> None:
+    arguments = {**ARGUMENTS, "predict_with_generate": True}
+    trainer = transformers.Seq2SeqTrainer(
+        model=make_seq2seq(), args=transformers.Seq2SeqTrainingArguments(str(tmp_path), **arguments),
+        eval_dataset=Texts(8), data_collator=padded, compute_metrics=lambda _: {},
+    )  # fmt: skip
+    trainer.model.generation_config.max_new_tokens = 2
+    before = dict(vars(trainer.model.generation_config))
+    fit_to_memory(trainer, memory_limit="64MiB", max_probes=1)
+    assert vars(trainer.model.generation_config) == before
 
 
 def test_what_cannot_be_fitted_is_refused(tmp_path: Path) -> None:

@@ -80,6 +80,15 @@ def test_sizes_up_to_the_largest_are_forecast(tmp_path: Path) -> None:
     assert found.document["mode"] == "train"
 
 
+def test_the_bytes_of_a_peak_are_divided_among_modules(tmp_path: Path) -> None:
+    found = forecast(make_trainer(tmp_path, lora=True), gpu="rtx 4090", batch_size=4, by_module=6).forecasts[0]
+    rows = {row.module: row for row in found.by_module}
+    assert sum(row.bytes for row in rows.values()) == found.peak_allocated_bytes
+    adapted = rows["base_model.model.model.layers.1.self_attn"].parts
+    assert adapted["gradients"] > 0
+    assert "gradients" not in rows["base_model.model.model.layers.1.mlp"].parts
+
+
 def test_a_card_that_is_too_small_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DoesNotFitError):
         forecast(make_trainer(tmp_path), memory="641MiB")

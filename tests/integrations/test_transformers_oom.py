@@ -12,9 +12,22 @@ import torch
 pytest.importorskip("trl")
 pytest.importorskip("peft")
 
-from brim.errors import DoesNotFitError
+from brim.errors import DoesNotFitError, RequestError
 from brim.integrations.transformers import TrainerFit, fit_to_memory
-from tests.integrations.trainers import Neighbour, Texts, losses, make_dpo, make_reward, make_sft, make_trainer, weights
+from tests.integrations.trainers import (
+    ARGUMENTS,
+    Neighbour,
+    Texts,
+    losses,
+    make_classifier,
+    make_dpo,
+    make_reward,
+    make_seq2seq,
+    make_sft,
+    make_trainer,
+    padded,
+    weights,
+)
 
 LIMIT = 64 * 2**20
 MAKERS: dict[str, Callable[..., Any]] = {"Trainer": make_trainer, "SFTTrainer": make_sft, "DPOTrainer": make_dpo}
@@ -56,6 +69,102 @@ def test_a_window_is_redone_with_the_same_losses_and_weights(name: str, size: in
         assert {name: entry[name] for name in same} == pytest.approx(
             {name: plain[name] for name in same}, rel=1e-2, abs=1e-2
         )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call"),
+    [
+        ({"label_smoothing_factor": 0.1}, 3),
+        ({"gradient_checkpointing": True}, 3),
+        ({"dataloader_num_workers": 1}, 3),
+        # 16, 16 and 8 samples: the last window of the first epoch, in its last micro-batch
+        ({"max_steps": -1, "num_train_epochs": 2, "gradient_accumulation_steps": 4}, 9),
+    ],
+)
+def test_a_window_is_redone_whatever_the_trainer_does_beside(
+    arguments: dict[str, Any], call: int, tmp_path: Path
+) -> None:
+    undisturbed = make_trainer(tmp_path / "a", **arguments)
+    undisturbed.train()
+    trainer = make_trainer(tmp_path / "b", **arguments)
+    fit = fitted(trainer, size=4)
+    with Neighbour(trainer, at_calls=(call,), take_bytes=LIMIT, backward=True):
+        trainer.train()
+    assert fit.oom_events == 1
+    assert_same_run(trainer, undisturbed)
+
+
+def test_a_window_with_a_scaled_loss_is_redone_at_the_same_scale(tmp_path: Path) -> None:
+    """As of float16, which accelerate has on a card alone."""
+    runs = []
+    for name in ("a", "b"):
+        trainer = make_trainer(tmp_path / name)
+        trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        if name == "b":
+            fit = fitted(trainer, size=4)
+        with Neighbour(trainer, at_calls=(3,) if name == "b" else (), take_bytes=LIMIT, backward=True):
+            trainer.train()
+        runs.append(trainer)
+    assert fit.oom_events == 1
+    assert_same_run(runs[1], runs[0])
+
+
+def test_a_classifier_is_redone_with_every_sample_counting_once(tmp_path: Path) -> None:
+    runs = []
+    for name in ("a", "b"):
+        trainer = make_classifier(tmp_path / name)
+        with pytest.raises(RequestError, match="model_accepts_loss_kwargs = False"):
+            fit_to_memory(trainer, memory_limit=LIMIT)
+        trainer.model_accepts_loss_kwargs = False
+        if name == "b":
+            fit = fitted(trainer, size=4)
+        with Neighbour(trainer, at_calls=(3,) if name == "b" else (), take_bytes=LIMIT, backward=True):
+            trainer.train()
+        runs.append(trainer)
+    assert fit.oom_events == 1
+    assert_same_run(runs[1], runs[0])
+
+
+def test_after_ctrl_c_the_limit_is_lifted_and_the_trainer_trains_again(tmp_path: Path) -> None:
+    undisturbed = make_trainer(tmp_path / "a")
+    undisturbed.train()
+    trainer = make_trainer(tmp_path / "b")
+    fitted(trainer, size=4)
+    forwards = iter(range(100))
+
+    def interrupt(*_: Any) -> None:
+        if next(forwards) == 1:  # in the midst of the first window
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), trainer.model.register_forward_pre_hook(interrupt):
+        trainer.train()
+    torch.zeros(2 * LIMIT, dtype=torch.uint8)
+    trainer.train()
+    assert_same_run(trainer, undisturbed)
+
+
+def test_gradients_of_a_window_that_a_callback_has_ended_count_as_they_would(tmp_path: Path) -> None:
+    import transformers
+
+    class EndOfEpoch(transformers.TrainerCallback):  # type: ignore[misc]
+        substeps = 0
+
+        def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.substeps += 1
+            control.should_epoch_stop = self.substeps == 2
+
+    runs = []
+    for name in ("a", "b"):
+        trainer = make_trainer(tmp_path / name, max_steps=-1, num_train_epochs=2)
+        trainer.add_callback(EndOfEpoch())
+        if name == "b":
+            fit = fitted(trainer, size=4)
+        # 0 and 1 are the first step, 2 is the last of its epoch, and to its gradients those of 3 and 4 are added
+        with Neighbour(trainer, at_calls=(3,) if name == "b" else (), take_bytes=LIMIT, backward=True):
+            trainer.train()
+        runs.append(trainer)
+    assert fit.oom_events == 1
+    assert_same_run(runs[1], runs[0])
 
 
 def test_lora_is_redone_too(tmp_path: Path) -> None:
@@ -240,3 +349,19 @@ def test_predictions_of_a_split_batch_are_in_order(tmp_path: Path) -> None:
         torch.tensor(found.predictions), torch.tensor(expected.predictions), rtol=1e-4, atol=1e-5
     )
     assert (found.label_ids == expected.label_ids).all()
+
+
+def test_generated_answers_of_a_split_batch_may_differ_in_length(tmp_path: Path) -> None:
+    import transformers
+
+    args = transformers.Seq2SeqTrainingArguments(str(tmp_path), **{**ARGUMENTS, "predict_with_generate": True})
+    trainer = transformers.Seq2SeqTrainer(model=make_seq2seq(), args=args, data_collator=padded, train_dataset=Texts())
+    trainer.model_accepts_loss_kwargs = False
+    generate, lengths = trainer.model.generate, iter([3, 2, 2, 2])
+    trainer.model.generate = lambda **options: generate(**{**options, "max_new_tokens": next(lengths)})
+    fit = fitted(trainer, size=4)
+    fit.guard.eval_sizes.live.size = 1
+    trainer.model.generation_config.max_length = 1  # to which shorter answers would be filled
+    found = trainer.predict(Texts(4))
+    assert found.predictions.shape == (4, 4)
+    assert (found.predictions == -100).sum() == 3

@@ -30,6 +30,15 @@ def make_model(*, lora: bool = False, seed: int = 0) -> Any:
     return peft.get_peft_model(model, config)
 
 
+def make_seq2seq() -> Any:
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=len(VOCABULARY), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0,
+        dropout_rate=0.0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config)
+
+
 def tokens(count: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(4, len(VOCABULARY), (count,), generator=generator).tolist()
@@ -68,6 +77,20 @@ def make_trainer(folder: Path, *, kind: Any = None, lora: bool = False, eval_cou
         eval_dataset=Texts(eval_count) if eval_count else None,
         data_collator=padded,
     )
+
+
+def make_classifier(folder: Path, **arguments: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**IDS, **SHAPE, num_key_value_heads=2, num_labels=3)
+
+    def collate(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        return {**padded(samples), "labels": torch.tensor([len(sample["input_ids"]) % 3 for sample in samples])}
+
+    return transformers.Trainer(
+        model=transformers.LlamaForSequenceClassification(config),
+        args=transformers.TrainingArguments(output_dir=str(folder), **{**ARGUMENTS, **arguments}),
+        train_dataset=Texts(), data_collator=collate,
+    )  # fmt: skip
 
 
 def make_sft(folder: Path, *, lora: bool = False, eval_count: int = 0, **arguments: Any) -> Any:

@@ -329,6 +329,30 @@ def _stepped(windows: brim.Accumulation, optimizer: torch.optim.Optimizer) -> It
         yield loss
 
 
+def test_a_window_that_ctrl_c_cuts_short_leaves_no_gradients_and_is_the_next_of_a_checkpoint() -> None:
+    model, calls = network(), 0
+
+    def interrupted(batch: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 5:  # the second micro-batch of the third window
+            raise KeyboardInterrupt
+        return mean_loss(model)(batch)
+
+    windows = brim.accumulate(
+        interrupted, TensorDataset(*data(40)), model=model, effective_batch_size=10, batch_size=5, note=silent
+    )
+    epoch = iter(windows)
+    for _ in range(2):
+        next(epoch)
+        model.zero_grad()
+    with pytest.raises(KeyboardInterrupt):
+        next(epoch)
+    assert gradients(model) == []
+    windows.load_state_dict(json.loads(json.dumps(windows.state_dict())))
+    assert len(list(windows)) == 2
+
+
 def test_an_epoch_that_is_left_early_is_followed_by_a_whole_one() -> None:
     model = network()
     windows = brim.accumulate(mean_loss(model), TensorDataset(*data(40)), model=model, effective_batch_size=10)
@@ -383,6 +407,7 @@ def test_what_a_loss_function_must_return_is_said(loss: Any, message: str) -> No
     [
         ({"loss": 3}, "loss=3"),
         ({"model": []}, "model="),
+        ({"model": None}, "model="),
         ({"model": nn.ReLU()}, "none of its weights"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"sizer": 8}, "sizer=8"),
@@ -390,6 +415,7 @@ def test_what_a_loss_function_must_return_is_said(loss: Any, message: str) -> No
         ({"samples": DataLoader(range(4)), "effective_batch_size": 2}, "is a DataLoader"),
         ({"samples": iter([1]), "effective_batch_size": 2}, "no length or no samples by number"),
         ({"samples": [1], "effective_batch_size": 0}, "effective_batch_size=0"),
+        ({"samples": [1], "effective_batch_size": True}, "effective_batch_size=True"),
     ],
 )
 def test_wrong_requests_are_refused_before_anything_runs(change: dict[str, Any], message: str) -> None:

@@ -151,7 +151,7 @@ def find_executable_batch_size(
     }
     if function is None:
         return functools.partial(find_executable_batch_size, **options)
-    _check(function, starting_batch_size, reduce_batch_size_fn, max_batch_size)
+    _check(function, starting_batch_size, reduce_batch_size_fn, max_batch_size, restore)
     calls = _SizedCalls(
         function,
         FallingSizer(first=starting_batch_size, ceiling=max_batch_size),
@@ -175,7 +175,7 @@ def find_executable_batch_size(
     return called
 
 
-def _check(function: Any, first: Any, reduce: Any, most: Any) -> None:
+def _check(function: Any, first: Any, reduce: Any, most: Any, restore: Any) -> None:
     if not callable(function):
         raise RequestError(f"function={function!r}: give a function that takes the batch size as its first argument")
     if any(kind(function) for kind in _RETURNS_EARLY):
@@ -183,10 +183,20 @@ def _check(function: Any, first: Any, reduce: Any, most: Any) -> None:
             f"function={function!r}: a generator or an async function returns before its body runs, so that running "
             "out of memory is not seen; decorate a plain function around all that it does"
         )
+    parameters = list(inspect.signature(function).parameters)
+    if not parameters or parameters[0] in ("self", "cls"):
+        others = "".join(f", {name}" for name in parameters if name != "batch_size")
+        name = getattr(function, "__name__", "function")
+        raise RequestError(
+            f"function={name}({', '.join(parameters)}): the batch size is put before all other arguments"
+            f"{', also of a method' if parameters else ''}; write def {name}(batch_size{others})"
+        )
     if not _is_size(first, smallest=0):
         raise RequestError(f"starting_batch_size={first!r}: give a whole number from 1")
     if reduce is not None and not callable(reduce):
         raise RequestError(f"reduce_batch_size_fn={reduce!r}: give a function, or leave it out")
+    if not isinstance(restore, (list, tuple)):
+        raise RequestError(f"restore=: a {type(restore).__name__}; give a list, such as restore=[model, optimizer]")
     if most is not None and not _is_size(most, smallest=first):
         raise RequestError(f"max_batch_size={most!r}: give a whole number from {first}, where the first call starts")
 

@@ -33,6 +33,7 @@ from brim.searching.find import find_plan
 from brim.settings.caller import given
 from brim.settings.find_settings import DEFAULT_MAX_SIZE, OwnStep, SearchSettings
 from brim.settings.forecast_settings import ForecastSettings
+from brim.settings.shared import checked_batch_size
 from brim.settings.sizes import parse_bytes
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 
@@ -55,6 +56,7 @@ def forecast(
     margin: float | None = None,
     max_batch_size: int = DEFAULT_MAX_SIZE,
     samples: Sequence[Any] | None = None,
+    by_module: int | None = None,
 ) -> ForecastResult:
     """The memory that a trainer's own training step would take on a card, before any GPU is touched.
 
@@ -67,6 +69,8 @@ def forecast(
         margin: The fraction of the card's memory that is kept free (0.05).
         max_batch_size: The largest size that is considered.
         samples: The longest samples that will come, in place of those of `train_dataset`.
+        by_module: Also the bytes by module at the peak, so many names deep (PEFT's names begin with
+            `base_model.model`).
 
     Returns:
         As of `brim.forecast`: `batch_size_max`, `forecasts` with bytes for each size, `cards`.
@@ -80,7 +84,8 @@ def forecast(
         12
     """
     _check(trainer)
-    cards = (gpu,) if isinstance(gpu, str) else tuple(gpu)
+    cards = (gpu,) if isinstance(gpu, str) else tuple(gpu or ())
+    batch_size = checked_batch_size(batch_size)
     accumulation = trainer.args.gradient_accumulation_steps
     with prepared(trainer, training=True) as ready:
         costliest = CostliestSamples.of(trainer, trainer.train_dataset, "Training", samples, "samples")
@@ -102,6 +107,7 @@ def forecast(
             batch_size=batch_size,
             margin=margin,
             max_batch_size=max_batch_size,
+            by_module=by_module,
         )
         return forecast_workload(settings)
 
@@ -174,6 +180,7 @@ def fit_to_memory(
     """
     _check(trainer)
     _check_can_fit(trainer)
+    batch_size = checked_batch_size(batch_size)
     earlier = vars(trainer).get(_FIT)
     if earlier is not None:
         earlier.remove()

@@ -109,7 +109,8 @@ def label_weight(batch: Mapping[str, Any], samples: int, *, shifted: bool) -> fl
 def joined_answers(parts: Sequence[Any], fractions: Sequence[float], *, paired: bool) -> Any:
     """Logits or labels of the parts of a batch as the whole batch would have given them.
 
-    Nested tuples and mappings are joined member by member; a single number becomes the weighted mean.
+    Nested tuples and mappings are joined member by member; a single number becomes the weighted mean. Generated
+    answers of different lengths are filled with ignored labels, as transformers fills those of different batches.
     """
     first = parts[0]
     join: Callable[[Sequence[Any]], Any] = lambda members: joined_answers(members, fractions, paired=paired)  # noqa: E731
@@ -123,7 +124,18 @@ def joined_answers(parts: Sequence[Any], fractions: Sequence[float], *, paired: 
         return first
     if first.dim() == 0:
         return sum(part * fraction for part, fraction in zip(parts, fractions, strict=True) if fraction)
+    if first.dim() > 1 and len({part.shape[1] for part in parts}) > 1:
+        parts = _filled(parts)
     if not paired or any(part.shape[0] % 2 for part in parts):
         return torch.cat(list(parts))
     halves = [part.chunk(2) for part in parts]
     return torch.cat([half[0] for half in halves] + [half[1] for half in halves])
+
+
+def _filled(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """All as long as the longest in their second dimension."""
+    longest = max(part.shape[1] for part in parts)
+    full = [part.new_full((part.shape[0], longest, *part.shape[2:]), IGNORED_LABEL) for part in parts]
+    for whole, part in zip(full, parts, strict=True):
+        whole[:, : part.shape[1]] = part
+    return full

@@ -11,7 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -45,6 +45,17 @@ class _Window:
     batches: list[Batch]
     kept: list[Batch]
     done: int = 0  # batches whose gradients are there
+    earlier: list[tuple[torch.nn.Parameter, torch.Tensor]] = dataclasses.field(default_factory=list)
+
+    def begin(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Keep gradients that are there already: of a window that a callback has ended before its step."""
+        self.earlier = [(one, one.grad.clone()) for one in parameters if one.grad is not None]
+
+    def begin_again(self) -> None:
+        """Gradients, which were dropped, as when it began."""
+        self.done = 0
+        for parameter, gradient in self.earlier:
+            parameter.grad = gradient.clone()
 
     def expects(self, inputs: Any) -> bool:
         """Whether these are the next ones: a loop that is not the trainer's own may pass others."""
@@ -75,20 +86,6 @@ class _Parts(MicroBatches):
         self._guard = guard
         self._length = 0  # of the part that runs
         self._obstacle: str | None = None  # why the batch that runs cannot be split
-
-    def begin(self) -> None:
-        """A window begins: from here it is redone."""
-        self.rewinder.mark()
-        live = self.sizes.live
-        if live.disturbed and live.return_after_others(self._memory.left_by_others_bytes()):
-            self._note("other processes have given memory back: micro-batches are as large as before again")
-        self.sizes.begin_window()
-
-    def end(self) -> None:
-        """The window is done."""
-        self.sizes.end_window()
-        self._ambiguous = False
-        self._waited_seconds = 0.0
 
     def attempt(self, batches: Sequence[Batch], run: Callable[[_Part], Any]) -> list[list[tuple[_Part, Any]]] | None:
         """Every part of the batches with its answer; None after a failure, which has been dealt with."""
@@ -198,15 +195,16 @@ class TrainerGuard:
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """The trainer's own, whose batches are kept until their window is done."""
-        found, fitted = self.trainer._train_batch_size, self.trainer.args.train_batch_size
-        if self.train_sizes is not None and found != fitted:
+        size, fitted = self.trainer._train_batch_size, self.trainer.args.train_batch_size
+        if self.train_sizes is not None and size != fitted:
             raise RequestError(
-                f"the trainer's loader has batches of {found}, not of {fitted} as fitted, and so another effective "
+                f"the trainer's loader has batches of {size}, not of {fitted} as fitted, and so another effective "
                 "batch: early releases of transformers 5 take the size from the checkpoint; upgrade, or pass "
-                f"fit_to_memory(trainer, batch_size={found})"
+                f"fit_to_memory(trainer, batch_size={size})"
             )
-        batches, num_items = self._own["get_batch_samples"](*args, **kwargs)
-        self._window = _Window(batches=list(batches), kept=[copy.copy(batch) for batch in batches])
+        found, num_items = self._own["get_batch_samples"](*args, **kwargs)
+        batches = list(found)
+        self._window = _Window(batches=batches, kept=[copy.copy(batch) for batch in batches])
         return batches, num_items
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
@@ -222,11 +220,12 @@ class TrainerGuard:
         if window.done == 0:
             self._figures = _Figures(self.trainer)
             parts.begin()
-        first = window.done
-        while (answers := parts.attempt(window.kept[first : window.done + 1], step)) is None:
+            window.begin(parts.gradients.trainable())
+        following = window.done + 1
+        while (answers := parts.attempt(window.kept[window.done : following], step)) is None:
             parts.drop_gradients()
-            first = 0
-        window.done += 1
+            window.begin_again()
+        window.done = following
         if window.done == len(window.batches):
             parts.end()
             self._window = self._figures = None

@@ -37,8 +37,8 @@ class CostliestSamples:
         """Of a data set of the trainer, or of samples that the caller names (`parameter`) in its place."""
         plain = trainer._get_collator_with_removed_columns(trainer.data_collator, description=description)
         if given is not None:
-            if not given:
-                raise RequestError(f"{named(parameter)}[]: give at least one sample, the longest that will come")
+            if isinstance(given, (Mapping, str)) or not hasattr(given, "__getitem__") or len(given) == 0:
+                raise RequestError(f"{named(parameter)}: give a list of samples, the longest that will come")
             return cls(sorted(range(len(given)), key=lambda place: -item_cost(given[place])), given.__getitem__, plain)
         if isinstance(dataset, Mapping):
             sets = [cls.of(trainer, one, description, None, parameter) for one in dataset.values()]

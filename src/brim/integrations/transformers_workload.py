@@ -25,6 +25,7 @@ from brim.records import Mode
 from brim.training.micro_batches import Rewinder
 from brim.training.optimizers import state_bytes_when_made
 from brim.workloads.base import Workload
+from brim.workloads.train_step import materialise_state
 
 __all__ = ["EvaluationWorkload", "PreparedTrainer", "TrainingWorkload", "prepared"]
 
@@ -66,6 +67,8 @@ def prepared(trainer: Any, *, training: bool) -> Iterator[PreparedTrainer]:
         _keep_attributes(undo, trainer)
         for module in trainer.model.modules():
             _keep_attributes(undo, module)
+            if (generation := vars(module).get("generation_config")) is not None:  # which an evaluation may fill in
+                _keep_attributes(undo, generation)
             for held in vars(module).values():
                 if isinstance(held, dict):  # hooks, which checkpointing may add to
                     undo.callback(_put_back_entries, held, dict(held))
@@ -227,7 +230,9 @@ class TrainingWorkload(_TrainerWorkload):
                 return  # not even one sample fits: the search reports it
             raise
         divided = alone > 2 * among_four
-        if getattr(trainer, "loss_is_scaled_for_ga", None) is False:
+        # 5.17 knows no such attribute, and does not divide whatever a subclass says.
+        known = any("loss_is_scaled_for_ga" in vars(kind) for kind in _own_classes(trainer))
+        if known and trainer.loss_is_scaled_for_ga is False:
             if divided:
                 raise RequestError(
                     "loss_is_scaled_for_ga = False, but the loss is divided by num_items_in_batch: its gradients would "
@@ -273,23 +278,13 @@ class TrainingWorkload(_TrainerWorkload):
             if trainer.args.max_grad_norm > 0:
                 trainer._clip_grad_norm(model)
             self.ready.optimizer.step()
-            self._make_state()
+            if self.stateful() and trainer.accelerator.optimizer_step_was_skipped:
+                assert self.ready.inner_optimizer is not None
+                materialise_state(self.ready.inner_optimizer)
             if micro_batches == 1:
                 model.zero_grad()
         self._steps += 1
         return loss
-
-    def _make_state(self) -> None:
-        """A gradient scaler skips steps while its scale is too large: then the state is made on zeroed gradients."""
-        optimizer = self.ready.inner_optimizer
-        assert optimizer is not None
-        if not self.stateful() or optimizer.state or not self.trainer.accelerator.optimizer_step_was_skipped:
-            return
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.zero_()
-        optimizer.step()
 
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """The trainer's optimizer, without accelerate's wrapper."""
@@ -303,6 +298,11 @@ class _TracedTraining(TrainingWorkload):
         """One micro-batch, with those kernels left out."""
         with _kernels_of_trl_left_out():
             return super().step(batch)
+
+
+def _own_classes(trainer: Any) -> list[type[Any]]:
+    """Those of transformers, without what others have made of them."""
+    return [kind for kind in type(trainer).__mro__ if kind.__module__.partition(".")[0] == "transformers"]
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from brim.running.loader import Loader, LoaderSettings, NotPrepared
 from brim.running.notes import log_note
 from brim.running.results import ExecutionFigures
 from brim.running.retries import Retries, wait
+from brim.settings.shared import checked_batch_size
 from brim.settings.sizes import parse_bytes
 from brim.sizing.live import LiveSizer
 from brim.sizing.priors import AvailableMemory, LiveRequest, Prior, start_live
@@ -313,8 +314,9 @@ def batches(
         >>> torch.allclose(scores, model(rows))
         True
     """
-    _check(dataset, batch_size, costs, sizer)
-    counted = [1] * len(dataset) if costs is None else [max(int(cost), 1) for cost in costs]
+    _check(dataset, costs, sizer)
+    ceiling = checked_batch_size(batch_size)
+    counted = [1] * len(dataset) if costs is None else _counted(costs)
     asked_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     memory, usable, place = _device_memory(device, asked_bytes)
     block = BlockMemory(
@@ -325,9 +327,9 @@ def batches(
     return Batches(
         dataset,
         costs=counted,
-        sizer=sizer if isinstance(sizer, LiveSizer) else _sizer(sizer, batch_size, counted, usable, costs is not None),
+        sizer=sizer if isinstance(sizer, LiveSizer) else _sizer(sizer, ceiling, counted, usable, costs is not None),
         memory=block,
-        ceiling=None if batch_size == "auto" else batch_size,
+        ceiling=ceiling,
         fail_on_oom=fail_on_oom,
         collate=collate_fn,
         device=place,
@@ -336,7 +338,7 @@ def batches(
     )
 
 
-def _check(dataset: Any, batch_size: Any, costs: Any, sizer: Any) -> None:
+def _check(dataset: Any, costs: Any, sizer: Any) -> None:
     by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, Mapping)
     if not by_number or _is_stream(dataset):
         what = type(dataset).__name__
@@ -344,12 +346,17 @@ def _check(dataset: Any, batch_size: Any, costs: Any, sizer: Any) -> None:
         raise RequestError(
             f"dataset: a {what} has no samples by number, which a batch that is split needs{loader or '; give a list'}"
         )
-    if batch_size != "auto" and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
-        raise RequestError(f"batch_size={batch_size!r}: give 'auto' or a whole number from 1")
     if costs is not None and len(costs) != len(dataset):
         raise RequestError(f"costs=: there are {len(costs)} for {len(dataset)} samples; give one for each")
     if sizer is not None and not isinstance(sizer, (Plan, LiveSizer)):
         raise RequestError(f"sizer={sizer!r:.60}: give a plan of brim.find, or the sizer of an earlier loop")
+
+
+def _counted(costs: Sequence[Any]) -> list[int]:
+    try:
+        return [max(int(cost), 1) for cost in costs]
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"costs=: {error}; give a whole number for each sample, such as its tokens") from None
 
 
 def _is_stream(dataset: Any) -> bool:
@@ -359,16 +366,16 @@ def _is_stream(dataset: Any) -> bool:
 
 
 def _sizer(
-    plan: Plan | None, batch_size: int | str, costs: Sequence[int], limit_bytes: int | None, by_cost: bool
+    plan: Plan | None, ceiling: int | None, costs: Sequence[int], limit_bytes: int | None, by_cost: bool
 ) -> LiveSizer:
     """At the size asked for, at that of a plan in the same unit, or where a climb begins."""
-    unit = "tokens" if by_cost and batch_size == "auto" else "samples"
+    unit = "tokens" if by_cost and ceiling is None else "samples"
     if plan is not None and plan.unit != unit:
         raise RequestError(
             f"sizer=: the plan counts {plan.unit} and these batches count {unit}; "
             + ("give costs= as well" if plan.unit == "tokens" else "leave costs= out, or the plan")
         )
-    asked = LiveRequest(batch_size=batch_size if isinstance(batch_size, int) else None)
+    asked = LiveRequest(batch_size=ceiling)
     prior = Prior(known_size=None if plan is None else plan.size)
     return start_live(asked, prior, AvailableMemory(limit_bytes=limit_bytes, item_cost=max(costs, default=1)))
 

@@ -16,6 +16,7 @@ from brim.errors import RequestError
 from brim.records import BatchSizes
 from brim.running.executor import BatchWork, ExecutionPolicy, Executor, Finished, ItemFailure
 from brim.running.results import ExecutionFigures
+from brim.settings.shared import checked_batch_size
 from brim.settings.sizes import parse_bytes
 from brim.sizing.live import LiveSizer
 from brim.sizing.priors import AvailableMemory, LiveRequest, Prior, start_live
@@ -115,6 +116,7 @@ def map(
         ([2, 3, 4], {})
     """
     _check_callables(function=function, cost=cost, on_batch=on_batch)
+    ceiling = checked_batch_size(batch_size)
     try:
         iterator = iter(items)
     except TypeError as error:
@@ -140,10 +142,10 @@ def map(
         order = sorted((item for item in range(len(items)) if item not in done), key=lambda item: -costs[item])
         executor = Executor(
             BatchWork(launch=lambda batch: function([items[item] for item in batch]), costs=costs),
-            sizer=_sizer(batch_size, [costs[item] for item in order], limit_bytes),
+            sizer=_sizer(ceiling, [costs[item] for item in order], limit_bytes),
             memory=memory,
             metered=memory is not None and (not memory.meter_slows or memory_limit is not None),
-            policy=ExecutionPolicy(by_count=batch_size != "auto", fail_fast=fail_fast, fail_on_oom=fail_on_oom),
+            policy=ExecutionPolicy(by_count=ceiling is not None, fail_fast=fail_fast, fail_on_oom=fail_on_oom),
         )
         for finished in stack.enter_context(contextlib.closing(executor.run(order))):
             if book is not None:
@@ -155,11 +157,9 @@ def map(
     return found if book is None else dataclasses.replace(found, notes=tuple(book.notes))
 
 
-def _sizer(batch_size: int | str, costs: Sequence[int], limit_bytes: int | None) -> LiveSizer:
-    if batch_size != "auto" and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
-        raise RequestError(f"batch_size={batch_size!r}: give 'auto' or a whole number from 1")
-    asked = LiveRequest(batch_size=batch_size if isinstance(batch_size, int) else None)
-    return start_live(asked, Prior(), AvailableMemory(limit_bytes=limit_bytes, item_cost=max(costs, default=1)))
+def _sizer(ceiling: int | None, costs: Sequence[int], limit_bytes: int | None) -> LiveSizer:
+    available = AvailableMemory(limit_bytes=limit_bytes, item_cost=max(costs, default=1))
+    return start_live(LiveRequest(batch_size=ceiling), Prior(), available)
 
 
 def _check_callables(*, function: Any, **optional: Any) -> None:

@@ -37,8 +37,8 @@ __all__ = [
     "GradientCheckpointing", "Images", "JsonOutput", "Knobs", "Limit", "Log", "Margin", "MaxBatchSize", "MaxTokens",
     "MemoryLimit", "MultipleOf", "NoAutoBatchSize", "NoCache", "NumWorkers", "PerRank", "PinMemory", "PowerOfTwo",
     "PrefetchFactor", "Resume", "RunFolder", "Split", "Task", "TrustRemoteCode", "check_comparison",
-    "check_fail_on_oom", "check_log", "check_new_tokens", "check_one_card", "check_resume", "read_changes",
-    "read_seeds", "seeds_from", "setting_of",
+    "check_fail_on_oom", "check_log", "check_new_tokens", "check_one_card", "check_resume", "checked_batch_size",
+    "read_changes", "read_seeds", "seeds_from", "setting_of",
 ]  # fmt: skip
 
 FIELDS = ("prompt", "input", "context", "reference", "image", "video", "choices", "id", "label", "group")
@@ -171,6 +171,16 @@ BatchSize = Annotated[
         metavar="auto|N", check=size_or_none(LARGEST_SIZE), default="auto",
     ),
 ]  # fmt: skip
+
+
+def checked_batch_size(value: Any) -> int | None:
+    """`batch_size=` of a function that is no command: a number, or None where it is auto or was left out."""
+    try:
+        return None if value is None else size_or_none(LARGEST_SIZE)(value)
+    except ValueError as error:
+        raise RequestError(f"{given('batch_size', value)}: {error}") from None
+
+
 NoAutoBatchSize = Annotated[
     bool, Setting(name="no_auto_batch_size", help="With -b N: exactly N; split where it does not fit.", panel=BATCH)
 ]

@@ -30,6 +30,7 @@ from brim.ranks.unwrap import data_parallel
 from brim.ranks.world import World, current_world
 from brim.records import Plan
 from brim.running.notes import log_note
+from brim.settings.shared import checked_batch_size
 from brim.settings.sizes import parse_bytes
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.training.micro_batches import GradientPass, MicroBatches, PeakMeter, WindowDone, WindowWork
@@ -172,7 +173,9 @@ class Accumulation:
         if self._source is None:
             raise RequestError("there is no data to iterate over: give samples=, or call this with one batch at a time")
         for window in self._source.windows():
-            yield self._run(window)
+            loss = self._run(window)
+            self._source.advance()  # not before: a checkpoint after Ctrl-C in its midst begins with this window
+            yield loss
 
     def __len__(self) -> int:
         """Windows of an epoch."""
@@ -215,17 +218,17 @@ class Accumulation:
         failed: Exception | None = None
         samples = self._divisor or max(len(window), 1)
         try:
-            with self._limited(), self._ranks.alone():
-                outcome = micro.run(self._work(window, samples))
-        except LostError as error:
-            failed = _lost(error)
-        except Exception as error:
-            failed = error
-        try:
+            try:
+                with self._limited(), self._ranks.alone():
+                    outcome = micro.run(self._work(window, samples))
+            except LostError as error:
+                failed = _lost(error)
+            except Exception as error:
+                failed = error
             absent = self._ranks.vote(sums, micro, failed)
             assert outcome is not None
             figures = sums.make(outcome, samples, absent=absent)
-        except BaseException:
+        except BaseException:  # Ctrl-C as well: what a part of the window has added would count in the next
             for parameter, before in held:
                 parameter.grad = before
             raise
@@ -406,10 +409,10 @@ def accumulate(
         >>> len(windows), sum(length * count for length, count in windows.micro_batches.items())
         (2, 100)
     """
-    modules = [model] if isinstance(model, nn.Module) else list(model)
-    _check(loss, modules, batch_size, sizer)
+    modules = [model] if isinstance(model, nn.Module) else list(model or ())
+    _check(loss, modules, sizer)
     asked = _Asked(
-        batch_size=None if batch_size == "auto" else batch_size,
+        batch_size=checked_batch_size(batch_size),
         plan=sizer,
         cost=cost,
         collate=collate_fn or default_collate,
@@ -429,15 +432,13 @@ def accumulate(
     return Accumulation(loss, modules, source, asked, _device(device, modules))
 
 
-def _check(loss: Any, modules: Sequence[Any], batch_size: Any, sizer: Any) -> None:
+def _check(loss: Any, modules: Sequence[Any], sizer: Any) -> None:
     if not callable(loss):
         raise RequestError(f"loss={loss!r}: give a function that takes a micro-batch and returns its loss")
     if not modules or not all(isinstance(one, nn.Module) for one in modules):
         raise RequestError("model=: give the module or modules that the loss is computed with")
     if not any(one.requires_grad for module in modules for one in module.parameters()):
         raise RequestError("model=: none of its weights can be trained; set requires_grad of some")
-    if batch_size != "auto" and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
-        raise RequestError(f"batch_size={batch_size!r}: give 'auto' or a whole number from 1")
     if sizer is not None and not isinstance(sizer, Plan):
         raise RequestError(f"sizer={sizer!r:.60}: give a plan of brim.find, or leave it out")
 

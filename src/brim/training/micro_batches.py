@@ -191,19 +191,13 @@ class MicroBatches:
 
     def run(self, work: WindowWork) -> WindowDone:
         """The gradients of this rank's share, in `.grad`: the sum of its losses over `work.samples`."""
-        self.rewinder.mark()
-        live = self.sizes.live
-        if live.disturbed and live.return_after_others(self._memory.left_by_others_bytes()):
-            self._note("other processes have given memory back: micro-batches are as large as before again")
-        self.sizes.begin_window(work.costs[0] if work.costs else 1)
+        self.begin(work.costs[0] if work.costs else 1)
         while True:
             self.drop_gradients()
             with self.waits.cause("other" if self.sizes.settled else "search"):
                 outcome = self._attempt(work)
             if isinstance(outcome, WindowDone):
-                self.sizes.end_window()
-                self._ambiguous = False
-                self._waited_seconds = 0.0
+                self.end()
                 return outcome
             left = self._memory.left_by_others_bytes()
             # The except block has ended: nothing pins the failed micro-batch's tensors any more.
@@ -211,6 +205,20 @@ class MicroBatches:
             self.drop_gradients()
             self._memory.release()
             self._after_failure(outcome, left)
+
+    def begin(self, costliest: int = 1) -> None:
+        """A window begins, from where it is redone after a failure."""
+        self.rewinder.mark()
+        live = self.sizes.live
+        if live.disturbed and live.return_after_others(self._memory.left_by_others_bytes()):
+            self._note("other processes have given memory back: micro-batches are as large as before again")
+        self.sizes.begin_window(costliest)
+
+    def end(self) -> None:
+        """The window is done."""
+        self.sizes.end_window()
+        self._ambiguous = False
+        self._waited_seconds = 0.0
 
     def stepped(self, retries: int) -> None:
         """A whole step is done, with so many retries of the allocator."""

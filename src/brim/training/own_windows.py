@@ -92,6 +92,9 @@ class WindowSource(Sized):
         """Those of one epoch."""
         raise NotImplementedError
 
+    def advance(self) -> None:
+        """The window that was given last is done."""
+
     def state(self) -> Any:
         """Where it stands, as JSON values."""
         return None
@@ -157,9 +160,11 @@ class DataSetWindows(WindowSource):
             ),  # a draw from the run's own moves it
         )
         for samples in loader:
-            self._done += 1
             yield SampleWindow(samples, self._cost)
         self._epoch, self._done = self._epoch + 1, 0
+
+    def advance(self) -> None:
+        self._done += 1
 
     def state(self) -> Any:
         return {"epoch": self._epoch, "windows": self._done}
@@ -188,7 +193,7 @@ def make_windows(
                 "batches are the windows"
             )
         return LoaderWindows(samples, cost)
-    if not isinstance(epochs.effective_batch, int) or epochs.effective_batch < 1:
+    if type(epochs.effective_batch) is not int or epochs.effective_batch < 1:
         raise RequestError(f"effective_batch_size={epochs.effective_batch!r}: give a whole number from 1")
     if isinstance(samples, DataLoader):
         raise RequestError(
