@@ -223,9 +223,34 @@ def test_losses_that_are_sums_are_added() -> None:
     same_to_rounding(states[0]["weights"], states[1]["weights"])
 
 
-def test_a_single_sample_that_does_not_fit_is_raised() -> None:
-    with pytest.raises(torch.OutOfMemoryError):
+def test_a_single_sample_that_does_not_fit_is_raised_with_the_reason() -> None:
+    with pytest.raises(torch.OutOfMemoryError) as caught:
         fitted(Pressed(at=3, above=0))
+    assert "a sample alone" in caught.value.__notes__[0]
+
+
+def test_an_error_in_the_optimizers_step_is_raised_with_the_reason() -> None:
+    class Stepping(torch.optim.SGD):
+        fails = False
+
+        def step(self, closure: Any = None) -> Any:
+            loss = super().step(closure)
+            if self.fails:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return loss
+
+    class Late(Pressed):
+        def configure_optimizers(self) -> Any:
+            return Stepping(self.parameters(), lr=0.1)
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.optimizers().optimizer.fails = batch_idx == 3
+
+    module = Late()
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        fitted(module)
+    assert [note.startswith("brim: in the optimizer's step") for note in caught.value.__notes__] == [True]
+    assert module.lengths == [8] * 4  # the batch is not run again
 
 
 def test_other_errors_and_runs_without_survival_are_left_alone() -> None:

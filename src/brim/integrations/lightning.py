@@ -180,7 +180,7 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
         if stage.name not in self.stages or stage.has_nothing_to_run():
             return
         if stage.trainer.fast_dev_run:
-            self._note("no batch size was searched for, since fast_dev_run runs single batches")
+            self._note("no batch size was searched for, since fast_dev_run runs a few batches only")
             return
         check_strategy(stage.trainer, stage.module)
         rng = StateSnapshot.take()  # of nothing but the random generators

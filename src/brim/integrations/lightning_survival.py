@@ -42,6 +42,14 @@ _NOT_CUT = (
     "the batch cannot be cut into samples (or the module optimizes manually), so that it cannot be done again in "
     "pieces; continue from the last checkpoint with a smaller memory_limit= or a larger margin="
 )
+_IN_THE_STEP = (
+    "in the optimizer's step, which may have changed weights already, so that it cannot be done again; continue from "
+    "the last checkpoint with a smaller memory_limit= or a larger margin="
+)
+_ALONE = (
+    "a sample alone needs more memory than there is now; continue from the last checkpoint when others have freed "
+    "theirs, or on another device"
+)
 _STEPS = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 
 
@@ -103,6 +111,7 @@ class Survival:
         self._rewinder: Rewinder | None = None
         self._redoing = False  # the batch was reported by a forward whose backward failed
         self._forward_done = False  # the forward of this batch has ended
+        self._backward_done = False  # and its backward: an error after it is the optimizer's
         self._zeroed = False  # this batch has zeroed the gradients itself: the trainer's own zeroing is left out
         self._added = False  # a piece of this batch has added to the gradients
         self._can_cut = False  # whether the training batch that runs can be cut
@@ -164,9 +173,10 @@ class Survival:
 
         def redone() -> Any:
             while True:
-                self._forward_done = False
+                self._forward_done = self._backward_done = False
                 done = _tried(optimizer_closure, can_cut=True)
                 if done.error is None:
+                    self._backward_done = True
                     return done.value
                 if not self._forward_done:
                     raise done.error  # `_training_step` has tried what can be tried
@@ -175,9 +185,13 @@ class Survival:
                 self._shrink(self._training, done.error)
                 self._redoing = True
 
-        self._redoing = False
+        self._redoing = self._backward_done = False
         try:
             return original(epoch, batch_idx, optimizer, redone if callable(optimizer_closure) else optimizer_closure)
+        except Exception as error:
+            if self._backward_done and survivable(error).kind is FailureKind.OUT_OF_MEMORY:
+                _refuse(error, _IN_THE_STEP)
+            raise
         finally:
             self._redoing = False
 
@@ -272,7 +286,7 @@ class Survival:
         assert cutter.sizes is not None
         failed, cutter.running = cutter.running, 0
         if cutter.sizes.hopeless(failed):
-            raise error
+            _refuse(error, _ALONE)
         memory = memory_of(self.trainer.strategy.root_device)
         memory.release()
         cutter.sizes.record(Probe(batch_size=failed, verdict="oom"), memory.left_by_others_bytes())
