@@ -145,10 +145,11 @@ class HarnessWork:
             step.value = shared_contexts_obstacle(self.model.module, longest=longest)
         obstacles = [obstacle for obstacle in step.values if obstacle is not None]
         if obstacle := next(filter(None, obstacles), ""):
-            self._note(f"what the options of a question share is read again for each of them: {obstacle}")
+            self.note(f"what the options of a question share is read again for each of them: {obstacle}")
         return None if obstacles else shared
 
-    def _note(self, line: str) -> None:
+    def note(self, line: str) -> None:
+        """One line for the user, once."""
         if line not in self.notes:
             self.notes.append(line)
             self.listener.note(line)
