@@ -39,7 +39,7 @@ from brim.models.base import LoadedModel
 from brim.ranks.agreement import Agreement
 from brim.records import Plan
 from brim.running.results import ExecutionFigures
-from brim.settings.caller import named
+from brim.settings.caller import given
 from brim.settings.eval_settings import EvalRequest
 from brim.storage.fingerprint import combined_fingerprint
 from brim.tasks.base import Task, TaskSettings
@@ -313,7 +313,7 @@ class HarnessWork:
             return
         errors = [self._lines[name]["error"] for name in lost if name in self._lines]
         memory = [error for error in errors if error["reason"] == "out_of_memory"]
-        kept = "" if self._journals is None else f" What is finished is kept: try again with {named('resume')}."
+        kept = "" if self._journals is None else f" What is finished is kept: try again with {given('resume', True)}."
         if memory and len(memory) == len(errors):
             savings = evaluation_savings(self.request, mode="forward")
             remedies = "\n  - ".join(memory_remedies(savings))

@@ -25,7 +25,7 @@ from brim.integrations.lm_eval import COMMAND, BrimLM, TextSettings, load_langua
 from brim.memory.environment import environment_facts
 from brim.monitor.live import LiveRun, both
 from brim.ranks.agreement import Agreement, check_same_work, shared_folder, stop_signal_as_error
-from brim.settings.caller import given, named, resume_with, written
+from brim.settings.caller import given, resume_with, written
 from brim.settings.lm_eval_settings import LmEvalRequest, LmEvalSettings
 from brim.storage.files import write_atomic, write_json
 from brim.storage.run_folder import write_run
@@ -194,7 +194,7 @@ def _simple_evaluate(request: LmEvalRequest, lm: BrimLM, manager: _Tasks, names:
         raise RequestError(
             f"{given('tasks', ','.join(request.tasks))}: lm-eval stopped with {type(problem).__name__}: "
             f"{first_line(problem)} ({Path(place.filename).name}, line {place.lineno}); what is answered is kept: mend "
-            f"the task and try again with {named('resume')}"
+            f"the task and try again with {given('resume', True)}"
         ) from problem
     return found
 
