@@ -135,6 +135,25 @@ def test_a_piece_that_counted_before_another_failed_counts_once() -> None:
     same_to_rounding(after["weights"], expected["weights"])
 
 
+@pytest.mark.parametrize("together", [dict, list])
+def test_a_batch_of_several_loaders_is_cut_in_each_of_them(together: type) -> None:
+    class Two(Pressed):
+        def train_dataloader(self) -> Any:
+            loaders = {"one": self.make_loader(), "other": self.make_loader()}
+            return loaders if together is dict else list(loaders.values())
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            one, other = batch.values() if together is dict else batch
+            return super().training_step(one, batch_idx) + self.loss(other)
+
+    states = []
+    for at in (-1, 3):
+        pl.seed_everything(5, verbose=False)
+        states.append(fitted(Two(at=at), callback := fixed_size())[1])
+    assert callback.oom_events == 2
+    same_to_rounding(states[0]["weights"], states[1]["weights"])
+
+
 def test_what_a_training_step_returns_beside_its_loss_is_of_the_whole_batch() -> None:
     class Answering(Pressed):
         answers = 0
