@@ -532,6 +532,18 @@ def test_nothing_is_tried_in_a_fast_dev_run_or_in_a_stage_that_is_left_out() -> 
     assert "fast_dev_run" in callback.notes[0]
 
 
+def test_stages_may_have_callbacks_of_their_own() -> None:
+    """Lightning refuses two callbacks that are one in a checkpoint."""
+    fits = BatchSize(max_batch_size=8, objective="largest", stages=["fit"])
+    predicts = BatchSize(max_batch_size=32, objective="largest", stages=["predict"])
+    module, ran = Plain(2), trainer(fits, predicts, limit_val_batches=0)
+    ran.fit(module)
+    assert module.batch_size == 8
+    ran.predict(module)
+    assert module.batch_size == 32
+    assert (fits.plans.keys(), predicts.plans.keys()) == ({"fit"}, {"predict"})
+
+
 # ------------------------------------------------------------------------------------------------ resumed runs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +23,7 @@ from brim.settings.caller import given, named, pair, written
 from brim.settings.eval_settings import EvalRequest
 from brim.storage.run_lock import locked_folder
 
-__all__ = ["ClosesWork", "load_harness_model", "open_work", "own_folder", "writing_of"]
+__all__ = ["ClosesWork", "by_writing", "load_harness_model", "open_work", "own_folder", "writing_of"]
 
 _MOST_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is given
 _ONE_ONLY = ("num_beams", "num_return_sequences", "num_beam_groups")  # options of a configuration that stay at 1
@@ -163,6 +163,14 @@ def writing_of(
         options=tuple(sorted(kwargs.items())),
         think_end=think_end,
     )
+
+
+def by_writing(writings: Iterable[Writing]) -> list[tuple[Writing, list[int]]]:
+    """The numbers of requests that are answered in the same way, as groups in the order of their first."""
+    groups: dict[str, tuple[Writing, list[int]]] = {}
+    for number, writing in enumerate(writings):
+        groups.setdefault(repr(writing), (writing, []))[1].append(number)
+    return list(groups.values())
 
 
 def _texts_in(until: Any) -> list[str]:

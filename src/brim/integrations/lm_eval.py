@@ -19,7 +19,14 @@ from typing import Any, Literal
 
 from brim.errors import RequestError, first_line, plural
 from brim.evaluation.worker import EvalListener
-from brim.integrations.harness_start import ClosesWork, load_harness_model, open_work, own_folder, writing_of
+from brim.integrations.harness_start import (
+    ClosesWork,
+    by_writing,
+    load_harness_model,
+    open_work,
+    own_folder,
+    writing_of,
+)
 from brim.integrations.harness_tasks import Writing
 from brim.integrations.harness_work import HarnessWork
 from brim.models.base import LoadedModel
@@ -259,12 +266,8 @@ class BrimLM(ClosesWork, TemplateLM):  # type: ignore[misc]  # lm-eval has no ty
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Continuations of contexts up to a stop string; requests with the same settings run together."""
-        groups: dict[str, tuple[Writing, list[int]]] = {}
-        for place, request in enumerate(requests):
-            writing = self._writing(request.args[1])
-            groups.setdefault(repr(writing), (writing, []))[1].append(place)
         answers: dict[int, str] = {}
-        for writing, places in groups.values():
+        for writing, places in by_writing(self._writing(request.args[1]) for request in requests):
             with self._bar("generate_until", disable_tqdm):
                 prompts = self._prompts([requests[place].args[0] for place in places], writing)
                 written_texts = self.work.write(prompts, writing)
