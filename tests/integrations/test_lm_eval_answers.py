@@ -137,6 +137,11 @@ def test_a_shorter_max_length_cuts_contexts_as_there(byte_model: Path) -> None:
         assert_same_answer(answer, wanted)
 
 
+def test_more_tokens_than_the_model_has_positions_are_noted(byte_model: Path) -> None:
+    assert "96 positions" in ours(byte_model, max_length=97).work.notes[0]
+    assert not ours(byte_model, max_length=96).work.notes
+
+
 def test_an_encoder_decoder_scores_and_writes_as_there(seq2seq_model: Path, tasks: Path) -> None:
     lm, other = ours(seq2seq_model), hf(seq2seq_model)
     names = ("spoken", "chosen", "rolled")

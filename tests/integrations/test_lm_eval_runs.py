@@ -259,6 +259,8 @@ def test_an_open_folder_is_locked_and_closing_frees_it(language_model: Path, tmp
     with ours(language_model, output=tmp_path / "run", resume=True) as lm:
         assert lm.loglikelihood(scored) == [first]
         assert len(lines_of(tmp_path / "run")) == 1
+    with pytest.raises(RequestError, match="closed; make it again, with resume=True"):
+        lm.loglikelihood(requests("loglikelihood", [("what is", " 4")]))
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ _USUAL_TOP_K = 50  # of transformers' `generate` where nobody says; its configur
 class ClosesWork:
     """A harness's model as a context manager: leaving it closes what it has opened."""
 
+    work: HarnessWork
     _close: Callable[[], Any]
 
     def __enter__(self) -> Self:
@@ -48,6 +49,7 @@ class ClosesWork:
 
     def close(self) -> None:
         """Close the journal and let go of the run folder; the process's end does the same."""
+        self.work.close()
         self._close()
 
 

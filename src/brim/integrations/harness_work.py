@@ -106,6 +106,7 @@ class HarnessWork:
         self._asked: dict[str, None] = {}  # names of the requests of this run, in their order
         self._phases: list[RankFigures] = []
         self._scorer: Scorer | None = None
+        self._closed = False
 
     def score(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], finished: Finished | None = None
@@ -231,6 +232,10 @@ class HarnessWork:
         """What the batches of each kind of request settled at."""
         return tuple(plan for phase in self._phases if (plan := merge_plans([phase])) is not None)
 
+    def close(self) -> None:
+        """Compute nothing more; without a journal nothing was open."""
+        self._closed = self._journals is not None
+
     def merge_journals(self) -> None:
         """One file of all ranks' lines, once every rank has closed its own; for rank 0."""
         if self._journals is not None and self._agreement.world.size > 1:
@@ -259,6 +264,8 @@ class HarnessWork:
         """Have these items of a task done, whose requests have these names, each rank its shard."""
         if not items:
             return
+        if self._closed:
+            raise RequestError(f"the model's run folder was closed; make it again, with {given('resume', True)}")
         costs = tuple(max(task.cost(item), 1) for item in range(len(names)))
         setup = EvaluationSetup(model=self.model, data=task.data, task=task, metrics=(), costs=costs)
         ranks = self._agreement.world

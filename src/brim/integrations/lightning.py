@@ -164,7 +164,7 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
     @property
     def state_key(self) -> str:
         """The callback's name in checkpoints: one plans the fit, and beside it there may be others for other stages."""
-        return type(self).__qualname__ if "fit" in self.stages else self._generate_state_key(stages=self.stages)  # type: ignore[no-any-return]
+        return type(self).__qualname__ if "fit" in self.stages else self._generate_state_key(stages=self.stages)
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._sizes)

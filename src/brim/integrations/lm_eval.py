@@ -32,7 +32,7 @@ from brim.integrations.harness_work import HarnessWork
 from brim.models.base import LoadedModel
 from brim.ranks.agreement import Agreement
 from brim.ranks.world import current_world
-from brim.settings.caller import named, pair, written
+from brim.settings.caller import given, named, pair, written
 from brim.settings.eval_settings import EvalRequest
 
 try:
@@ -150,6 +150,12 @@ class BrimLM(ClosesWork, TemplateLM):  # type: ignore[misc]  # lm-eval has no ty
             raise RequestError(
                 f"{work.model.name} has neither a BOS nor an EOS token, which lm-eval puts before an empty context; "
                 f"give one with {written('prefix_token_id', 'N')}"
+            )
+        asked, positions = texts.max_length, work.model.positions
+        if asked is not None and positions is not None and asked > positions:
+            work.note(
+                f"{given('max_length', asked)}: the model has {positions:,} positions; on longer texts it may fail, or "
+                "answer badly"
             )
 
     # ------------------------------------------------------------------------------------- what lm-eval asks
