@@ -248,6 +248,15 @@ def test_a_passed_in_loader_with_a_batch_sampler_of_its_own_is_an_error() -> Non
         trainer(BatchSize()).fit(Classifier(), loader)
 
 
+def test_a_sampler_that_draws_a_part_of_the_data_bounds_the_size() -> None:
+    """Otherwise a batch is larger than the epoch, and with drop_last there is none."""
+    part = torch.utils.data.SubsetRandomSampler(range(24))
+    loader = DataLoader(samples(), batch_size=4, sampler=part, drop_last=True)
+    ran = trainer(callback := BatchSize(objective="largest"), limit_val_batches=0)
+    ran.fit(Classifier(None), loader)
+    assert (callback.batch_size, ran.global_step) == (24, 1)
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter([(torch.ones(WIDTH), 1)] * SAMPLES)
@@ -401,6 +410,17 @@ def test_a_schedule_is_made_for_the_number_of_steps_that_there_are() -> None:
     assert ran.lr_scheduler_configs[0].scheduler.total_steps == ran.global_step == 3 * SAMPLES // 16
 
 
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start"])
+def test_a_loader_that_lightning_made_during_a_trial_does_not_stay(hook: str) -> None:
+    """Whoever asks for the number of steps makes Lightning read the loader, and keep it; here with a trial's size."""
+    steps = []
+    module = Plain(16)  # the size that is found
+    setattr(module, hook, lambda: steps.append(int(module.trainer.estimated_stepping_batches)))
+    ran = run("fit", module, BatchSize(max_batch_size=16, objective="largest"), limit_val_batches=0)
+    assert ran.train_dataloader.batch_size == module.batch_size == 16
+    assert ran.global_step == steps[-1] == SAMPLES // 16
+
+
 def test_an_epoch_has_as_many_batches_as_the_validation_interval() -> None:
     module = Plain(2)
     run("fit", module, BatchSize(objective="largest"), val_check_interval=4)
@@ -498,8 +518,9 @@ def test_an_error_of_the_step_is_raised_as_it_is() -> None:
             raise KeyError("column 7")
 
     module = Broken(4)
-    with pytest.raises(KeyError, match="column 7"):
+    with pytest.raises(KeyError, match="column 7") as caught:
         run("fit", module, BatchSize(), num_sanity_val_steps=0)
+    assert caught.value.__notes__ == ["brim: raised while sizes were tried, by the step at batch size 1"]
     assert module.batch_size == 4
 
 
@@ -509,6 +530,18 @@ def test_nothing_is_tried_in_a_fast_dev_run_or_in_a_stage_that_is_left_out() -> 
     run("test", module, other := BatchSize(stages=["fit"]))
     assert (callback.plan, other.plan, module.batch_size) == (None, None, 4)
     assert "fast_dev_run" in callback.notes[0]
+
+
+def test_stages_may_have_callbacks_of_their_own() -> None:
+    """Lightning refuses two callbacks that are one in a checkpoint."""
+    fits = BatchSize(max_batch_size=8, objective="largest", stages=["fit"])
+    predicts = BatchSize(max_batch_size=32, objective="largest", stages=["predict"])
+    module, ran = Plain(2), trainer(fits, predicts, limit_val_batches=0)
+    ran.fit(module)
+    assert module.batch_size == 8
+    ran.predict(module)
+    assert module.batch_size == 32
+    assert (fits.plans.keys(), predicts.plans.keys()) == ({"fit"}, {"predict"})
 
 
 # ------------------------------------------------------------------------------------------------ resumed runs

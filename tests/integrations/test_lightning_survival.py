@@ -135,6 +135,25 @@ def test_a_piece_that_counted_before_another_failed_counts_once() -> None:
     same_to_rounding(after["weights"], expected["weights"])
 
 
+@pytest.mark.parametrize("together", [dict, list])
+def test_a_batch_of_several_loaders_is_cut_in_each_of_them(together: type) -> None:
+    class Two(Pressed):
+        def train_dataloader(self) -> Any:
+            loaders = {"one": self.make_loader(), "other": self.make_loader()}
+            return loaders if together is dict else list(loaders.values())
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            one, other = batch.values() if together is dict else batch
+            return super().training_step(one, batch_idx) + self.loss(other)
+
+    states = []
+    for at in (-1, 3):
+        pl.seed_everything(5, verbose=False)
+        states.append(fitted(Two(at=at), callback := fixed_size())[1])
+    assert callback.oom_events == 2
+    same_to_rounding(states[0]["weights"], states[1]["weights"])
+
+
 def test_what_a_training_step_returns_beside_its_loss_is_of_the_whole_batch() -> None:
     class Answering(Pressed):
         answers = 0
@@ -223,9 +242,34 @@ def test_losses_that_are_sums_are_added() -> None:
     same_to_rounding(states[0]["weights"], states[1]["weights"])
 
 
-def test_a_single_sample_that_does_not_fit_is_raised() -> None:
-    with pytest.raises(torch.OutOfMemoryError):
+def test_a_single_sample_that_does_not_fit_is_raised_with_the_reason() -> None:
+    with pytest.raises(torch.OutOfMemoryError) as caught:
         fitted(Pressed(at=3, above=0))
+    assert "a sample alone" in caught.value.__notes__[0]
+
+
+def test_an_error_in_the_optimizers_step_is_raised_with_the_reason() -> None:
+    class Stepping(torch.optim.SGD):
+        fails = False
+
+        def step(self, closure: Any = None) -> Any:
+            loss = super().step(closure)
+            if self.fails:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return loss
+
+    class Late(Pressed):
+        def configure_optimizers(self) -> Any:
+            return Stepping(self.parameters(), lr=0.1)
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.optimizers().optimizer.fails = batch_idx == 3
+
+    module = Late()
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        fitted(module)
+    assert [note.startswith("brim: in the optimizer's step") for note in caught.value.__notes__] == [True]
+    assert module.lengths == [8] * 4  # the batch is not run again
 
 
 def test_other_errors_and_runs_without_survival_are_left_alone() -> None:

@@ -55,17 +55,19 @@ def test_answers_do_not_depend_on_the_batches(byte_model: Path, settings: dict[s
     assert other.generate_until(written) == one.generate_until(written)
 
 
-def test_few_shot_prompts_in_a_chat_template_are_the_same(chat_model: Path, tasks: Path) -> None:
+@pytest.mark.parametrize("in_turns", [True, False])
+def test_few_shot_prompts_in_a_chat_template_are_the_same(chat_model: Path, tasks: Path, in_turns: bool) -> None:
     settings: dict[str, Any] = {
         "num_fewshot": 2,
         "apply_chat_template": True,
+        "fewshot_as_multiturn": in_turns,
         "system_instruction": "what is",
         "limit": 4,
     }
     names = ("continued", "chosen")
     found = evaluated(ours(chat_model), tasks, names, **settings)
     assert_same_answers(found, evaluated(hf(chat_model), tasks, names, **settings))
-    assert "assistant:" in found["samples"]["chosen"][0]["arguments"][0][0]
+    assert found["samples"]["chosen"][0]["arguments"][0][0].count("assistant:") == (3 if in_turns else 1)
 
 
 def test_white_space_empty_contexts_and_bos_tokens_are_treated_as_there(byte_model: Path) -> None:
@@ -135,9 +137,14 @@ def test_a_shorter_max_length_cuts_contexts_as_there(byte_model: Path) -> None:
         assert_same_answer(answer, wanted)
 
 
+def test_more_tokens_than_the_model_has_positions_are_noted(byte_model: Path) -> None:
+    assert "96 positions" in ours(byte_model, max_length=97).work.notes[0]
+    assert not ours(byte_model, max_length=96).work.notes
+
+
 def test_an_encoder_decoder_scores_and_writes_as_there(seq2seq_model: Path, tasks: Path) -> None:
     lm, other = ours(seq2seq_model), hf(seq2seq_model)
-    names = ("spoken", "chosen")
+    names = ("spoken", "chosen", "rolled")
     assert_same_answers(evaluated(lm, tasks, names), evaluated(other, tasks, names))
     asked = requests("generate_until", [(f"what is {number} plus", {"max_gen_toks": 8}) for number in range(4)])
     theirs = other.generate_until(asked, disable_tqdm=True)  # up to the context's length longer than asked for
@@ -190,6 +197,12 @@ def test_tokens_are_drawn_from_as_many_as_there(byte_model: Path) -> None:
         ({"max_time": 1.0}, "max_time"),
         ({"num_beam_groups": 2}, "num_beam_groups"),
         ({"to_dict": 1}, "no such setting"),
+        ({"until": 5}, "a list of texts"),
+        ({"until": ["w3", 5]}, "a list of texts"),
+        ({"max_gen_toks": "many"}, "max_gen_toks.*a number"),
+        ({"temperature": "hot"}, "temperature.*a number"),
+        ({"temperature": -1}, "gen_kwargs={'temperature'"),
+        ({"temperature": 0.5, "top_p": 7.5}, "gen_kwargs={'top_p'"),
     ],
 )
 def test_a_generation_setting_that_cannot_be_kept_is_an_error(

@@ -96,6 +96,21 @@ def test_a_run_leaves_lm_evals_results_and_brims_record(whole: LmEvalResult) -> 
     assert record["plan"]["unit"] == "tokens"
 
 
+def test_contexts_that_are_cut_are_counted_in_a_note(whole: LmEvalResult) -> None:
+    cut = [note for note in whole.notes if "lost their beginning" in note]
+    assert len(cut) == 2  # the prompts, and with their continuations; the windows of long texts are whole
+    assert all(note.startswith(("1 of 10 contexts", "5 of 50 contexts")) for note in cut)
+
+
+def test_a_group_has_the_metrics_of_its_tasks(language_model: Path, tmp_path: Path) -> None:
+    folder = lm_eval_tasks.write_tasks(tmp_path / "made")
+    group = {"group": "all", "task": ["spoken", "chosen"], "aggregate_metric_list": [{"metric": "acc"}]}
+    (folder / "all.yaml").write_text(json.dumps(group), encoding="utf-8")
+    metrics = run(language_model, folder, tmp_path / "run", tasks=("all",)).metrics
+    assert metrics.keys() == {"all/acc", "spoken/acc", "chosen/acc"}
+    assert metrics["all/acc"]["value"] == sum(metrics[f"{name}/acc"]["value"] for name in ("spoken", "chosen")) / 2
+
+
 def test_the_report_and_the_checks_know_the_run(whole: LmEvalResult) -> None:
     checked = brim.check(whole.folder)
     assert checked.lines[0].verdict == "pass"
@@ -244,6 +259,8 @@ def test_an_open_folder_is_locked_and_closing_frees_it(language_model: Path, tmp
     with ours(language_model, output=tmp_path / "run", resume=True) as lm:
         assert lm.loglikelihood(scored) == [first]
         assert len(lines_of(tmp_path / "run")) == 1
+    with pytest.raises(RequestError, match="closed; make it again, with resume=True"):
+        lm.loglikelihood(requests("loglikelihood", [("what is", " 4")]))
 
 
 @pytest.mark.parametrize(
@@ -257,6 +274,8 @@ def test_an_open_folder_is_locked_and_closing_frees_it(language_model: Path, tmp
         ({"tasks": ("spoken",), "apply_chat_template": True}, "chat template"),
         ({"tasks": ("lost",)}, "cannot load"),
         ({"tasks": ("unsafe",)}, "confirm_run_unsafe_code"),
+        ({"tasks": ("failing",)}, r"TypeError: .* \(scoring.py, line 2\).*resume"),
+        ({"tasks": ("other",)}, r"other.yaml has another task"),
     ],
 )
 def test_a_wrong_request_says_what_to_do(
@@ -267,7 +286,16 @@ def test_a_wrong_request_says_what_to_do(
     lm_eval_tasks.write_task(folder, "lost", "loglikelihood", "acc", data="nothing", doc_to_text="", doc_to_target="x")
     code = {"doc_to_text": "{{q}}", "doc_to_target": "{{a}}", "unsafe_code": True}
     lm_eval_tasks.write_task(folder, "unsafe", "generate_until", "exact_match", **code)
-    if settings["tasks"] == ("spokn",):
+    lm_eval_tasks.write_task(folder, "failing", "generate_until", "exact_match", **code)
+    failing = (
+        (folder / "failing.yaml")
+        .read_text(encoding="utf-8")
+        .replace('"unsafe_code": true', '"process_results": !function scoring.score')
+    )
+    (folder / "failing.yaml").write_text(failing, encoding="utf-8")
+    (folder / "scoring.py").write_text("def score(doc, results):\n    return results[0] + 1\n", encoding="utf-8")
+    (folder / "spoken.yaml").rename(folder / "other.yaml")
+    if settings["tasks"] in (("spokn",), ("other",)):
         monkeypatch.setattr("brim.integrations.lm_eval_run._index", lambda request: own_tasks(folder))
     with pytest.raises(RequestError, match=words):
         asked_as(str(language_model), tmp_path / "run", {"include_path": (str(folder),), **settings})

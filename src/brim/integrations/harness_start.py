@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +23,7 @@ from brim.settings.caller import given, named, pair, written
 from brim.settings.eval_settings import EvalRequest
 from brim.storage.run_lock import locked_folder
 
-__all__ = ["ClosesWork", "load_harness_model", "open_work", "own_folder", "writing_of"]
+__all__ = ["ClosesWork", "by_writing", "load_harness_model", "open_work", "own_folder", "writing_of"]
 
 _MOST_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is given
 _ONE_ONLY = ("num_beams", "num_return_sequences", "num_beam_groups")  # options of a configuration that stay at 1
@@ -36,6 +36,7 @@ _USUAL_TOP_K = 50  # of transformers' `generate` where nobody says; its configur
 class ClosesWork:
     """A harness's model as a context manager: leaving it closes what it has opened."""
 
+    work: HarnessWork
     _close: Callable[[], Any]
 
     def __enter__(self) -> Self:
@@ -48,6 +49,7 @@ class ClosesWork:
 
     def close(self) -> None:
         """Close the journal and let go of the run folder; the process's end does the same."""
+        self.work.close()
         self._close()
 
 
@@ -131,13 +133,16 @@ def writing_of(
     """
     kwargs = dict(asked)
     usual = model.module.generation_config
-    until = kwargs.pop("until", None) or []
-    until = [until] if isinstance(until, str) else list(until)
-    lengths = [kwargs.pop(name, None) for name in _MOST_TOKENS]
-    most = next((int(length) for length in lengths if length is not None), most_tokens)
+    until = _texts_in(kwargs.pop("until", None))
+    lengths = [(name, kwargs.pop(name, None)) for name in _MOST_TOKENS]
+    name, length = next((given for given in lengths if given[1] is not None), (_MOST_TOKENS[0], most_tokens))
+    most = int(_number(name, length))
     if most < 1:
-        raise RequestError(f"{pair('gen_kwargs', 'max_gen_toks', most)}: an answer has at least 1 token")
-    temperature, draws = float(kwargs.pop("temperature", 0.0) or 0.0), kwargs.pop("do_sample", None)
+        raise RequestError(f"{pair('gen_kwargs', name, most)}: an answer has at least 1 token")
+    temperature = _number("temperature", kwargs.pop("temperature", None) or 0.0)
+    draws = kwargs.pop("do_sample", None)
+    if temperature < 0:
+        raise RequestError(f"{pair('gen_kwargs', 'temperature', temperature)}: it must be 0 (greedy) or more")
     if draws and temperature == 0:
         raise RequestError(
             f"{pair('gen_kwargs', 'do_sample', True)}: sampling needs a temperature above 0; give one as well"
@@ -147,16 +152,42 @@ def writing_of(
         temperature = 0.0
     if temperature > 0 and kwargs.get("top_k") is None and usual.top_k is None:
         kwargs["top_k"] = _USUAL_TOP_K
-    top_p = kwargs.pop("top_p", None)
+    share = kwargs.pop("top_p", None)
+    top_p = 1.0 if share is None or temperature == 0 else _number("top_p", share)
+    if not 0 < top_p <= 1:
+        raise RequestError(f"{pair('gen_kwargs', 'top_p', top_p)}: it must be above 0 and at most 1")
     return Writing(
         max_new_tokens=most,
         until=tuple(dict.fromkeys(until)),
         end_text=end_text,
         temperature=temperature,
-        top_p=1.0 if top_p is None or draws is False else float(top_p),
+        top_p=top_p,
         options=tuple(sorted(kwargs.items())),
         think_end=think_end,
     )
+
+
+def by_writing(writings: Iterable[Writing]) -> list[tuple[Writing, list[int]]]:
+    """The numbers of requests that are answered in the same way, as groups in the order of their first."""
+    groups: dict[str, tuple[Writing, list[int]]] = {}
+    for number, writing in enumerate(writings):
+        groups.setdefault(repr(writing), (writing, []))[1].append(number)
+    return list(groups.values())
+
+
+def _texts_in(until: Any) -> list[str]:
+    """Stop strings: one, or several in a list."""
+    texts = [until] if isinstance(until, str) else until or []
+    if isinstance(texts, (list, tuple)) and all(isinstance(text, str) for text in texts):
+        return list(texts)
+    raise RequestError(f"{pair('gen_kwargs', 'until', until)}: it must be a text, or a list of texts")
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise RequestError(f"{pair('gen_kwargs', name, value)}: it must be a number") from None
 
 
 def _refuse_others(kwargs: Mapping[str, Any], usual: Any) -> None:

@@ -39,7 +39,7 @@ from brim.models.base import LoadedModel
 from brim.ranks.agreement import Agreement
 from brim.records import Plan
 from brim.running.results import ExecutionFigures
-from brim.settings.caller import named
+from brim.settings.caller import given
 from brim.settings.eval_settings import EvalRequest
 from brim.storage.fingerprint import combined_fingerprint
 from brim.tasks.base import Task, TaskSettings
@@ -106,6 +106,7 @@ class HarnessWork:
         self._asked: dict[str, None] = {}  # names of the requests of this run, in their order
         self._phases: list[RankFigures] = []
         self._scorer: Scorer | None = None
+        self._closed = False
 
     def score(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], finished: Finished | None = None
@@ -145,10 +146,11 @@ class HarnessWork:
             step.value = shared_contexts_obstacle(self.model.module, longest=longest)
         obstacles = [obstacle for obstacle in step.values if obstacle is not None]
         if obstacle := next(filter(None, obstacles), ""):
-            self._note(f"what the options of a question share is read again for each of them: {obstacle}")
+            self.note(f"what the options of a question share is read again for each of them: {obstacle}")
         return None if obstacles else shared
 
-    def _note(self, line: str) -> None:
+    def note(self, line: str) -> None:
+        """One line for the user, once."""
         if line not in self.notes:
             self.notes.append(line)
             self.listener.note(line)
@@ -230,6 +232,10 @@ class HarnessWork:
         """What the batches of each kind of request settled at."""
         return tuple(plan for phase in self._phases if (plan := merge_plans([phase])) is not None)
 
+    def close(self) -> None:
+        """Compute nothing more; without a journal nothing was open."""
+        self._closed = self._journals is not None
+
     def merge_journals(self) -> None:
         """One file of all ranks' lines, once every rank has closed its own; for rank 0."""
         if self._journals is not None and self._agreement.world.size > 1:
@@ -258,6 +264,8 @@ class HarnessWork:
         """Have these items of a task done, whose requests have these names, each rank its shard."""
         if not items:
             return
+        if self._closed:
+            raise RequestError(f"the model's run folder was closed; make it again, with {given('resume', True)}")
         costs = tuple(max(task.cost(item), 1) for item in range(len(names)))
         setup = EvaluationSetup(model=self.model, data=task.data, task=task, metrics=(), costs=costs)
         ranks = self._agreement.world
@@ -312,7 +320,7 @@ class HarnessWork:
             return
         errors = [self._lines[name]["error"] for name in lost if name in self._lines]
         memory = [error for error in errors if error["reason"] == "out_of_memory"]
-        kept = "" if self._journals is None else f" What is finished is kept: try again with {named('resume')}."
+        kept = "" if self._journals is None else f" What is finished is kept: try again with {given('resume', True)}."
         if memory and len(memory) == len(errors):
             savings = evaluation_savings(self.request, mode="forward")
             remedies = "\n  - ".join(memory_remedies(savings))

@@ -161,6 +161,11 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
         del trainer, pl_module, exception
         self._let_go()
 
+    @property
+    def state_key(self) -> str:
+        """The callback's name in checkpoints: one plans the fit, and beside it there may be others for other stages."""
+        return type(self).__qualname__ if "fit" in self.stages else self._generate_state_key(stages=self.stages)
+
     def state_dict(self) -> dict[str, Any]:
         return dict(self._sizes)
 
@@ -180,7 +185,7 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
         if stage.name not in self.stages or stage.has_nothing_to_run():
             return
         if stage.trainer.fast_dev_run:
-            self._note("no batch size was searched for, since fast_dev_run runs single batches")
+            self._note("no batch size was searched for, since fast_dev_run runs a few batches only")
             return
         check_strategy(stage.trainer, stage.module)
         rng = StateSnapshot.take()  # of nothing but the random generators

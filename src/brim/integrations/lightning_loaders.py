@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from brim.errors import RequestError, plural
 from brim.workloads.base import leading_length
@@ -69,9 +69,9 @@ class StageLoaders:
 
     @property
     def smallest_length(self) -> int | None:
-        """Samples of the smallest of the data sets; None if none of them has a length."""
-        lengths = [len(data) for loader in self.each if isinstance(data := _data_of(loader), Sized)]
-        return min(lengths, default=None)
+        """Samples that the loader with the fewest draws in an epoch; None if none of them has a length."""
+        lengths = [_epoch_length(loader) for loader in self.each]
+        return min((length for length in lengths if length is not None), default=None)
 
     def batches(self, size: int) -> list[MadeBatch]:
         """A batch of each loader in turn, or one of all of them at once in the structure that they have."""
@@ -164,6 +164,13 @@ def _mapped(structure: Any, function: Callable[[Any], Any]) -> Any:
 
 def _data_of(loader: Any) -> Any:
     return getattr(loader, "dataset", None)
+
+
+def _epoch_length(loader: Any) -> int | None:
+    """Samples of an epoch, of all ranks: what the sampler draws, which may be a part of the data set."""
+    data, sampler = _data_of(loader), getattr(loader, "sampler", None)
+    drawn = sampler if _shows_samples(loader) and not isinstance(sampler, DistributedSampler) else None
+    return next((len(one) for one in (drawn, data) if isinstance(one, Sized)), None)
 
 
 def _shows_samples(loader: Any) -> bool:

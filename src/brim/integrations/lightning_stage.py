@@ -81,11 +81,16 @@ class LightningStage:
 
     @contextlib.contextmanager
     def sizes_put_back(self) -> Iterator[None]:
-        """While inside, the attribute may be set as often as needed."""
+        """While inside, the attribute may be set as often as needed.
+
+        Loaders that a hook has Lightning make meanwhile, by asking for the number of steps, are forgotten.
+        """
         before = [(holder, _value(holder, self.attribute)) for holder in self._holders()]
+        loader = self._loop._combined_loader
         try:
             yield
         finally:
+            self._loop._combined_loader = loader
             for holder, value in before:
                 if isinstance(holder, dict):
                     holder[self.attribute] = value

@@ -42,6 +42,14 @@ _NOT_CUT = (
     "the batch cannot be cut into samples (or the module optimizes manually), so that it cannot be done again in "
     "pieces; continue from the last checkpoint with a smaller memory_limit= or a larger margin="
 )
+_IN_THE_STEP = (
+    "in the optimizer's step, which may have changed weights already, so that it cannot be done again; continue from "
+    "the last checkpoint with a smaller memory_limit= or a larger margin="
+)
+_ALONE = (
+    "a sample alone needs more memory than there is now; continue from the last checkpoint when others have freed "
+    "theirs, or on another device"
+)
 _STEPS = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 
 
@@ -58,6 +66,7 @@ class _Cutter:
 
     def __init__(self) -> None:
         self.sizes: MicroBatchSizer | None = None
+        self.levels = 1  # see `samples_in`
         self.running = 0  # samples of the batch or piece that runs; 0 once it has failed
 
     def needs_cutting(self, length: int) -> bool:
@@ -75,7 +84,7 @@ class _Cutter:
         start = 0
         while start < length:
             self.running = self.sizes.next_length(length - start)
-            yield cut(batch, start, start + self.running), self.running
+            yield cut(batch, start, start + self.running, levels=self.levels), self.running
             if self.running:
                 self.sizes.record(Probe(batch_size=self.running, verdict="fits"))
                 start += self.running
@@ -103,6 +112,7 @@ class Survival:
         self._rewinder: Rewinder | None = None
         self._redoing = False  # the batch was reported by a forward whose backward failed
         self._forward_done = False  # the forward of this batch has ended
+        self._backward_done = False  # and its backward: an error after it is the optimizer's
         self._zeroed = False  # this batch has zeroed the gradients itself: the trainer's own zeroing is left out
         self._added = False  # a piece of this batch has added to the gradients
         self._can_cut = False  # whether the training batch that runs can be cut
@@ -164,9 +174,10 @@ class Survival:
 
         def redone() -> Any:
             while True:
-                self._forward_done = False
+                self._forward_done = self._backward_done = False
                 done = _tried(optimizer_closure, can_cut=True)
                 if done.error is None:
+                    self._backward_done = True
                     return done.value
                 if not self._forward_done:
                     raise done.error  # `_training_step` has tried what can be tried
@@ -175,9 +186,13 @@ class Survival:
                 self._shrink(self._training, done.error)
                 self._redoing = True
 
-        self._redoing = False
+        self._redoing = self._backward_done = False
         try:
             return original(epoch, batch_idx, optimizer, redone if callable(optimizer_closure) else optimizer_closure)
+        except Exception as error:
+            if self._backward_done and survivable(error).kind is FailureKind.OUT_OF_MEMORY:
+                _refuse(error, _IN_THE_STEP)
+            raise
         finally:
             self._redoing = False
 
@@ -186,7 +201,9 @@ class Survival:
             original(epoch, batch_idx, optimizer)
 
     def _training_step(self, original: Callable[..., Any], batch: Any, *arguments: Any) -> Any:
-        length = samples_in(batch) if self.module.automatic_optimization else None
+        several = isinstance(self.trainer.train_dataloader, (Mapping, list, tuple))  # a batch of each of these loaders
+        self._training.levels = 2 if several else 1
+        length = samples_in(batch, levels=self._training.levels) if self.module.automatic_optimization else None
         self._zeroed, self._added, self._can_cut = False, False, length is not None
         if not self._redoing:
             self._mark()
@@ -272,7 +289,7 @@ class Survival:
         assert cutter.sizes is not None
         failed, cutter.running = cutter.running, 0
         if cutter.sizes.hopeless(failed):
-            raise error
+            _refuse(error, _ALONE)
         memory = memory_of(self.trainer.strategy.root_device)
         memory.release()
         cutter.sizes.record(Probe(batch_size=failed, verdict="oom"), memory.left_by_others_bytes())
@@ -321,42 +338,43 @@ def _refuse(error: Exception, why: str) -> None:
         raise error
 
 
-def samples_in(batch: Any) -> int | None:
+def samples_in(batch: Any, *, levels: int = 1) -> int | None:
     """How many samples a batch has, if it can be cut: what all its tensors have in front, and its lists of texts.
 
-    None where a structure may mean something else, such as a list of tensors inside a batch.
+    None where a structure may mean something else, such as a list of tensors inside a batch. `levels`: how many outer
+    ones are structure, also where they are lists: 1, and 2 in a batch that holds one of each of several loaders.
     """
     lengths: set[int] = set()
-    if not _collect_lengths(batch, lengths, outermost=True) or len(lengths) != 1:
+    if not _collect_lengths(batch, lengths, levels) or len(lengths) != 1:
         return None
     length = lengths.pop()
     return length if length > 0 else None
 
 
-def _collect_lengths(part: Any, lengths: set[int], *, outermost: bool = False) -> bool:
+def _collect_lengths(part: Any, lengths: set[int], levels: int) -> bool:
     if isinstance(part, torch.Tensor):
         lengths.add(part.shape[0] if part.dim() else -1)
         return True
     if isinstance(part, Mapping):
-        return all(_collect_lengths(one, lengths) for one in part.values())
-    if isinstance(part, tuple) or (isinstance(part, list) and outermost):
-        return all(_collect_lengths(one, lengths) for one in part)
+        return all(_collect_lengths(one, lengths, levels - 1) for one in part.values())
+    if isinstance(part, tuple) or (isinstance(part, list) and levels > 0):
+        return all(_collect_lengths(one, lengths, levels - 1) for one in part)
     if isinstance(part, list):
         lengths.add(len(part))
         return all(isinstance(one, (str, bytes, int, float)) for one in part)
     return part is None
 
 
-def cut(batch: Any, start: int, end: int, *, outermost: bool = True) -> Any:
+def cut(batch: Any, start: int, end: int, *, levels: int = 1) -> Any:
     """The samples from `start` to `end` of a batch that can be cut."""
     if isinstance(batch, torch.Tensor):
         return batch[start:end]
     if isinstance(batch, Mapping):
-        named = {name: cut(part, start, end, outermost=False) for name, part in batch.items()}
+        named = {name: cut(part, start, end, levels=levels - 1) for name, part in batch.items()}
         make: Any = type(batch)
         return named if make is dict else make(named)
-    if isinstance(batch, tuple) or (isinstance(batch, list) and outermost):
-        parts = [cut(part, start, end, outermost=False) for part in batch]
+    if isinstance(batch, tuple) or (isinstance(batch, list) and levels > 0):
+        parts = [cut(part, start, end, levels=levels - 1) for part in batch]
         make = type(batch)
         return make(*parts) if hasattr(batch, "_fields") else make(parts)
     return batch[start:end] if isinstance(batch, list) else batch

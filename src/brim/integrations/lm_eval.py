@@ -17,15 +17,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from brim.errors import RequestError, first_line
+from brim.errors import RequestError, first_line, plural
 from brim.evaluation.worker import EvalListener
-from brim.integrations.harness_start import ClosesWork, load_harness_model, open_work, own_folder, writing_of
+from brim.integrations.harness_start import (
+    ClosesWork,
+    by_writing,
+    load_harness_model,
+    open_work,
+    own_folder,
+    writing_of,
+)
 from brim.integrations.harness_tasks import Writing
 from brim.integrations.harness_work import HarnessWork
 from brim.models.base import LoadedModel
 from brim.ranks.agreement import Agreement
 from brim.ranks.world import current_world
-from brim.settings.caller import named, pair, written
+from brim.settings.caller import given, named, pair, written
 from brim.settings.eval_settings import EvalRequest
 
 try:
@@ -144,6 +151,12 @@ class BrimLM(ClosesWork, TemplateLM):  # type: ignore[misc]  # lm-eval has no ty
                 f"{work.model.name} has neither a BOS nor an EOS token, which lm-eval puts before an empty context; "
                 f"give one with {written('prefix_token_id', 'N')}"
             )
+        asked, positions = texts.max_length, work.model.positions
+        if asked is not None and positions is not None and asked > positions:
+            work.note(
+                f"{given('max_length', asked)}: the model has {positions:,} positions; on longer texts it may fail, or "
+                "answer badly"
+            )
 
     # ------------------------------------------------------------------------------------- what lm-eval asks
 
@@ -259,14 +272,10 @@ class BrimLM(ClosesWork, TemplateLM):  # type: ignore[misc]  # lm-eval has no ty
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Continuations of contexts up to a stop string; requests with the same settings run together."""
-        groups: dict[str, tuple[Writing, list[int]]] = {}
-        for place, request in enumerate(requests):
-            writing = self._writing(request.args[1])
-            groups.setdefault(repr(writing), (writing, []))[1].append(place)
         answers: dict[int, str] = {}
-        for writing, places in groups.values():
-            prompts = self._prompts([requests[place].args[0] for place in places], writing)
+        for writing, places in by_writing(self._writing(request.args[1]) for request in requests):
             with self._bar("generate_until", disable_tqdm):
+                prompts = self._prompts([requests[place].args[0] for place in places], writing)
                 written_texts = self.work.write(prompts, writing)
             for place, text in zip(places, written_texts, strict=True):
                 answers[place] = text
@@ -281,7 +290,7 @@ class BrimLM(ClosesWork, TemplateLM):  # type: ignore[misc]  # lm-eval has no ty
         self, requests: Sequence[tuple[tuple[str, str] | None, list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
         """Scores of token lists; what is too long loses its beginning."""
-        pairs = []
+        pairs, cut = [], 0
         for texts, context, continuation in requests:
             if not context or not continuation:
                 raise _nothing_to_score(*(texts or ("", "")))
@@ -290,10 +299,10 @@ class BrimLM(ClosesWork, TemplateLM):  # type: ignore[misc]  # lm-eval has no ty
                     f"lm-eval asks for the likelihood of {len(continuation)} tokens at once, and the model reads "
                     f"{self.max_length}; use {written('max_length', 'N')} or a model with more positions"
                 )
-            if self.backend == "seq2seq":
-                pairs.append((context[-self.max_length :], continuation))
-            else:
-                pairs.append(((context + continuation)[-(self.max_length + 1) :][:-1], continuation))
+            read = context if self.backend == "seq2seq" else (context + continuation)[:-1]
+            pairs.append((read[-self.max_length :], continuation))
+            cut += len(read) > self.max_length
+        self._note_cut(cut, len(pairs))
         scores = [(float(value), bool(greedy)) for value, greedy in self.work.score(pairs)]
         for (texts, _context, _continuation), score in zip(requests, scores, strict=True):
             if texts is not None:
@@ -315,13 +324,23 @@ class BrimLM(ClosesWork, TemplateLM):  # type: ignore[misc]  # lm-eval has no ty
         usual = self._special_tokens(None) if self.backend == "causal" else {}
         begun = [bool(bos) and context.startswith(bos) for context in contexts]
         prompts: list[list[int]] = [[] for _ in contexts]
+        cut = 0
         for with_bos, options in ((True, {"add_special_tokens": False}), (False, usual)):
             places = [place for place, has in enumerate(begun) if has == with_bos]
             if places:
                 encoded = self.tokenizer([contexts[place] for place in places], **options)["input_ids"]
                 for place, ids in zip(places, encoded, strict=True):
                     prompts[place] = list(ids[-room:]) or [prefix]
+                    cut += len(ids) > room
+        self._note_cut(cut, len(prompts))
         return prompts
+
+    def _note_cut(self, cut: int, total: int) -> None:
+        if cut:
+            self.work.note(
+                f"{cut:,} of {plural(total, 'context')} lost their beginning: with their answers they are longer than "
+                f"the {self.max_length:,} tokens that the model reads"
+            )
 
     def _room(self, writing: Writing) -> int:
         """Tokens that a context may have beside its answer."""

@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import json
 import re
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from lm_eval.tasks import TaskManager
 
 __all__ = ["run_lm_eval"]
 
+_BRIM = Path(__file__).parents[1]
 RESULTS, TASKS = "results.json", "tasks"  # in the run's folder
 
 
@@ -135,9 +137,11 @@ def _task_manager(request: LmEvalRequest) -> tuple[_Tasks, list[str]]:
         matched = sorted(manager.match_tasks([name]))
         if not matched:
             near = nearest_names(name, manager.all_tasks)
+            files = [file for folder in request.include_path for file in Path(folder).rglob(f"{name}.y*ml")]
+            more = f"; {files[0]} has another task: in it, or is no valid YAML" if files else ""
             raise RequestError(
                 f"{given('tasks', name)}: lm-eval knows no such task{near or '.'} It lists its names with lm-eval ls "
-                f"tasks; tasks of your own are found with {written('include_path', 'DIR')}"
+                f"tasks; tasks of your own are found with {written('include_path', 'DIR')}{more}"
             )
         names += [one for one in matched if one not in names]
     return manager, names
@@ -183,10 +187,14 @@ def _simple_evaluate(request: LmEvalRequest, lm: BrimLM, manager: _Tasks, names:
         found: dict[str, Any] | None = harness.simple_evaluate(model=lm, tasks=names, task_manager=manager, **chosen)
     except BrimError:
         raise
-    except (ValueError, KeyError, AssertionError, OSError) as problem:
+    except Exception as problem:  # a task's functions and lm-eval's metrics raise what they like
+        place = traceback.extract_tb(problem.__traceback__)[-1]
+        if Path(place.filename).is_relative_to(_BRIM):
+            raise
         raise RequestError(
             f"{given('tasks', ','.join(request.tasks))}: lm-eval stopped with {type(problem).__name__}: "
-            f"{first_line(problem)}"
+            f"{first_line(problem)} ({Path(place.filename).name}, line {place.lineno}); what is answered is kept: mend "
+            f"the task and try again with {given('resume', True)}"
         ) from problem
     return found
 

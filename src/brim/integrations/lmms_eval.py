@@ -20,7 +20,14 @@ from typing import Any, Literal, NoReturn
 from brim.data.base import ImageFile
 from brim.errors import RequestError, first_line
 from brim.evaluation.worker import EvalListener
-from brim.integrations.harness_start import ClosesWork, load_harness_model, open_work, own_folder, writing_of
+from brim.integrations.harness_start import (
+    ClosesWork,
+    by_writing,
+    load_harness_model,
+    open_work,
+    own_folder,
+    writing_of,
+)
 from brim.integrations.harness_tasks import PicturePrompt, Writing
 from brim.integrations.harness_work import HarnessWork
 from brim.memory.devices import memory_of
@@ -147,14 +154,11 @@ class BrimLMMS(ClosesWork, lmms):  # type: ignore[misc]  # lmms-eval has no type
         """Answers to conversations with images; requests with the same settings run together."""
         if self._cleaned:
             raise RequestError("lmms-eval has freed this BrimLMMS at the end of an evaluation; make another one")
-        groups: dict[str, tuple[Writing, list[int]]] = {}
-        for place, request in enumerate(requests):
-            writing = self._writing(request.args[2])
-            groups.setdefault(repr(writing), (writing, []))[1].append(place)
+        groups = by_writing(self._writing(request.args[2]) for request in requests)
         reading = tqdm(requests, desc="Reading generate_until requests", disable=len(requests) < 2)
         prompts = [self._prompt(request.args) for request in reading]
         answers: dict[int, Any] = {}
-        for writing, places in groups.values():
+        for writing, places in groups:
             with shown_in_bar(self.work, "generate_until"):
                 lines = self.work.write_of_pictures(
                     [prompts[place] for place in places], writing, templated=self._templated

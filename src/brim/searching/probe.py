@@ -160,6 +160,7 @@ class DeviceProber(Prober):
         except Exception as error:
             failure = classify(error)
             if self._is_final(failure, size):
+                error.add_note(f"brim: raised while sizes were tried, by {self.stage} at batch size {size}")
                 raise
             if failure.kind is FailureKind.FATAL:
                 raise LostError(
