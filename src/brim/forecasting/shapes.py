@@ -1,7 +1,8 @@
 """What an operation would return: sizes, strides, dtypes, and which results share memory with which argument.
 
 Asked of torch's own meta kernels, which compute shapes and nothing else, and remembered: a model repeats few distinct
-calls many times. Where torch has no meta kernel, its fake tensors know decompositions and are asked instead.
+calls many times. Where torch has no meta kernel, its fake tensors know decompositions and are asked instead. What its
+kernels work out slowly, although it is simple, is concluded here (`_plain_results`).
 """
 
 from __future__ import annotations
