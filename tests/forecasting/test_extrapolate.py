@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.forecasting.allocator import AllocatorSettings
+from brim.forecasting.allocator import AllocatorSettings, replay
 from brim.forecasting.extrapolate import SizeModel, _window
 from brim.forecasting.overheads import AllocatorTimeline, Environment, make_timeline
 from tests.forecasting.synthetic_traces import MIB, Writer, training_trace
@@ -116,6 +117,23 @@ def test_under_a_limit_more_runs_than_reserved_bytes_say() -> None:
     assert sized.runs_within(2, 100 * MIB)
     assert sized.runs_within(2, 60 * MIB)  # after the first step the larger block serves both
     assert not sized.runs_within(2, 59 * MIB)
+
+
+def test_a_replay_that_stayed_below_a_limit_is_not_made_again_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = {size: fragmenting(size) for size in (1, 4)}
+    limits = [share * MIB for share in (59, 60, 99, 100, 101)]
+    replayed = SizeModel(traced)
+    assert replayed.replayed(2).reserved_bytes == 100 * MIB
+    made: list[int | None] = []
+
+    def counted(blocks: Any, requests: Any, settings: Any, **more: Any) -> Any:
+        made.append(settings.limit_bytes)
+        return replay(blocks, requests, settings, **more)
+
+    monkeypatch.setattr("brim.forecasting.extrapolate.replay", counted)
+    known = [replayed.runs_within(2, limit) for limit in limits]
+    assert made == limits[:3]
+    assert known == [SizeModel(traced).runs_within(2, limit) for limit in limits]
 
 
 def test_what_gives_back_its_cache_in_every_step_does_not_count_as_running() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from brim.errors import RequestError
 from brim.forecasting.events import Trace
+from brim.forecasting.later_steps import repeats_its_first_step, with_second_step
 from brim.forecasting.trace import trace_workload
 from brim.generation.state import round_up
 from brim.workloads.inference import GenerateWorkload
@@ -55,6 +57,17 @@ def test_the_cache_holds_prompt_and_answer_rounded_up() -> None:
     assert trace.approximate is None
     assert most_cache(trace) == cache_bytes(PROMPT + 32)
     assert trace.live_at_peak()["cache"] == cache_bytes(PROMPT + 32)
+
+
+@pytest.mark.parametrize("new_tokens", [1, 4, 32])
+def test_the_second_generation_of_a_further_size_is_concluded(new_tokens: int) -> None:
+    """Keys and values, layer by layer, and the captured step are made in the first one only."""
+    workload = generation(llama(), new_tokens)
+    whole = trace_workload(workload, 2)
+    assert repeats_its_first_step(whole)
+    concluded = with_second_step(trace_workload(workload, ROWS, steps=1), whole)
+    assert concluded is not None
+    assert dataclasses.replace(concluded, seconds=0) == dataclasses.replace(trace_workload(workload, ROWS), seconds=0)
 
 
 def test_the_logits_of_a_prompt_are_never_made_for_all_of_its_tokens() -> None:

@@ -31,7 +31,7 @@ def test_a_biased_product_adds_a_workspace_of_cublaslt_to_its_own_thread() -> No
     trace = training_trace(2)
     first = trace.step_starts[0]
     events = list(trace.events)
-    events[first] = dataclasses.replace(events[first], op="aten.addmm")
+    events[first] = events[first]._replace(op="aten.addmm")
     with_bias = dataclasses.replace(trace, events=tuple(events), lt_calls=1)
     assert workspaces(make_timeline(with_bias, HOPPER)) == [32 * MIB, MIB, 32 * MIB]
 
@@ -41,7 +41,7 @@ def test_the_forward_of_a_second_step_is_not_a_backward() -> None:
     second = trace.step_starts[1]
     events = list(trace.events)
     place = next(index for index in range(second, len(events)) if events[index].op == "aten.mm")
-    events[place] = dataclasses.replace(events[place], op="aten.addmm")
+    events[place] = events[place]._replace(op="aten.addmm")
     with_bias = dataclasses.replace(trace, events=tuple(events), lt_calls=1)
     timeline = make_timeline(with_bias, HOPPER)
     places = [index for index, part in enumerate(timeline.parts) if part == "workspaces"]

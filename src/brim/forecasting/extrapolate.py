@@ -71,6 +71,7 @@ class SizeModel:
         self.simulated = len(alike) > 1 or len(self._timelines) == 1
         self._requests = _Requests([(size, self._timelines[size].requests) for size in alike], largest.parts)
         self._replays: dict[int, Peaks] = {}
+        self._latest: tuple[int, AllocatorTimeline] | None = None  # the timeline worked out last, and its size
 
     @property
     def traced_sizes(self) -> tuple[int, ...]:
@@ -128,6 +129,9 @@ class SizeModel:
         Short of memory, an allocator puts to use what would otherwise lie idle in its cache: more fits than reserved
         peaks without a limit say.
         """
+        known = self._replays.get(size) if self._after is None else None
+        if known is not None and known.reserved_bytes <= limit:
+            return True  # the same replay: the limit never refuses anything
         if not self._replays_at(size):
             return self.replayed(size).reserved_bytes <= limit
         timeline = self._timeline(size)
@@ -169,8 +173,10 @@ class SizeModel:
         """The traced one, or one worked out from those."""
         if size in self._timelines:
             return self._timelines[size]
-        pattern = self._timelines[max(self._timelines)]
-        return dataclasses.replace(pattern, requests=self._requests.at(size))
+        if self._latest is None or self._latest[0] != size:  # one is replayed under several limits
+            pattern = self._timelines[max(self._timelines)]
+            self._latest = size, dataclasses.replace(pattern, requests=self._requests.at(size))
+        return self._latest[1]
 
     def _fitted(self, size: int) -> Peaks:
         """Through the peaks of the traced sizes: a line or a parabola, with the worst share of reserved memory."""

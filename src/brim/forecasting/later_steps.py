@@ -61,10 +61,19 @@ def _repeated(trace: Trace) -> dict[int, int] | None:
     """For every block that the second step takes, the block of the first that it repeats.
 
     None unless its requests are those of the first step but for one stretch: all from the start up to somewhere, and
-    all from somewhere to the end.
+    all from somewhere to the end. What the first step made for good (keys and values in every layer) may be missing
+    besides.
     """
     first, second = trace.step_starts
     earlier, later = _requests(trace.events[first:second]), _requests(trace.events[second:])
+    given_back = {event.block for event in trace.events if event.kind == "free"}
+    passing = [event for event in earlier if event.block in given_back]
+    pairs = _paired(earlier, later) or _paired(passing, later)
+    return None if pairs is None else {one.block: other.block for one, other in pairs}
+
+
+def _paired(earlier: Sequence[Event], later: Sequence[Event]) -> list[tuple[Event, Event]] | None:
+    """Every request of a later step beside the one that it repeats."""
     same = 0
     while same < min(len(earlier), len(later)) and _same_request(earlier[same], later[same]):
         same += 1
@@ -75,9 +84,7 @@ def _repeated(trace: Trace) -> dict[int, int] | None:
         *zip(later[:same], earlier[:same], strict=True),
         *zip(later[same:], earlier[len(earlier) - rest :], strict=True),
     ]
-    if not all(_same_request(one, other) for one, other in pairs[same:]):
-        return None
-    return {one.block: other.block for one, other in pairs}
+    return pairs if all(_same_request(one, other) for one, other in pairs[same:]) else None
 
 
 def _requests(events: Sequence[Event]) -> list[Event]:
@@ -89,12 +96,13 @@ def _same_request(one: Event, other: Event) -> bool:
 
 
 def _calls(first_step: Sequence[_Call], whole: Sequence[_Call], start: int) -> tuple[_Call, ...] | None:
-    """The calls of two steps at the size of the first; None where the second does not repeat those of the first."""
+    """The calls of two steps at the size of the first; None where the second does not begin as the first does."""
     once: list[Any] = [call for call in whole if call.event < start]
     again: list[Any] = [call for call in whole if call.event >= start]
     if len(first_step) != len(once):
         return None
-    if [dataclasses.replace(call, event=0) for call in once] != [dataclasses.replace(call, event=0) for call in again]:
+    begun = once[: len(again)]
+    if [dataclasses.replace(call, event=0) for call in begun] != [dataclasses.replace(call, event=0) for call in again]:
         return None
-    calls: list[Any] = [*first_step, *first_step]
+    calls: list[Any] = [*first_step, *first_step[: len(again)]]
     return tuple(dataclasses.replace(call, event=at.event) for call, at in zip(calls, [*once, *again], strict=True))

@@ -383,12 +383,12 @@ def _extended(first: Trace, second: Trace, batch_size: int) -> tuple[Event, ...]
     if alike:
         reach = (batch_size - first.batch_size) / (second.batch_size - first.batch_size)
         return tuple(
-            dataclasses.replace(event, bytes=max(round(small.bytes + reach * (event.bytes - small.bytes)), 0))
+            event._replace(bytes=max(round(small.bytes + reach * (event.bytes - small.bytes)), 0))
             for small, event in zip(first.events, second.events, strict=True)
         )
     share = batch_size / second.batch_size
     fixed = ("weights", "buffers", "gradients", "optimizer")
     return tuple(
-        event if event.category in fixed else dataclasses.replace(event, bytes=round(share * event.bytes))
+        event if event.category in fixed else event._replace(bytes=round(share * event.bytes))
         for event in second.events
     )

@@ -187,7 +187,7 @@ class Tracer(TorchDispatchMode):
         """Run one operation as it is, and book its results."""
         traits = self._traits.get(id(func)) or self._learn(func)
         tensors = tensors_in(args, kwargs)
-        if not any(is_unknown(tensor) for tensor in tensors):
+        if not any(map(is_unknown, tensors)):
             if _on_meta(tensors, kwargs):  # a step's own reasoning about shapes
                 return run_for_real(func, *args, **kwargs)
             done, result = self._run_for_real(func, traits, args, kwargs, tensors)
@@ -366,7 +366,10 @@ def _device_of(kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> torch
         device = torch.device(asked)
         whole = device.type != "cuda" or device.index is not None
         return device if whole else torch.device("cuda", torch.cuda.current_device())
-    return next((tensor.device for tensor in tensors if tensor.dim() > 0), tensors[0].device if tensors else _HOST)
+    for tensor in tensors:
+        if tensor.dim() > 0:
+            return tensor.device
+    return tensors[0].device if tensors else _HOST
 
 
 def _for_the_host(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -382,7 +385,7 @@ def _on_meta(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
     device = kwargs.get("device")
     if device is not None:
         return torch.device(device).type == "meta"
-    return any(tensor.device.type == "meta" for tensor in tensors)
+    return any(tensor.is_meta for tensor in tensors)
 
 
 def _reference_counts(shape_tensor: ShapeTensor) -> tuple[int, int]:

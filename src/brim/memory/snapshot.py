@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 import random
 import sys
 import types
@@ -38,6 +39,7 @@ __all__ = ["StateSnapshot", "required_bytes"]
 _VALUES = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device)
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 _UNCHANGING = _VALUES + _CODE  # never change in place, so a reference is already a copy
+_PLAIN = frozenset({type(None), bool, int, float, str})  # what most of them are: recognised at once
 _Undo = Callable[[], object]
 
 
@@ -144,7 +146,7 @@ class _Inventory:
             self._pending.append(root)
         while self._pending:
             value = self._pending.pop()
-            if isinstance(value, _UNCHANGING) or not self._first_time(value):
+            if type(value) in _PLAIN or isinstance(value, _UNCHANGING) or not self._first_time(value):
                 continue
             if isinstance(value, torch.Tensor):
                 self._add_tensor(value)
@@ -170,7 +172,7 @@ class _Inventory:
     def _add_container(self, container: Any) -> None:
         record = _Container(container)
         self.containers.append(record)
-        self._pending.extend(record.values())
+        self._pending.extend(record.held)
 
     def _add_tensor(self, tensor: torch.Tensor) -> None:
         if is_lazy(tensor):
@@ -184,7 +186,7 @@ class _Inventory:
         if hasattr(tensor, "__tensor_flatten__"):  # a wrapper such as DTensor: the memory is in its parts
             parts = _Parts(tensor)
             self.containers.append(parts)
-            self._pending.extend(parts.values())
+            self._pending.extend(parts.held)
             self.tensors.append(_TensorRecord(tensor, alias=None))
         elif (storage := _storage_of(tensor)) is None:
             self.without_storage.append(tensor)
@@ -199,32 +201,29 @@ class _Inventory:
 
 
 class _Container:
-    """What a dict, list, set or deque held, by reference."""
+    """What a dict, list, set or deque held, by reference; of a dict `names` are the keys."""
 
     def __init__(self, container: Any) -> None:
         self.container = container
-        self.held = self._contents()
+        self._dict_type: Any = None
+        if isinstance(container, dict):  # past a subclass's own methods
+            self._dict_type = OrderedDict if isinstance(container, OrderedDict) else dict
+        self.names, self.held = self._contents()
 
-    def _contents(self) -> list[Any]:
-        return list(_dict_type(self.container).items(self.container) if self._is_dict else self.container)
-
-    @property
-    def _is_dict(self) -> bool:
-        return isinstance(self.container, dict)
-
-    def values(self) -> Iterator[Any]:
-        for entry in self.held:
-            yield entry[1] if self._is_dict else entry
+    def _contents(self) -> tuple[list[Any], list[Any]]:
+        if self._dict_type is None:
+            return [], list(self.container)
+        return list(self._dict_type.keys(self.container)), list(self._dict_type.values(self.container))
 
     def put_back(self) -> None:
-        if self._unchanged():
+        names, held = self._contents()
+        if _same_objects(names, self.names) and _same_objects(held, self.held):
             return
         container = self.container
-        if self._is_dict:
-            base = _dict_type(container)  # past a subclass's own checks: it held these entries before
-            base.clear(container)
-            for key, value in self.held:
-                base.__setitem__(container, key, value)
+        if self._dict_type is not None:
+            self._dict_type.clear(container)
+            for key, value in zip(self.names, self.held, strict=True):
+                self._dict_type.__setitem__(container, key, value)
             return
         container.clear()
         if isinstance(container, set):
@@ -232,29 +231,22 @@ class _Container:
         else:
             container.extend(self.held)
 
-    def _unchanged(self) -> bool:
-        now = self._contents()
-        if len(now) != len(self.held):
-            return False
-        if self._is_dict:
-            return all(a[0] is b[0] and a[1] is b[1] for a, b in zip(now, self.held, strict=True))
-        return all(a is b for a, b in zip(now, self.held, strict=True))
-
 
 class _Parts(_Container):
     """The inner tensors of a wrapper subclass, which are attributes and may be slots."""
 
-    def _contents(self) -> list[Any]:
+    def _contents(self) -> tuple[list[Any], list[Any]]:
         names, _ = self.container.__tensor_flatten__()
-        return [(name, getattr(self.container, name)) for name in names]
-
-    def values(self) -> Iterator[Any]:
-        return (part for _, part in self.held)
+        return list(names), [getattr(self.container, name) for name in names]
 
     def put_back(self) -> None:
-        for name, part in self.held:
+        for name, part in zip(self.names, self.held, strict=True):
             if getattr(self.container, name, None) is not part:
                 setattr(self.container, name, part)
+
+
+def _same_objects(now: list[Any], before: list[Any]) -> bool:
+    return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
 class _TensorRecord:
@@ -315,10 +307,6 @@ def _values_bytes(tensor: torch.Tensor) -> int:
         indices, values = tensor._indices(), tensor._values()
         return indices.numel() * indices.element_size() + values.numel() * values.element_size()
     return tensor.numel() * tensor.element_size()
-
-
-def _dict_type(container: Any) -> Any:
-    return OrderedDict if isinstance(container, OrderedDict) else dict
 
 
 def _kind(value: Any) -> type | None:
