@@ -198,10 +198,12 @@ def test_only_allowed_sizes_are_asked_for() -> None:
     assert all(size % 24 == 0 for size in device.asked)
 
 
-def test_steps_that_take_long_are_not_probed_for_a_little_more_speed() -> None:
-    device = FakeDevice(Curve(lambda n: 1_000 * n, 20_000_000, 0), step_seconds=lambda n: 0.5 + 0.01 * n)
-    search_on(device)
+@pytest.mark.parametrize(("fixed", "per_item"), [(0.5, 0.01), (0.1, 0.05)], ids=["a GPU", "a CPU"])
+def test_steps_that_take_long_are_not_probed_for_a_little_more_speed(fixed: float, per_item: float) -> None:
+    device = FakeDevice(Curve(lambda n: 1_000 * n, 20_000_000, 0), step_seconds=lambda n: fixed + per_item * n)
+    search = search_on(device)
     assert max(map(device.step_seconds, device.asked)) <= 11
+    assert search.chosen().rate >= 0.94 / per_item
 
 
 def test_a_failure_among_the_first_sizes_is_not_left_one_size_at_a_time() -> None:

@@ -146,7 +146,8 @@ class FastestSizer(ProbingSizer):
         """Up to three sizes: the smallest, and twice one half of what a line through the points so far allows.
 
         The first line starts at what is resident. Bytes that bend upwards too sharply for half a line cost one
-        out-of-memory error, after which the climb continues below it.
+        out-of-memory error, after which the climb continues below it. Where steps take seconds, as on a CPU, the third
+        size ends where one would be longer than is worth it.
         """
         if len(self._fitting) >= 3 or self._failed_climbs or self._looked:
             return None
@@ -157,6 +158,7 @@ class FastestSizer(ProbingSizer):
             straight = self._bytes.largest_within(self._limit_bytes) or self.grid.last  # None: flat so far
             leap = LATER_LEAP
         reach = min(max(self._bytes.surely_within(self._limit_bytes), straight / 2), self.largest * leap)
+        reach = min(reach, self._within_seconds())
         if len(self._fitting) == 2 and reach < 1.5 * self.largest:
             return None  # the limit is near: climb
         size = self.grid.between(reach, self.largest, self._fails_from)
@@ -229,9 +231,20 @@ class FastestSizer(ProbingSizer):
 
     def _bearable(self) -> float:
         """The largest size with a step of bearable length, and not too far from what was seen."""
-        first, last = self._by_size()[0].seconds or 0.0, self._by_size()[-1].seconds or 0.0
-        by_time = max(LONGEST_STEP_SECONDS, 4 * first) / last if last else LATER_LEAP
+        last = self._by_size()[-1].seconds or 0.0
+        by_time = self._longest_seconds() / last if last else LATER_LEAP
         return self.largest * min(by_time, LATER_LEAP)
+
+    def _within_seconds(self) -> float:
+        """The size at which a line through the last two step times is no longer bearable; before two, any."""
+        if len(self._fitting) < 2:
+            return math.inf
+        fixed, per_item = _seconds_line(*self._by_size()[-2:])
+        return (self._longest_seconds() - fixed) / per_item if per_item > 0 else math.inf
+
+    def _longest_seconds(self) -> float:
+        """Of a step that is worth a probe."""
+        return max(LONGEST_STEP_SECONDS, 4 * (self._by_size()[0].seconds or 0.0))
 
     def _knee(self) -> int | None:
         """A size between the smallest good one and the one below it, where step times say the knee is."""
