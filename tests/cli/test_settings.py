@@ -18,7 +18,7 @@ Brim = Callable[..., Any]
 def test_every_command_takes_a_file_of_settings(brim: Brim, name: str) -> None:
     result = brim(*name.split(), "--settings", "absent.yaml")
     assert result.code == 2
-    assert "absent.yaml: cannot be read" in result.err
+    assert "absent.yaml: there is no such file" in result.err
 
 
 def test_flags_come_before_the_file(brim: Brim, factories: str, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_help_shows_the_flags_of_a_file_and_names_the_other_command(brim: Brim) 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nothing.yaml"], "cannot be read"),
+        (["nothing.yaml"], "there is no such file"),
         (["{config}", "hp.epoch=3"], "did you mean hp.epochs"),
         (["{config}", "optimizer.name=adamm"], "did you mean adam"),
         (["{config}", "scheduler.name=cosin"], "did you mean cosine"),
