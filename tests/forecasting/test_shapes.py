@@ -45,7 +45,8 @@ def layer_norms(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[tuple[An
         yield aten.native_layer_norm.default, input, normalized, weight, bias, 1e-5
         yield aten.native_layer_norm.default, input, normalized, None, None, 1e-5
         backward = (empty(shape, dtype), input, normalized, statistics, statistics, weight, bias, [True] * 3)
-        yield aten.native_layer_norm_backward.default, *backward
+        if of_weights is dtype:
+            yield aten.native_layer_norm_backward.default, *backward
 
 
 def batch_norms(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
@@ -91,6 +92,7 @@ ROW, COLUMNS = empty([1, 4]), empty([4])
         (aten.addmm.default, COLUMNS, ROW, SQUARE),  # one row: its strides are another matter
         (aten.addmm.default, ROW, SQUARE, SQUARE),
         (aten.native_layer_norm_backward.default, SQUARE, SQUARE, [4], *[empty([4, 1])] * 2, None, None, [True] * 3),
+        (aten.native_layer_norm_backward.default, HALF, HALF, [4], *[empty([4, 1])] * 2, COLUMNS, COLUMNS, [True] * 3),
         (aten.native_layer_norm.default, SQUARE.t(), [4], None, None, 1e-5),
         (aten.native_batch_norm.default, ROW, *[COLUMNS] * 4, True, 0.1, 1e-5),  # one value for each channel
         (aten.native_batch_norm.default, SQUARE, *[COLUMNS] * 4, False, 0.1, 1e-5),
