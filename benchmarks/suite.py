@@ -92,7 +92,7 @@ SUITE = (
                   better="less"),
         ),
     ),
-    Benchmark("trainers", "train.md",
+    Benchmark("trainers", "train.md#trainers-of-transformers-and-trl",
         "LoRA by transformers' Trainer and TRL's SFTTrainer: forecast, rate after `fit_to_memory`, a neighbour",
         cpu="trainers --tiny --trainers Trainer", cpu_seconds=17,
         card="trainers --deadline 480", card_seconds=300, full=("trainers",),
