@@ -78,7 +78,7 @@ SUITE = (
                   better="less"),
         ),
     ),
-    Benchmark("find-decorators", "find.md#brim-find-against-accelerate-on-five-workloads",
+    Benchmark("find-decorators", "find.md#the-two-decorators",
         "brim's decorator in the place of accelerate's, around the same function",
         cpu="find --tiny --limit 8MiB --workloads lstm --contenders brim-decorator-1024,accelerate-1024"
             " --further-steps 5 --patience 20", cpu_seconds=13,
