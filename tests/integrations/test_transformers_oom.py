@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("trl")
 pytest.importorskip("peft")
 
-from brim.errors import DoesNotFitError, RequestError
+from brim.errors import DoesNotFitError, LostError, RequestError
 from brim.integrations.transformers import TrainerFit, fit_to_memory
 from tests.integrations.trainers import (
     ARGUMENTS,
@@ -336,6 +336,19 @@ def test_an_evaluation_is_split_with_the_same_result(name: str, tmp_path: Path) 
         {name: expected[name] for name in shared}, rel=1e-2, abs=2e-3
     )
     assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-5)
+
+
+def test_among_ranks_an_evaluation_that_runs_out_of_memory_names_its_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of TRL's gathers figures of all ranks: one that does it again in parts would leave the others waiting."""
+    trainer = make_trainer(tmp_path, eval_count=8)
+    fit = fitted(trainer, size=4, evaluation=False)
+    monkeypatch.setattr(type(trainer.args), "world_size", 2)
+    trainer.model.register_forward_pre_hook(lambda *_: torch.zeros(LIMIT, dtype=torch.uint8))
+    with pytest.raises(LostError, match="rank 0 ran out of memory in an evaluation"):
+        trainer.evaluate()
+    assert fit.oom_events == 0
 
 
 def test_predictions_of_a_split_batch_are_in_order(tmp_path: Path) -> None:
