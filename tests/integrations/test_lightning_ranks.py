@@ -83,6 +83,18 @@ def scenarios() -> dict[str, Any]:
         ddp(BatchSize(max_batch_size=8), limit_val_batches=0).fit(Broken(2))
     except Exception as error:
         found["error"] = [type(error).__name__, str(error)]
+
+    class Pressed(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if rank() == 1 and batch_idx == 1 and not self.trainer.sanity_checking and callback.plan is not None:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return super().training_step(batch, batch_idx)
+
+    callback = BatchSize(max_batch_size=8)
+    try:
+        ddp(callback, limit_val_batches=0).fit(Pressed(2))
+    except Exception as error:
+        found["lost"] = [type(error).__name__, *getattr(error, "__notes__", [])]
     return found
 
 
@@ -90,6 +102,7 @@ def main(output: str) -> None:
     warnings.simplefilter("ignore")
     found = scenarios()
     Path(f"{output}.{rank()}").write_text(json.dumps(found), encoding="utf-8")
+    os._exit(0)  # as a rank that is lost does: without a farewell to the group
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +161,14 @@ def test_an_effective_batch_is_that_of_all_ranks(ranks: list[dict[str, Any]]) ->
 
 def test_where_one_rank_fails_both_do_with_the_same_message(ranks: list[dict[str, Any]]) -> None:
     assert [one["error"] for one in ranks] == [["RankError", "rank 1: ValueError: column 7 is missing"]] * 2
+
+
+def test_a_rank_that_runs_out_of_memory_later_is_named_and_no_other_waits_for_it(ranks: list[dict[str, Any]]) -> None:
+    kind, note = ranks[1]["lost"]
+    assert kind == "OutOfMemoryError"
+    assert "rank 1 of 2 ran out of memory" in note
+    assert "continue from the last checkpoint" in note
+    assert "lost" in ranks[0]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from brim.errors import RequestError, plural
 from brim.integrations.lightning_stage import STAGES, LightningStage
-from brim.integrations.lightning_survival import Survival
+from brim.integrations.lightning_survival import Survival, name_lost_rank
 from brim.integrations.lightning_workload import FitWorkload, StageWorkload, check_strategy, quiet
 from brim.memory.snapshot import StateSnapshot
 from brim.ranks.agreement import Agreement
@@ -158,7 +158,9 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
         self._let_go()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        del trainer, pl_module, exception
+        del pl_module
+        if self.survive is not None and trainer.world_size > 1:
+            name_lost_rank(trainer, exception)
         self._let_go()
 
     @property

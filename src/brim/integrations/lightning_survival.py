@@ -32,7 +32,7 @@ from brim.running.retries import survivable
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.training.micro_batches import Rewinder
 
-__all__ = ["Survival", "cut", "joined", "samples_in"]
+__all__ = ["Survival", "cut", "joined", "name_lost_rank", "samples_in"]
 
 _IN_A_WINDOW = (
     "in the backward of a batch inside an accumulation window: Lightning keeps no earlier batch of the window, so that "
@@ -336,6 +336,18 @@ def _refuse(error: Exception, why: str) -> None:
     if why:
         error.add_note(f"brim: {why}")
         raise error
+
+
+def name_lost_rank(trainer: Any, error: BaseException) -> None:
+    """A note for an out-of-memory error of one of several ranks, which is not survived."""
+    if not isinstance(error, Exception) or isinstance(error, BrimError):
+        return
+    if survivable(error).kind is FailureKind.OUT_OF_MEMORY:
+        error.add_note(
+            f"brim: rank {trainer.global_rank} of {trainer.world_size} ran out of memory, and the others wait for it "
+            "inside their step, so that nothing can be done again; continue from the last checkpoint with a smaller "
+            "memory_limit= or a larger margin= on every rank"
+        )
 
 
 def samples_in(batch: Any, *, levels: int = 1) -> int | None:
