@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from brim.errors import RequestError
 from brim.integrations.lightning import BatchSize
-from brim.integrations.lightning_survival import cut, joined, samples_in
+from brim.integrations.lightning_survival import cut, joined, name_lost_rank, samples_in
 from brim.memory.devices import memory_of
 from tests.integrations.lightning_modules import QUIET, SAMPLES, Classifier, Plain, samples, state_of, trainer
 
@@ -417,3 +418,10 @@ def test_classifiers_with_batch_normalisation_keep_running_in_pieces() -> None:
     ran.fit(module)
     assert (callback.oom_events, ran.global_step) == (1, SAMPLES // 8)
     assert int(module.net[1].num_batches_tracked) == 3 + 2 * 5  # each piece moves the averages
+
+
+def test_a_rank_whose_device_is_lost_keeps_its_own_error() -> None:
+    """The hook that adds notes must not raise: what is wrapped would stay so."""
+    lost = RuntimeError("CUDA error: device-side assert triggered")
+    name_lost_rank(types.SimpleNamespace(global_rank=1, world_size=2), lost)
+    assert not hasattr(lost, "__notes__")

@@ -24,7 +24,7 @@ import torch
 from brim.errors import BrimError, RequestError
 from brim.integrations.lightning_workload import set_attribute
 from brim.memory.devices import memory_of
-from brim.memory.failures import FailureKind
+from brim.memory.failures import FailureKind, classify
 from brim.memory.snapshot import StateSnapshot
 from brim.memory.transfer import replaced
 from brim.records import Probe
@@ -340,9 +340,7 @@ def _refuse(error: Exception, why: str) -> None:
 
 def name_lost_rank(trainer: Any, error: BaseException) -> None:
     """A note for an out-of-memory error of one of several ranks, which is not survived."""
-    if not isinstance(error, Exception) or isinstance(error, BrimError):
-        return
-    if survivable(error).kind is FailureKind.OUT_OF_MEMORY:
+    if not isinstance(error, BrimError) and classify(error).kind is FailureKind.OUT_OF_MEMORY:
         error.add_note(
             f"brim: rank {trainer.global_rank} of {trainer.world_size} ran out of memory, and the others wait for it "
             "inside their step, so that nothing can be done again; continue from the last checkpoint with a smaller "
