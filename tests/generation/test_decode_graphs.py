@@ -16,6 +16,7 @@ from brim.generation.graphs import CaptureFailedError, GraphPool, capture, graph
 from brim.generation.loop import DecodeLoop
 from brim.generation.select import make_decoder
 from brim.generation.settings import TokenIds
+from tests.generation.fake_graphs import FakeGraph, fake_captures
 from tests.generation.tiny_models import (
     NO_ENDS,
     PAD,
@@ -31,43 +32,27 @@ from tests.generation.tiny_models import (
 TOKENS = 19
 
 
-class FakeGraph:
-    """Replays a step by running it."""
-
-    def __init__(self, step: Callable[[], Any]) -> None:
-        self._step = step
-        self.replays = 0
-
-    def replay(self) -> None:
-        self.replays += 1
-        self._step()
-
-
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[FakeGraph]:
     """Every graph that was captured, on a device that is said to have them."""
     graphs: list[FakeGraph] = []
 
-    def capture(step: Callable[[], Any], pool: object) -> FakeGraph:
+    def capture(step: Callable[[], Any]) -> FakeGraph:
         graphs.append(FakeGraph(step))
         return graphs[-1]
 
-    monkeypatch.setattr("brim.generation.loop.graphs_work_on", lambda device: True)
-    monkeypatch.setattr("brim.generation.loop.shared_pool", lambda device: object())
-    monkeypatch.setattr("brim.generation.loop.capture", capture)
+    fake_captures(monkeypatch, "brim.generation.loop", capture)
     return graphs
 
 
 def fail_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls = []
 
-    def capture(step: Callable[[], Any], pool: object) -> FakeGraph:
+    def capture(step: Callable[[], Any]) -> FakeGraph:
         calls.append(1)
         raise error
 
-    monkeypatch.setattr("brim.generation.loop.graphs_work_on", lambda device: True)
-    monkeypatch.setattr("brim.generation.loop.shared_pool", lambda device: object())
-    monkeypatch.setattr("brim.generation.loop.capture", capture)
+    fake_captures(monkeypatch, "brim.generation.loop", capture)
     return calls
 
 

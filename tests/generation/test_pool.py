@@ -19,6 +19,7 @@ from brim.generation.pool import GenerationPool, PoolAnswer, PoolPrompt
 from brim.generation.select import pool_obstacle
 from brim.generation.settings import GenerationSettings, TokenIds
 from tests.generation import tiny_models
+from tests.generation.fake_graphs import FakeGraph, fake_captures
 
 ENDS = (tiny_models.END, 7, 23, 41)
 TOKENS = TokenIds(ends=ENDS, pad=tiny_models.PAD)
@@ -163,37 +164,34 @@ def test_tokens_that_were_computed_for_nobody_are_counted() -> None:
     assert pool.useful_tokens >= sum(len(one.ids) for one in asked)
 
 
-class FakeGraph:
-    """Replays a step by running it, where all that a real graph has fixed is as it was."""
+class FixedGraph(FakeGraph):
+    """Replays a step where all that a real graph has fixed is as it was."""
 
     def __init__(self, step: Callable[[], Any]) -> None:
+        super().__init__(step)
         cells = [cell.cell_contents for cell in step.__closure__ or ()]
         self._pool = next(one for one in cells if isinstance(one, GenerationPool))
-        self._step, self._fixed = step, self._now()
-        self.replays = 0
+        self._fixed = self._now()
 
     def _now(self) -> Any:
         return [one.data_ptr() for one in self._pool.tensors()], self._pool.longest
 
     def replay(self) -> None:
         assert self._now() == self._fixed, "a graph reads and writes where it was captured"
-        self.replays += 1
-        self._step()
+        super().replay()
 
 
 @pytest.mark.parametrize("rows", [8, 14])
 def test_captured_steps_give_the_same_answers_whatever_grows_or_gets_longer(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graphs: list[FakeGraph] = []
+    graphs: list[FixedGraph] = []
 
-    def capture(step: Callable[[], Any], pool: object) -> FakeGraph:
-        graphs.append(FakeGraph(step))
+    def capture(step: Callable[[], Any]) -> FixedGraph:
+        graphs.append(FixedGraph(step))
         return graphs[-1]
 
-    monkeypatch.setattr("brim.generation.pool.graphs_work_on", lambda device: True)
-    monkeypatch.setattr("brim.generation.pool.shared_pool", lambda device: object())
-    monkeypatch.setattr("brim.generation.pool.capture", capture)
+    fake_captures(monkeypatch, "brim.generation.pool", capture)
     model, asked = tiny_models.qwen2(), prompts(24)
     settings = GenerationSettings(max_new_tokens=NEW)
     pool = GenerationPool(model, settings, TOKENS, rows=rows, slots=200, longest=len(asked[12].ids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,20 @@ def assert_same_run(trainer: Any, undisturbed: Any) -> None:
         torch.testing.assert_close(weights(trainer)[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
+def assert_redone(
+    make: Callable[[Path], Any], folder: Path, *, at_calls: tuple[int, ...] = (3,), backward: bool = False
+) -> None:
+    """A neighbour takes memory at these forwards: each is redone, and the run is that of an undisturbed trainer."""
+    undisturbed = make(folder / "a")
+    undisturbed.train()
+    trainer = make(folder / "b")
+    fit = fitted(trainer, size=4)
+    with Neighbour(trainer, at_calls=at_calls, take_bytes=LIMIT, backward=backward):
+        trainer.train()
+    assert fit.oom_events == len(at_calls)
+    assert_same_run(trainer, undisturbed)
+
+
 @pytest.mark.parametrize("size", [8, 2])  # accumulation 1 and 4
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_window_is_redone_with_the_same_losses_and_weights(name: str, size: int, tmp_path: Path) -> None:
@@ -84,45 +99,29 @@ def test_a_window_is_redone_with_the_same_losses_and_weights(name: str, size: in
 def test_a_window_is_redone_whatever_the_trainer_does_beside(
     arguments: dict[str, Any], call: int, tmp_path: Path
 ) -> None:
-    undisturbed = make_trainer(tmp_path / "a", **arguments)
-    undisturbed.train()
-    trainer = make_trainer(tmp_path / "b", **arguments)
-    fit = fitted(trainer, size=4)
-    with Neighbour(trainer, at_calls=(call,), take_bytes=LIMIT, backward=True):
-        trainer.train()
-    assert fit.oom_events == 1
-    assert_same_run(trainer, undisturbed)
+    assert_redone(functools.partial(make_trainer, **arguments), tmp_path, at_calls=(call,), backward=True)
 
 
 def test_a_window_with_a_scaled_loss_is_redone_at_the_same_scale(tmp_path: Path) -> None:
     """As of float16, which accelerate has on a card alone."""
-    runs = []
-    for name in ("a", "b"):
-        trainer = make_trainer(tmp_path / name)
+
+    def make(folder: Path) -> Any:
+        trainer = make_trainer(folder)
         trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-        if name == "b":
-            fit = fitted(trainer, size=4)
-        with Neighbour(trainer, at_calls=(3,) if name == "b" else (), take_bytes=LIMIT, backward=True):
-            trainer.train()
-        runs.append(trainer)
-    assert fit.oom_events == 1
-    assert_same_run(runs[1], runs[0])
+        return trainer
+
+    assert_redone(make, tmp_path, backward=True)
 
 
 def test_a_classifier_is_redone_with_every_sample_counting_once(tmp_path: Path) -> None:
-    runs = []
-    for name in ("a", "b"):
-        trainer = make_classifier(tmp_path / name)
+    def make(folder: Path) -> Any:
+        trainer = make_classifier(folder)
         with pytest.raises(RequestError, match="model_accepts_loss_kwargs = False"):
             fit_to_memory(trainer, memory_limit=LIMIT)
         trainer.model_accepts_loss_kwargs = False
-        if name == "b":
-            fit = fitted(trainer, size=4)
-        with Neighbour(trainer, at_calls=(3,) if name == "b" else (), take_bytes=LIMIT, backward=True):
-            trainer.train()
-        runs.append(trainer)
-    assert fit.oom_events == 1
-    assert_same_run(runs[1], runs[0])
+        return trainer
+
+    assert_redone(make, tmp_path, backward=True)
 
 
 def test_after_ctrl_c_the_limit_is_lifted_and_the_trainer_trains_again(tmp_path: Path) -> None:
@@ -168,25 +167,11 @@ def test_gradients_of_a_window_that_a_callback_has_ended_count_as_they_would(tmp
 
 
 def test_lora_is_redone_too(tmp_path: Path) -> None:
-    undisturbed = make_trainer(tmp_path / "a", lora=True)
-    undisturbed.train()
-    trainer = make_trainer(tmp_path / "b", lora=True)
-    fit = fitted(trainer, size=4)
-    with Neighbour(trainer, at_calls=(1, 6), take_bytes=LIMIT):
-        trainer.train()
-    assert fit.oom_events == 2
-    assert_same_run(trainer, undisturbed)
+    assert_redone(functools.partial(make_trainer, lora=True), tmp_path, at_calls=(1, 6))
 
 
 def test_pairs_of_a_reward_model_are_redone_too(tmp_path: Path) -> None:
-    undisturbed = make_reward(tmp_path / "a")
-    undisturbed.train()
-    trainer = make_reward(tmp_path / "b")
-    fit = fitted(trainer, size=4)
-    with Neighbour(trainer, at_calls=(3,), take_bytes=LIMIT):
-        trainer.train()
-    assert fit.oom_events == 1
-    assert_same_run(trainer, undisturbed)
+    assert_redone(make_reward, tmp_path)
 
 
 def test_a_loss_that_is_a_mean_over_the_batch_is_weighted_by_labels(tmp_path: Path) -> None:
@@ -199,14 +184,7 @@ def test_a_loss_that_is_a_mean_over_the_batch_is_weighted_by_labels(tmp_path: Pa
             outputs = model(**inputs)  # the mean over the labels of this batch
             return (outputs.loss, outputs) if return_outputs else outputs.loss
 
-    undisturbed = make_trainer(tmp_path / "a", kind=MeanLoss)
-    undisturbed.train()
-    trainer = make_trainer(tmp_path / "b", kind=MeanLoss)
-    fit = fitted(trainer, size=4)
-    with Neighbour(trainer, at_calls=(3,), take_bytes=LIMIT):
-        trainer.train()
-    assert fit.oom_events == 1
-    assert_same_run(trainer, undisturbed)
+    assert_redone(functools.partial(make_trainer, kind=MeanLoss), tmp_path)
 
 
 def test_a_part_without_labels_adds_nothing(tmp_path: Path) -> None:
@@ -235,13 +213,7 @@ def test_a_step_that_takes_entries_out_of_its_batch_is_redone(tmp_path: Path) ->
             labels = inputs.pop("labels")
             return super().training_step(model, {**inputs, "labels": labels}, num_items_in_batch)
 
-    undisturbed = make_trainer(tmp_path / "a", kind=Popping)
-    undisturbed.train()
-    trainer = make_trainer(tmp_path / "b", kind=Popping)
-    fitted(trainer, size=4)
-    with Neighbour(trainer, at_calls=(3,), take_bytes=LIMIT):
-        trainer.train()
-    assert_same_run(trainer, undisturbed)
+    assert_redone(functools.partial(make_trainer, kind=Popping), tmp_path)
 
 
 def test_random_numbers_of_a_redone_window_are_those_of_its_start(tmp_path: Path) -> None:

@@ -2,55 +2,21 @@
 
 from __future__ import annotations
 
-import types
-from typing import Any
-
 import pytest
 import torch
 
 from brim.memory import device_waits
 from brim.memory.device_waits import CAUSES, DeviceWaits
-
-
-class Clock:
-    """The host's clock, and a device that is given work."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.free_at = 0.0  # when the device has done all of it
-
-    def work(self, seconds: float) -> None:
-        self.free_at = max(self.free_at, self.now) + seconds
+from tests.device_clock import DeviceClock, fake_device_clock
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self, stream: Any) -> None:
-            assert stream.type == "cuda"
-            self.at = max(clock.free_at, clock.now)
-
-        def query(self) -> bool:
-            return self.at <= clock.now
-
-        def synchronize(self) -> None:
-            clock.now = max(clock.now, self.at)
-
-        def elapsed_time(self, later: Any) -> float:
-            return 1000 * (later.at - self.at)
-
-    monkeypatch.setattr(device_waits, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+def clock(monkeypatch: pytest.MonkeyPatch) -> DeviceClock:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
-    return clock
+    return fake_device_clock(monkeypatch, device_waits, stream_type="cuda")
 
 
-def test_on_the_cpu_all_that_is_no_work_is_waiting(clock: Clock) -> None:
+def test_on_the_cpu_all_that_is_no_work_is_waiting(clock: DeviceClock) -> None:
     waits = DeviceWaits(torch.device("cpu"))
     assert waits.fraction() is None
     waits.begin()
@@ -73,7 +39,7 @@ def test_on_the_cpu_all_that_is_no_work_is_waiting(clock: Clock) -> None:
     assert tuple(found or ()) == CAUSES
 
 
-def test_on_cuda_what_the_host_does_ahead_costs_nothing(clock: Clock) -> None:
+def test_on_cuda_what_the_host_does_ahead_costs_nothing(clock: DeviceClock) -> None:
     waits = DeviceWaits(torch.device("cuda"))
     waits.begin()
     for _ in range(5):  # launched in no time, each takes a second: the device is always behind
@@ -86,7 +52,7 @@ def test_on_cuda_what_the_host_does_ahead_costs_nothing(clock: Clock) -> None:
     assert waits.fraction() == 0
 
 
-def test_on_cuda_a_wait_is_divided_as_the_hosts_time_was(clock: Clock) -> None:
+def test_on_cuda_a_wait_is_divided_as_the_hosts_time_was(clock: DeviceClock) -> None:
     waits = DeviceWaits(torch.device("cuda"))
     waits.begin()
     with waits.busy():
@@ -103,7 +69,7 @@ def test_on_cuda_a_wait_is_divided_as_the_hosts_time_was(clock: Clock) -> None:
     )
 
 
-def test_events_are_used_again(clock: Clock) -> None:
+def test_events_are_used_again(clock: DeviceClock) -> None:
     waits = DeviceWaits(torch.device("cuda"))
     waits.begin()
     for _ in range(1000):
