@@ -16,15 +16,15 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
 __all__ = [
-    "SOME_FAILED", "error_console", "output_console", "print_document", "print_traceback", "stdout_for_document",
-    "visible_text",
+    "SOME_FAILED", "drop_output", "error_console", "output_console", "print_document", "print_traceback",
+    "stdout_for_document", "visible_text",
 ]  # fmt: skip
 
 SOME_FAILED = 1  # the exit code of what finished, with something on the way that failed
@@ -58,7 +58,12 @@ class _SafeConsole(Console):
 
         rich would end the process with 1, which is what a check that failed ends with.
         """
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        drop_output(self.file)
+
+
+def drop_output(stream: IO[str]) -> None:
+    """What is written from here on goes nowhere: its reader has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def output_console() -> Console:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import typer
 
 from brim.cli.completion import answer_shells, with_shell
-from brim.cli.console import error_console, print_traceback, stdout_for_document, visible_text
+from brim.cli.console import drop_output, error_console, print_traceback, stdout_for_document, visible_text
 from brim.cli.pasted import SuggestingGroup, rewritten
 from brim.errors import BrimError, RankError, RequestError
 from brim.settings.caller import called_by_flags
@@ -198,7 +198,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         error_console().print(f"brim: {error}", markup=False, highlight=False)
         code = error.exit_code
     except BrokenPipeError:  # the reader of a pipe has gone, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output(sys.stdout)
         code = 0
     except OSError as error:
         if debug or (error.filename is None and error.errno != errno.ENOSPC):

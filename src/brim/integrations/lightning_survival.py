@@ -34,17 +34,17 @@ from brim.training.micro_batches import Rewinder
 
 __all__ = ["Survival", "cut", "joined", "name_lost_rank", "samples_in"]
 
+_CONTINUE = "continue from the last checkpoint with a smaller memory_limit= or a larger margin="
 _IN_A_WINDOW = (
     "in the backward of a batch inside an accumulation window: Lightning keeps no earlier batch of the window, so that "
-    "it cannot be done again; continue from the last checkpoint with a smaller memory_limit= or a larger margin="
+    f"it cannot be done again; {_CONTINUE}"
 )
 _NOT_CUT = (
     "the batch cannot be cut into samples (or the module optimizes manually), so that it cannot be done again in "
-    "pieces; continue from the last checkpoint with a smaller memory_limit= or a larger margin="
+    f"pieces; {_CONTINUE}"
 )
 _IN_THE_STEP = (
-    "in the optimizer's step, which may have changed weights already, so that it cannot be done again; continue from "
-    "the last checkpoint with a smaller memory_limit= or a larger margin="
+    f"in the optimizer's step, which may have changed weights already, so that it cannot be done again; {_CONTINUE}"
 )
 _ALONE = (
     "a sample alone needs more memory than there is now; continue from the last checkpoint when others have freed "
@@ -343,8 +343,7 @@ def name_lost_rank(trainer: Any, error: BaseException) -> None:
     if not isinstance(error, BrimError) and classify(error).kind is FailureKind.OUT_OF_MEMORY:
         error.add_note(
             f"brim: rank {trainer.global_rank} of {trainer.world_size} ran out of memory, and the others wait for it "
-            "inside their step, so that nothing can be done again; continue from the last checkpoint with a smaller "
-            "memory_limit= or a larger margin= on every rank"
+            f"inside their step, so that nothing can be done again; {_CONTINUE} on every rank"
         )
 
 
