@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import itertools
 import random
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -329,6 +332,25 @@ def test_a_trace_that_fails_leaves_nothing_changed_either() -> None:
     assert model.table is None
     assert model.history == []
     assert torch.ones(2).add(1).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_holds_the_model_after_a_trace(fails: bool) -> None:
+    def traced() -> tuple[weakref.ref[nn.Module], Trace | None]:
+        model = perceptron()
+
+        def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            found = functional.dropout(model(batch), 0.5).softmax(-1).square().mean()
+            return 1 / 0 if fails else found
+
+        with contextlib.suppress(UntraceableError):
+            return weakref.ref(model), trace_workload(training(model, rows, loss), 8, target=HOPPER)
+        return weakref.ref(model), None
+
+    model, trace = traced()
+    assert (trace is None) is fails
+    gc.collect()  # a step's frames may be in a cycle with an error
+    assert model() is None
 
 
 def test_sizes_that_make_no_sense_are_refused() -> None:

@@ -45,13 +45,26 @@ def as_on_cuda(tracer: Tracer, target: Target | None) -> Iterator[None]:
     )
     # Where autograd is at work, composite operations are taken apart above the tracer: replace them there.
     library = torch.library.Library("aten", "IMPL", f"Autograd{tracer.device_type.upper()}")
+    registered = {name: _Registered(kernel) for name, kernel in chosen.items()}
+    registered["scaled_dot_product_attention"] = _Registered(attention)
     try:
-        library.impl("scaled_dot_product_attention", attention)
-        for name, kernel in chosen.items():
+        for name, kernel in registered.items():
             library.impl(name, kernel)
         yield
     finally:
         library._destroy()
+        for kernel in registered.values():
+            kernel.kernel = None
+
+
+class _Registered:
+    """A kernel as torch gets it: torch never lets go of the last one of an operation, and a kernel knows the model."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.kernel(*args, **kwargs)
 
 
 def _replacements(attention: AttentionKernels) -> dict[Any, Any]:
