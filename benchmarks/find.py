@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "data"
 PARTS = ("forecast", "warm_up", "steady", "release", "state", "ranks", "other")  # of `seconds` in a plan
 SECONDS_BESIDE, STEPS_BESIDE = 0.7, (3, 12)  # a turn takes so long, in so many steps
-SECONDS_AFTERWARDS = 20.0  # of further steps at most: short of memory, a step takes seconds
+SECONDS_AFTERWARDS = 8.0  # of further steps at most, but one: short of memory, a step takes seconds
 FAR_TOO_SLOW = 3  # times a step at brim's rate: a size whose steps take longer is short of memory
 BESIDE, ROUNDS_BESIDE = 3, 2  # of the fastest sizes on a curve, timed in turns with brim's, so many times
 
@@ -198,16 +198,17 @@ def _run_jobs(
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Each job in a fresh process, one at a time.
 
-    `ahead`: the next one imports and builds its model while one runs; on a CPU that would take the cores of the one
-    that is timed.
+    `ahead`: all import and build their models before the first one is let go, so that none does so beside one that is
+    timed; on a CPU, with little memory and few cores, each starts when the one before it has ended.
     """
     waiting: list[subprocess.Popen[str]] = []
     try:
-        for position, job in enumerate(jobs):
-            process = waiting.pop(0) if waiting else _start(job)
-            if ahead and position + 1 < len(jobs):
-                waiting.append(_start(jobs[position + 1]))
-            yield job, _result(job, process, patience)
+        waiting += [_start(job) for job in jobs] if ahead else []
+        for process in waiting:
+            assert process.stdout is not None
+            process.stdout.readline()  # it is ready, or has ended
+        for job in jobs:
+            yield job, _result(job, waiting.pop(0) if waiting else _start(job), patience)
     finally:
         for process in waiting:
             process.kill()
@@ -234,7 +235,7 @@ def _result(job: dict[str, Any], process: subprocess.Popen[str], patience: float
     if process.returncode and not error:
         error = (errors.strip().splitlines() or ["no output"])[-1][:300]
     lines = output.strip().splitlines()
-    result: dict[str, Any] = json.loads(lines[-1]) if lines else kept  # what it had found until then
+    result: dict[str, Any] = json.loads(lines[-1]) if lines and lines != ["ready"] else kept  # found until then
     return {**result, "error": error} if error else result
 
 
@@ -252,6 +253,7 @@ def _worker(job: dict[str, Any]) -> None:
     contender = job.get("contender", "brim")
     kind = kind_of(contender)
     importlib.import_module(IMPORTED.get(kind, "brim.searching.find"))
+    print("ready", flush=True)
     sys.stdin.readline()  # wait for the job before this one to end
     if job["task"] == "curve":
         print(json.dumps(_measure_curve(job, workload, limit)))
@@ -306,7 +308,8 @@ def _afterwards(workload: Any, size: int, steps: int, *, longest: float = math.i
     torch.cuda.empty_cache()
     try:
         batch = workload.make_batch(size)
-        for _ in range(2):
+        warm = _timed_step(workload, batch)
+        if warm < SECONDS_AFTERWARDS / 4:  # else the first one's start is no part of it worth waiting for
             warm = _timed_step(workload, batch)
         if warm > longest:
             return {"rate": None, "later_ooms": 0, "error": f"a step at {size} takes {warm:.1f} s"}

@@ -47,7 +47,7 @@ class Shape:
         return self.device.type == "cuda"
 
 
-CARD = {"width": 2048, "layers": 16, "heads": 32, "words": 128_256, "tokens": 1024, "effective": 64}
+CARD = {"width": 2048, "layers": 16, "heads": 32, "words": 128_256, "tokens": 1024, "effective": 32}
 TINY = {"width": 64, "layers": 2, "heads": 4, "words": 256, "tokens": 32, "effective": 8}
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import brim
+from brim.memory.device_start import load_libraries
 from brim.memory.devices import CudaMemory
 from brim.models.build import build_workload
 from brim.searching.find import find_plan, find_with
@@ -168,3 +169,17 @@ def test_every_precision_trains(dtype: str) -> None:
     workload, _ = build_workload(WorkloadRequest(model="resnet18", mode="train", knobs={"size": 64}, dtype=dtype))
     plan = find_plan(workload, SearchSettings(memory_limit_bytes=4 * GIB, use_cache=False))
     assert plan.chosen_probe() is not None
+
+
+def test_libraries_load_in_a_thread_and_no_memory_stays_taken() -> None:
+    model, device = _network(), torch.device("cuda")
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    load_libraries(device, torch.bfloat16, [model])()
+    torch.ones(64, 64, device=device) @ torch.ones(
+        64, 64, device=device
+    )  # by the handle that the thread had, or another
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.max_memory_allocated() > before + 2**20  # the products and convolutions have run
+    assert torch.cuda.memory_allocated() == before

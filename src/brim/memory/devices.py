@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import gc
 import itertools
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -38,7 +37,6 @@ __all__ = [
     "existing_device",
     "memory_of",
     "resolve_limit",
-    "start_device",
 ]
 
 
@@ -317,23 +315,6 @@ def device_uuid(device: torch.device) -> str | None:
         return None
     uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "") or "")
     return f"GPU-{uuid}" if uuid else None
-
-
-def start_device(device: torch.device) -> Callable[[], None]:
-    """Have CUDA start in a thread, which takes a second, while data and model are read; the result waits for it.
-
-    What goes wrong there shows again where the device is used.
-    """
-    if device.type != "cuda" or torch.cuda.is_initialized():
-        return lambda: None
-
-    def start() -> None:
-        with contextlib.suppress(Exception):
-            torch.zeros(1, device=device).add_(1)
-
-    thread = threading.Thread(target=start, name="brim-start-device", daemon=True)
-    thread.start()
-    return thread.join
 
 
 def existing_device(device: Any, *, argument: str) -> torch.device:

@@ -12,8 +12,11 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from brim.errors import BrimError
 from brim.forecasting.forecast import forecast_curve
+from brim.memory.device_start import load_libraries
 from brim.ranks.agreement import Agreement
 from brim.records import MemoryFigures, Plan, Probe, SearchSeconds
 from brim.searching.probe import DeviceProber, Prober, ProbeSettings, WorkloadError
@@ -184,7 +187,21 @@ def _forecast(prober: Prober, settings: SearchSettings) -> tuple[ForecastCurve |
     """What to start the search for the fastest from, where the workload is in this process and can be traced."""
     if settings.objective != "fastest" or settings.batch_size is not None or not isinstance(prober, DeviceProber):
         return None, ()
-    return forecast_curve(prober.workload)
+    workload = prober.workload
+    loaded = load_libraries(workload.device, _computes_in(workload), workload.modules())
+    try:
+        return forecast_curve(workload)
+    finally:
+        loaded()
+
+
+def _computes_in(workload: Workload) -> torch.dtype:
+    """The dtype of a workload's products, as far as it says: autocast's, or that of its weights."""
+    known = getattr(torch, str((workload.identity() or {}).get("dtype")), None)
+    if isinstance(known, torch.dtype):
+        return known
+    weights = (parameter for module in workload.modules() for parameter in module.parameters())
+    return next((weight.dtype for weight in weights if weight.is_floating_point()), torch.float32)
 
 
 def _cache_identity(context: ProbeContext, settings: SearchSettings) -> dict[str, Any] | None:

@@ -12,7 +12,8 @@ from torch import nn
 
 from brim.data.base import DataError
 from brim.errors import RequestError
-from brim.memory.devices import device_uuid, start_device
+from brim.memory.device_start import start_device
+from brim.memory.devices import device_uuid
 from brim.memory.failures import memory_remedies, memory_savings
 from brim.memory.weights import place_weights
 from brim.models.placement import resolve_device, resolve_precision
