@@ -32,6 +32,7 @@ from typing import Any
 from benchmarks.machine_page import describe, docs_from, missing_peers, page, ratio_text, versions_of
 from benchmarks.suite import PEERS, SUITE, Benchmark
 from benchmarks.suite_run import ROOT, Run, run_benchmark, timed_out
+from brim.diagnosis.installed import is_older
 
 SCHEMA = "brim.benchmarks/1"
 CPU_SECONDS = 180  # for everything
@@ -150,13 +151,19 @@ class Suite:
             return "needs a CUDA device"
         if not commands:
             return "needs a CUDA device" if benchmark.full_needs_card else "no small form: --full"
-        missing = [PEERS[name] for name in benchmark.needs if self.peers[name] is None]
+        missing = [text for need in benchmark.needs if (text := self._missing(need))]
         if missing:
-            return f"needs {', '.join(missing)}: pip install {' '.join(missing)}"
+            return f"needs {', '.join(missing)}: {shlex.join(['pip', 'install', *missing])}"
         words = {word for command in commands for word in shlex.split(command)}
         absent = [f"{what}: {flag} PATH" for place, (flag, what) in PLACE_FLAGS.items()
                   if place in words and place not in self._run.places]  # fmt: skip
         return f"needs {absent[0]}" if absent else ""
+
+    def _missing(self, need: str) -> str:
+        """What to install for a need such as `transformers>=5.22`; nothing if it is there."""
+        name, at_least, least = need.partition(">=")
+        version = self.peers[name]
+        return "" if version is not None and not is_older(version, at_least + least) else PEERS[name] + at_least + least
 
 
 def installed() -> dict[str, str | None]:

@@ -45,7 +45,7 @@ class Benchmark:
     card_seconds: float = 0
     full: tuple[str, ...] = ()  # empty: that of a card
     full_needs_card: bool = True
-    needs: tuple[str, ...] = ()  # imports without which it cannot run
+    needs: tuple[str, ...] = ()  # imports without which it cannot run, also `transformers>=5.22`
     peers: tuple[str, ...] = ()  # imports that it compares with; rows of one that is missing are left out
     ratios: tuple[Ratio, ...] = ()
 
@@ -285,7 +285,7 @@ SUITE = (
         "a profile over max_crops beside the best fixed sizes",
         cpu="knob_profile --tiny --questions 24 --values 1,2 --exhaustive 1", cpu_seconds=9,
         card="knob_profile --questions 400", card_seconds=400,
-        needs=("transformers", "torchvision"),
+        needs=("transformers>=5.22", "torchvision"),
         ratios=(Ratio("rate over that of the best fixed size", "of the best size", better="more", small=False),),
     ),
     Benchmark("advice", "advice.md#on-a-cpu",

@@ -268,11 +268,13 @@ def test_a_peak_that_a_cpu_has_not_is_a_dash() -> None:
 def test_a_library_that_is_needed_or_a_place_that_is_not_given_is_named(
     suite: tuple[Benchmark, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    two = (benchmark("fake_fine", needs=("trl",)), benchmark("fake_broken --before CHECKOUT"))
-    monkeypatch.setattr(entry, "SUITE", two)
+    old = benchmark("fake_slow", needs=("peft>=1.0", "transformers>=5.22"))
+    three = (benchmark("fake_fine", needs=("trl",)), old, benchmark("fake_broken --before CHECKOUT"))
+    monkeypatch.setattr(entry, "SUITE", three)
     assert entry.main(["--out", str(tmp_path)]) == 0
     assert [one["reason"] for one in results(tmp_path)["benchmarks"]] == [
-        "needs trl: pip install trl", "needs an older source tree of brim: --before PATH",
+        "needs trl: pip install trl", "needs transformers>=5.22: pip install 'transformers>=5.22'",
+        "needs an older source tree of brim: --before PATH",
     ]  # fmt: skip
 
 
