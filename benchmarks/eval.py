@@ -136,8 +136,9 @@ class Generation:
     def _batched(self, prompts: Sequence[list[int]]) -> list[list[int]]:
         import torch
 
-        from brim.generation.select import make_decoder, padded_batch
+        from brim.generation.select import make_decoder
         from brim.generation.settings import GenerationSettings, TokenIds
+        from brim.generation.trial import padded_batch
 
         settings = GenerationSettings(max_new_tokens=self.new_tokens)
         decoder = make_decoder(self.model, settings, TokenIds(ends=(), pad=0))

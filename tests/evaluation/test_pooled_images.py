@@ -18,7 +18,7 @@ from brim.errors import RequestError
 from brim.evaluation.run import EvalResult, evaluate
 from brim.evaluation.worker import EvalListener, Lines
 from brim.generation.pool import GenerationPool, PoolPrompt
-from brim.generation.select import PaddedTrial
+from brim.generation.trial import PaddedTrial
 from brim.running.pooled import PooledExecutor
 from brim.settings.eval_settings import EvalRequest
 from brim.tasks import image_pools

@@ -242,7 +242,7 @@ class TestPooled:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
         monkeypatch.setattr(CpuMemory, "__init__", kept)
-        monkeypatch.setattr("brim.generation.select._pool_disagreement", short)
+        monkeypatch.setattr("brim.generation.trial._pool_disagreement", short)
         result = run(language_model, questions, tmp_path / "run", max_new_tokens=TOKENS, memory_limit="1GiB")
         assert 2**30 in limits
         assert any("a trial of it ran out of memory" in note for note in result.notes)

@@ -12,8 +12,9 @@ import transformers
 
 from brim.generation.pool import GenerationPool, PaddedPrompts, PoolPrompt
 from brim.generation.precision import in_float32
-from brim.generation.select import PaddedTrial, _generated_logits, pool_obstacle
+from brim.generation.select import pool_obstacle
 from brim.generation.settings import GenerationSettings, TokenIds
+from brim.generation.trial import PaddedTrial, _generated_logits
 from brim.tasks.image_pools import _moved_left
 from brim.tasks.multimodal import joined
 from tests.generation.tiny_models import IDS, PAD, SHAPE, SINCE_VERSION_5, VOCABULARY, varied

@@ -11,17 +11,11 @@ import torch
 
 from brim.generation.loop import DecodeLoop, Padding
 from brim.generation.precision import in_float32
-from brim.generation.select import (
-    Decoder,
-    GenerateFallback,
-    disagreement,
-    logit_difference,
-    make_decoder,
-    padded_batch,
-)
+from brim.generation.select import Decoder, GenerateFallback, make_decoder
 from brim.generation.seq2seq import Seq2SeqLoop
 from brim.generation.settings import TokenIds
 from brim.generation.state import DecodeState
+from brim.generation.trial import disagreement, logit_difference, padded_batch
 from tests.generation import tiny_models
 from tests.generation.tiny_models import (
     FAMILIES,

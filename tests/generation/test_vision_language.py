@@ -7,8 +7,9 @@ import torch
 import transformers
 
 from brim.generation.loop import DecodeLoop, PromptBatch
-from brim.generation.select import GenerateFallback, make_decoder, padded_batch
+from brim.generation.select import GenerateFallback, make_decoder
 from brim.generation.settings import GenerationSettings, TokenIds
+from brim.generation.trial import padded_batch
 from tests.generation.tiny_models import IDS, NO_ENDS, PAD, SHAPE, VOCABULARY, own_answers, settings, varied
 
 IMAGE = VOCABULARY - 2  # the token that stands for a patch

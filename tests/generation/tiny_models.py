@@ -11,9 +11,9 @@ import torch
 import transformers
 
 from brim.generation.loop import PromptBatch
-from brim.generation.select import padded_batch
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.generation.state import Answers
+from brim.generation.trial import padded_batch
 from tests.saved_models import varied
 
 # Weights are drawn in the order of a model's parameters, which version 5 changed for BART; and before it padding leaks

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from brim.generation.loop import DecodeLoop
-from brim.generation.select import make_decoder, padded_batch
+from brim.generation.select import make_decoder
 from brim.generation.settings import GenerationSettings, TokenIds
+from brim.generation.trial import padded_batch
 from tests import saved_models
 
 pytestmark = pytest.mark.gpu

@@ -20,10 +20,11 @@ from brim.forecasting.torch_private import without_dispatch_modes
 from brim.forecasting.tracer import Tracer
 from brim.generation.choose import TokenChooser
 from brim.generation.loop import MIN_STEPS_TO_CAPTURE, DecodeLoop, Padding, PromptBatch, Stopped
-from brim.generation.select import loop_obstacle, padded_batch
+from brim.generation.select import loop_obstacle
 from brim.generation.seq2seq import Seq2SeqLoop
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.generation.state import Answers, DecodeState
+from brim.generation.trial import padded_batch
 from brim.workloads.inference import GenerateWorkload
 
 __all__ = ["prepare_generation"]

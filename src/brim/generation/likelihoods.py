@@ -26,7 +26,8 @@ import torch
 
 from brim.generation.arena import KeyPart, TokenGroups, flash_works_on, head_on, packed_attention
 from brim.generation.norms import fused_norms
-from brim.generation.select import logit_difference, mixing_obstacle, trial_prompts
+from brim.generation.select import mixing_obstacle
+from brim.generation.trial import logit_difference, trial_prompts
 
 __all__ = [
     "OptionRows",

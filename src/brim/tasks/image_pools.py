@@ -18,8 +18,9 @@ import torch
 from brim.generation.arena import ALIGNMENT
 from brim.generation.loop import Padding
 from brim.generation.pool import PaddedPrompts, PoolPrompt
-from brim.generation.select import PaddedTrial, mixing_obstacle, pool_obstacle
+from brim.generation.select import mixing_obstacle, pool_obstacle
 from brim.generation.settings import GenerationSettings, TokenIds
+from brim.generation.trial import PaddedTrial
 from brim.sizing.pool import PoolSize
 from brim.tasks.text_pools import ReadAnswers, TextPool, TextPools
 
