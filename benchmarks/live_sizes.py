@@ -66,7 +66,7 @@ def automatic(repeats: int, seed: int) -> tuple[float, float, int]:
 
 def replay(costs: list[int], sizes: Sizes, *, seed: int = 0) -> float:
     """Seconds for all items, host and device on a timeline each."""
-    from brim.running.executor import WorkQueue, padded_cost
+    from brim.running.work_queue import WorkQueue, padded_cost
 
     noise = random.Random(seed)
     queue = WorkQueue(costs, range(len(costs)))

@@ -20,10 +20,9 @@ from brim.running.executor import (
     Finished,
     ItemFailure,
     Pending,
-    WorkQueue,
-    padded_cost,
 )
 from brim.running.results import ExecutionFigures
+from brim.running.work_queue import WorkQueue, padded_cost
 from brim.sizing.live import LiveSizer
 
 

@@ -20,11 +20,12 @@ from brim.errors import DoesNotFitError, RequestError, plural
 from brim.memory.failures import Failure, FailureKind, classify, without_tracebacks
 from brim.records import BatchSizes, Plan
 from brim.running.batch_attempt import BatchAttempt, BlockMemory
-from brim.running.executor import ItemFailure, WorkQueue, padded_cost
+from brim.running.executor import ItemFailure
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
 from brim.running.notes import log_note
 from brim.running.results import ExecutionFigures
 from brim.running.retries import Retries, wait
+from brim.running.work_queue import WorkQueue, padded_cost
 from brim.settings.shared import checked_batch_size
 from brim.settings.sizes import parse_bytes
 from brim.sizing.live import LiveSizer

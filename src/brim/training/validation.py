@@ -21,9 +21,10 @@ from brim.errors import DoesNotFitError, RequestError
 from brim.memory.device_waits import DeviceWaits
 from brim.memory.devices import DeviceMemory, ModelMemory
 from brim.models.placement import Precision
-from brim.running.executor import BatchWork, ExecutionPolicy, Executor, Finished, Pending, WorkQueue
+from brim.running.executor import BatchWork, ExecutionPolicy, Executor, Finished, Pending
 from brim.running.loader import NotPrepared
 from brim.running.retries import wait
+from brim.running.work_queue import WorkQueue
 from brim.sizing.live import LiveSizer
 from brim.sizing.older_checkpoints import validation_state
 from brim.sizing.priors import AvailableMemory, LiveRequest, Prior, start_live
