@@ -32,6 +32,7 @@ __all__ = [
     "MemoryReading",
     "ModelMemory",
     "MpsMemory",
+    "as_current",
     "device_name",
     "device_uuid",
     "existing_device",
@@ -302,6 +303,11 @@ class MpsMemory(DeviceMemory):
 
 
 _KINDS: dict[str, type[DeviceMemory]] = {"cpu": CpuMemory, "cuda": CudaMemory, "mps": MpsMemory}
+
+
+def as_current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """While inside, the device is CUDA's current one, as torch's workers, generators and others' kernels expect."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def device_name(device: torch.device) -> str:
