@@ -128,6 +128,14 @@ def test_cuda_counts_what_is_free_and_what_it_holds_already(cuda: SimpleNamespac
     assert memory.resident_bytes([torch.zeros(4)]) == 6 * GIB
 
 
+def test_cuda_keeps_the_part_of_the_card_that_the_program_has_set(cuda: SimpleNamespace) -> None:
+    memory = CudaMemory(CUDA)
+    cuda.fraction = 0.25
+    assert memory.available_bytes() == 20 * GIB
+    assert resolve_limit(memory, asked_bytes=40 * GIB, margin=None).usable_bytes == 20 * GIB
+    assert memory.left_by_others_bytes() == 38 * GIB
+
+
 def test_cuda_limits_by_a_fraction_and_puts_the_old_one_back(cuda: SimpleNamespace) -> None:
     memory = CudaMemory(CUDA)
     with contextlib.suppress(ValueError), memory.limited(20 * GIB):
