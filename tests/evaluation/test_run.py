@@ -116,10 +116,14 @@ def test_the_device_is_cudas_current_one_while_batches_run(tmp_path: Path, monke
         seen.append(list(current))
         return launch(self, items, prepared)
 
+    def pool_source(self: FunctionTask) -> None:
+        seen.append(list(current))
+
     monkeypatch.setattr("brim.evaluation.worker.as_current", as_current)
     monkeypatch.setattr(FunctionTask, "launch", launched)
+    monkeypatch.setattr(FunctionTask, "pool_source", pool_source)
     run(shout(tmp_path), write_words(tmp_path / "data.jsonl"), tmp_path / "run")
-    assert seen
+    assert len(seen) > 1, "a pool is tried, and batches run"
     assert all(one == [torch.device("cpu")] for one in seen)
     assert current == []
 

@@ -131,7 +131,7 @@ class Worker:
         self._start: Start | None = None
         self._executor: Executor | None = None
         self._pooled: PooledExecutor | None = None
-        with self._limited():
+        with as_current(setup.device), self._limited():
             self._pools = setup.task.pool_source() if stages is None else None
         if request.batch_invariant and self._pools is None:
             raise RequestError(
