@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from brim.errors import RequestError
 from brim.evaluation.run import EvalResult
@@ -95,6 +98,34 @@ def test_a_sample_without_a_reference_is_answered_and_not_scored(language_model:
     assert result.metrics == {}
     assert [sample["score"] for sample in result.samples] == [None, None]
     assert all(predictions(result))
+
+
+def test_the_device_is_cudas_current_one_while_batches_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which torch's pinned memory goes, and the kernels of others."""
+    current: list[torch.device] = []
+    seen: list[list[torch.device]] = []
+    launch = FunctionTask.launch
+
+    @contextlib.contextmanager
+    def as_current(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.remove(device)
+
+    def launched(self: FunctionTask, items: Any, prepared: Any) -> LaterAnswers:
+        seen.append(list(current))
+        return launch(self, items, prepared)
+
+    def pool_source(self: FunctionTask) -> None:
+        seen.append(list(current))
+
+    monkeypatch.setattr("brim.evaluation.worker.as_current", as_current)
+    monkeypatch.setattr(FunctionTask, "launch", launched)
+    monkeypatch.setattr(FunctionTask, "pool_source", pool_source)
+    run(shout(tmp_path), write_words(tmp_path / "data.jsonl"), tmp_path / "run")
+    assert len(seen) > 1, "a pool is tried, and batches run"
+    assert all(one == [torch.device("cpu")] for one in seen)
+    assert current == []
 
 
 # ------------------------------------------------------------------------------------------------- the plan

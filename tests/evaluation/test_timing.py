@@ -12,7 +12,8 @@ from tests.device_clock import DeviceClock, fake_device_clock
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> DeviceClock:
-    return fake_device_clock(monkeypatch, timing)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
+    return fake_device_clock(monkeypatch, timing, stream_type="cuda")
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

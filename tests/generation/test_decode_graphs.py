@@ -7,7 +7,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -156,17 +156,92 @@ def test_out_of_memory_in_a_capture_is_raised(monkeypatch: pytest.MonkeyPatch) -
     assert loop.notes == []
 
 
+class Device:
+    """What torch keeps of captures, by the rules of its 2.11: the end of a void capture reaches none of it."""
+
+    def __init__(self) -> None:
+        self.handles = 0
+        self.allocating: set[Any] = set()  # pools, by the device's allocator
+        self.allocating_pinned: set[Any] = set()
+        self.generator_waits = False
+        self.void = False  # the capture under way
+
+    def refuse(self) -> None:
+        """A call that waits for the device, inside a capture."""
+        self.void = True
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    def end_allocating(self, index: int, pool: Any) -> None:
+        assert index == 1
+        if pool not in self.allocating:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.allocating.remove(pool)
+
+
+def fake_device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    device = Device()
+
+    class Graph:
+        def capture_begin(self, *, pool: Any, capture_error_mode: str) -> None:
+            if pool in device.allocating or pool in device.allocating_pinned:
+                raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+            device.allocating.add(pool)
+            device.allocating_pinned.add(pool)
+            device.generator_waits, self.pool = True, pool
+
+        def capture_end(self) -> None:
+            if device.void:
+                device.void = False
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+            device.end_allocating(1, self.pool)
+            device.allocating_pinned.remove(self.pool)
+            device.generator_waits = False
+
+    def new_handle() -> tuple[int, int]:
+        device.handles += 1
+        return 0, device.handles
+
+    stream = SimpleNamespace(wait_stream=lambda _: None, device_index=1)
+    for name, made in (("current_stream", stream), ("Stream", stream)):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, made=made: made)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", new_handle)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", device.end_allocating, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda index, pool: None, raising=False)
+    monkeypatch.setattr("brim.generation.graphs._streams", {})
+    return device
+
+
+def test_a_capture_that_becomes_void_leaves_nothing_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else allocations, random numbers and graphs fail from then on in this process, whatever model they are of."""
+    device = fake_device(monkeypatch)
+    pool = GraphPool(torch.device("cpu"))
+    with pytest.raises(CaptureFailedError, match="not permitted when stream is capturing"):
+        capture(device.refuse, pool)
+    assert not device.allocating
+    assert not device.generator_waits
+    capture(lambda: None, pool)  # of another model, that holds the same pool
+    assert not device.allocating
+
+
+def test_a_capture_that_only_its_end_shows_to_be_void_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = fake_device(monkeypatch)
+
+    def step() -> None:
+        device.void = True
+
+    with pytest.raises(CaptureFailedError, match="previous error during capture"):
+        capture(step, GraphPool(torch.device("cpu")))
+    assert not device.allocating
+
+
 @pytest.mark.parametrize("error", [ValueError("no"), torch.OutOfMemoryError("CUDA out of memory.")])
 def test_a_capture_that_fails_keeps_none_of_the_steps_tensors(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Out of memory in a capture is survived: what the step had allocated must be free for the smaller pool."""
-    graph = SimpleNamespace(capture_begin=lambda **_: None, capture_end=lambda: None)
-    stream = SimpleNamespace(wait_stream=lambda _: None, device_index=0)
-    for name, made in (("CUDAGraph", graph), ("current_stream", stream), ("Stream", stream)):
-        monkeypatch.setattr(torch.cuda, name, lambda *_, made=made: made)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr("brim.generation.graphs._streams", {})
+    fake_device(monkeypatch)
     kept: list[weakref.ref[torch.Tensor]] = []
 
     def step() -> None:
@@ -177,7 +252,7 @@ def test_a_capture_that_fails_keeps_none_of_the_steps_tensors(
     gc.disable()
     try:
         with pytest.raises(CaptureFailedError if isinstance(error, ValueError) else torch.OutOfMemoryError) as raised:
-            capture(step, cast("GraphPool", SimpleNamespace(device=torch.device("cuda", 0), handle=None)))
+            capture(step, GraphPool(torch.device("cpu")))
         del raised
         assert kept[0]() is None
     finally:

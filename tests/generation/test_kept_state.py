@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brim.generation.cache import Slots, make_cache
-from brim.generation.loop import DecodeLoop
+from brim.generation.loop import DecodeLoop, _EndWatch
 from brim.generation.select import make_decoder
 from brim.generation.seq2seq import Seq2SeqLoop
 from brim.generation.settings import TokenIds
@@ -183,3 +185,16 @@ def test_answers_are_cut_before_the_first_end_token() -> None:
     answers.send(5)
     assert answers.token_lists() == [[1, 2, 3, 0, 5], [], [1]]
     assert answers.ended() == [False, True, True]
+
+
+def test_what_is_read_late_waits_for_the_device_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event is recorded on CUDA's current device unless told otherwise, and that one may have nothing to do."""
+    recorded: list[Any] = []
+    second = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: device)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda on=None: recorded.append(on)))
+    with FakeTensorMode():
+        Answers.empty(2, 3, NO_ENDS, second).send(2)
+        state = DecodeState.make(layers=1, rows=2, capacity=8, segment=3, samples=False, device=second)
+        _EndWatch(state).all_ended()
+    assert recorded == [second, second]

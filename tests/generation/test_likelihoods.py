@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.generation import likelihoods
-from brim.generation.arena import head_on
+from brim.generation import arena, likelihoods
+from brim.generation.arena import KeyPart, head_on
 from brim.generation.likelihoods import (
     OptionRows,
     SharedContexts,
@@ -120,6 +120,27 @@ def test_options_of_every_shape(question: OptionRows) -> None:
     model = tiny_models.llama()
     asked = [question, *questions(2)]
     assert SharedContexts(model).scores(asked).tolist() == pytest.approx(alone(model, asked), abs=1e-4)
+
+
+def test_every_sequence_of_an_attention_has_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no sequence has more than one, flash attention takes each to have one: without a token it is an error."""
+    seen: list[int] = []
+
+    def attend(query: torch.Tensor, part: KeyPart, *, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+        groups = part.tokens
+        assert len(groups.region_starts) == len(groups.query_starts) == len(groups.used) + 1
+        assert int(groups.query_starts[-1]) == query.shape[0]
+        seen.extend(groups.query_starts.diff().tolist())
+        return plain(query, part, scale=scale)
+
+    plain = arena._plain
+    monkeypatch.setattr(arena, "_plain", attend)
+    model = tiny_models.llama()
+    short = [OptionRows(rows=[[51, 52, 53], [51, 52, 54]], scored=[1, 1])]
+    longer = [OptionRows(rows=[[60, 61, 62], [60, 61, 63, 64]], scored=[1, 2])]
+    for asked in ([*short, *longer], [*longer, *short], [*short, *longer, *short, *longer], short):
+        assert SharedContexts(model).scores(asked).tolist() == pytest.approx(alone(model, asked), abs=1e-4)
+    assert min(seen) == 1
 
 
 def test_no_token_is_read_twice() -> None:

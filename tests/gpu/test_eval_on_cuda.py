@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from brim.generation.graphs import CaptureFailedError, capture, shared_pool
 from brim.generation.loop import DecodeLoop
 from brim.generation.select import make_decoder
 from brim.generation.settings import GenerationSettings, TokenIds
@@ -121,6 +122,18 @@ def test_the_memory_of_graphs_is_given_back_when_the_loop_is_gone() -> None:
     assert in_graph_pools() > before
     del loop
     assert in_graph_pools() == before
+
+
+def test_after_a_capture_that_became_void_random_numbers_and_graphs_work() -> None:
+    one = torch.zeros(1, device="cuda").add_(1)  # a step must have run before it is captured
+    pool = shared_pool(one.device)
+    earlier = capture(lambda: one.add_(1), pool)
+    with pytest.raises(CaptureFailedError):
+        capture(one.item, pool)  # which waits for the device
+    torch.rand(4, device="cuda")
+    earlier.replay()
+    capture(lambda: one.add_(1), pool).replay()
+    assert one.item() == 3
 
 
 def test_half_precision_differs_from_single_samples_only_at_near_ties() -> None:

@@ -177,9 +177,18 @@ def test_libraries_load_in_a_thread_and_no_memory_stays_taken() -> None:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     load_libraries(device, torch.bfloat16, [model])()
-    torch.ones(64, 64, device=device) @ torch.ones(
-        64, 64, device=device
-    )  # by the handle that the thread had, or another
-    torch._C._cuda_clearCublasWorkspaces()
-    assert torch.cuda.max_memory_allocated() > before + 2**20  # the products and convolutions have run
+    assert torch.cuda.max_memory_allocated() > before + 2**20  # a product has run, with its workspace
     assert torch.cuda.memory_allocated() == before
+    square = torch.ones(64, 64, device=device)
+    square @ square  # by the handle that the thread had, or another
+    del square
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_what_loads_libraries_runs_in_every_precision(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its thread an error would not be seen."""
+    monkeypatch.setattr("brim.memory.device_start._in_thread", lambda start: start)
+    layers = nn.ModuleList([nn.Conv1d(1, 1, 1), nn.Conv2d(1, 1, 1), nn.Conv3d(1, 1, 1)])
+    load_libraries(torch.device("cuda"), dtype, [layers])()

@@ -132,6 +132,19 @@ def test_likelihoods_of_shared_contexts_are_the_models_own() -> None:
         assert abs(found - wanted) <= 3 * abs(own - wanted) + 0.1 * scored, number
 
 
+def test_options_without_a_token_stand_beside_options_of_one() -> None:
+    """Flash attention takes every sequence to have one where none has several."""
+    model = language_model(torch.bfloat16)
+    questions = [
+        OptionRows(rows=[[60, 61, 62], [60, 61, 63]], scored=[1, 1]),
+        OptionRows(rows=[[70, 71, 72], [70, 71, 73, 74]], scored=[1, 2]),
+    ]
+    scorer = SharedContexts(model)
+    together = scorer.scores(questions)
+    alone = torch.cat([scorer.scores([question]) for question in questions])
+    torch.testing.assert_close(together, alone, rtol=0.05, atol=0.1)
+
+
 def test_a_killed_pool_continues_and_every_sample_is_there_once(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     folder, data, out = tmp_path / "model", tmp_path / "data.jsonl", tmp_path / "run"

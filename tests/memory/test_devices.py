@@ -12,7 +12,16 @@ import torch
 
 from brim.errors import RequestError
 from brim.memory import devices
-from brim.memory.devices import DEFAULT_MARGIN, CpuMemory, CudaMemory, DeviceMemory, MpsMemory, memory_of, resolve_limit
+from brim.memory.devices import (
+    DEFAULT_MARGIN,
+    CpuMemory,
+    CudaMemory,
+    DeviceMemory,
+    MpsMemory,
+    as_current,
+    memory_of,
+    resolve_limit,
+)
 
 GIB = 2**30
 CUDA = torch.device("cuda", 0)
@@ -29,6 +38,13 @@ def test_the_kind_of_a_device_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_that_cannot_be_measured_is_a_wrong_request() -> None:
     with pytest.raises(RequestError, match="device meta: brim measures memory on cpu, cuda, mps only"):
         memory_of("meta")
+
+
+def test_only_a_cuda_device_is_made_cudas_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext(device))
+    second = torch.device("cuda", 1)
+    with as_current(second) as chosen, as_current(torch.device("cpu")) as other:
+        assert (chosen, other) == (second, None)
 
 
 def test_the_cpu_reads_what_the_host_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +126,14 @@ def test_cuda_counts_what_is_free_and_what_it_holds_already(cuda: SimpleNamespac
     assert memory.total_bytes() == 80 * GIB
     assert memory.available_bytes() == 38 * GIB
     assert memory.resident_bytes([torch.zeros(4)]) == 6 * GIB
+
+
+def test_cuda_keeps_the_part_of_the_card_that_the_program_has_set(cuda: SimpleNamespace) -> None:
+    memory = CudaMemory(CUDA)
+    cuda.fraction = 0.25
+    assert memory.available_bytes() == 20 * GIB
+    assert resolve_limit(memory, asked_bytes=40 * GIB, margin=None).usable_bytes == 20 * GIB
+    assert memory.left_by_others_bytes() == 38 * GIB
 
 
 def test_cuda_limits_by_a_fraction_and_puts_the_old_one_back(cuda: SimpleNamespace) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -57,6 +58,25 @@ def test_a_size_that_fits_is_measured_to_the_byte_and_timed() -> None:
     assert probe.alloc_retries == 0
     assert probe.steps >= 3
     assert probe.samples_per_second == pytest.approx(16 / probe.step_seconds)
+
+
+def test_the_device_is_cudas_current_one_for_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where steps are timed it is in any case: kernels of others would run there and not before."""
+    current: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def as_current(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.remove(device)
+
+    seen: list[list[torch.device]] = []
+    monkeypatch.setattr("brim.searching.probe.as_current", as_current)
+    with prober(lambda _: seen.append(list(current))) as probing:
+        probing.probe(2)
+    assert len(seen) > 1
+    assert all(one == [torch.device("cpu")] for one in seen)
+    assert current == []
 
 
 @pytest.mark.parametrize(("limit", "counted"), [(64 * KIB, False), (2**20, True)])

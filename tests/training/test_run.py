@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
@@ -14,6 +16,7 @@ from torch import nn
 
 import brim
 from brim.errors import BrimError, DoesNotFitError, RequestError
+from brim.training.listener import StepRecord
 from brim.training.objective import Batch, Classification, LossSum
 from tests.training.training_runs import (
     Watcher,
@@ -73,6 +76,30 @@ def test_a_run_learns_and_writes_a_complete_record(features: Path, tmp_path: Pat
     assert curve[-1]["samples"] == summary["samples"]
     assert len(curve) <= 200
     assert json.loads((tmp_path / "run" / "steps.jsonl").read_text().splitlines()[0])["step"] == 1
+
+
+def test_the_device_is_cudas_current_one_while_steps_are_made(
+    features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pinned memory of loading processes and the generator in a checkpoint are those of the current device."""
+    current: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def as_current(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.remove(device)
+
+    class Steps(Watcher):
+        def step(self, record: StepRecord) -> None:
+            super().step(record)
+            assert current == [torch.device("cpu")]
+
+    monkeypatch.setattr("brim.training.run.as_current", as_current)
+    steps = Steps()
+    run(settings_of(features, hp__max_steps=3), tmp_path / "run", listener=steps)
+    assert len(steps.steps) == 3
+    assert current == []
 
 
 def test_best_weights_are_those_of_the_best_epoch(features: Path, tmp_path: Path) -> None:

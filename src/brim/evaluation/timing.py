@@ -24,14 +24,14 @@ class DeviceTimeline:
     """On CUDA a mark is an event in the stream, so that nothing waits for it; elsewhere it is the host's clock."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device, self._cuda = device, device.type == "cuda"
 
     def mark(self) -> Any:
         """Here, behind everything that the device has been given so far."""
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def reached(self, mark: Any) -> bool:

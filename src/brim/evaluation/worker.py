@@ -18,7 +18,7 @@ from brim.evaluation.scoring import RankFigures, Scorer
 from brim.evaluation.setup import EvaluationSetup, SetupFacts
 from brim.evaluation.start import HowSized, MakeForecast, PoolStart, Start, StartingPoint, forecast_first_batch
 from brim.evaluation.timing import IdleClock, StageClock
-from brim.memory.devices import DeviceMemory, ModelMemory, device_uuid, memory_of, resolve_limit
+from brim.memory.devices import DeviceMemory, ModelMemory, as_current, device_uuid, memory_of, resolve_limit
 from brim.monitor.sampler import Sampler
 from brim.monitor.trace_file import TraceText
 from brim.records import Plan
@@ -131,7 +131,7 @@ class Worker:
         self._start: Start | None = None
         self._executor: Executor | None = None
         self._pooled: PooledExecutor | None = None
-        with self._limited():
+        with as_current(setup.device), self._limited():
             self._pools = setup.task.pool_source() if stages is None else None
         if request.batch_invariant and self._pools is None:
             raise RequestError(
@@ -160,6 +160,7 @@ class Worker:
         """Do these samples; the lines of those that end together are given out as soon as they end."""
         request, setup = self.request, self.setup
         with contextlib.ExitStack() as stack:
+            stack.enter_context(as_current(setup.device))
             stack.enter_context(self._limited())
             settings = LoaderSettings(
                 num_workers=request.num_workers, pin_memory=request.pin_memory, prefetch_factor=request.prefetch_factor

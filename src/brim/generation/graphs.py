@@ -34,9 +34,13 @@ class GraphPool:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.handle = torch.cuda.graph_pool_handle()
+        self.open()
+
+    def open(self) -> None:
+        """Begin with memory of its own; graphs captured before keep theirs."""
+        self.handle: Any = torch.cuda.graph_pool_handle()  # None once a capture in it became void
         # A trivial graph keeps the memory alive between two captures, when there is no other graph.
-        self._keeper = _record(lambda: torch.zeros(1, device=device), device, self.handle)
+        self._keeper = _record(lambda: torch.zeros(1, device=self.device), self)
 
 
 _pools: weakref.WeakValueDictionary[int, GraphPool] = weakref.WeakValueDictionary()  # by device index
@@ -61,28 +65,32 @@ def capture(step: Callable[[], Any], pool: GraphPool) -> torch.cuda.CUDAGraph:
 
     Out of memory is raised as it is; any other failure is a `CaptureFailedError`.
     """
-    return _record(step, pool.device, pool.handle)
+    try:
+        return _record(step, pool)
+    finally:
+        if pool.handle is None:
+            pool.open()
 
 
-def _record(step: Callable[[], Any], device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
+def _record(step: Callable[[], Any], pool: GraphPool) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    current = torch.cuda.current_stream(device)
+    current = torch.cuda.current_stream(pool.device)
     if current.device_index not in _streams:
-        _streams[current.device_index] = torch.cuda.Stream(device)
+        _streams[current.device_index] = torch.cuda.Stream(pool.device)
     stream = _streams[current.device_index]
     stream.wait_stream(current)
     problem: Exception | None = None
     with torch.cuda.stream(stream):
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
+            graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
             step()
         except Exception as error:
             problem = error
-        if problem is None:
+        try:
             graph.capture_end()
-        else:
-            with contextlib.suppress(RuntimeError):  # the capture is void already
-                graph.capture_end()
+        except RuntimeError as error:
+            problem = error if problem is None else problem
+            _end_allocating(current.device_index, pool)
     current.wait_stream(stream)
     try:
         if problem is None:
@@ -92,3 +100,18 @@ def _record(step: Callable[[], Any], device: torch.device, pool: Any) -> torch.c
         raise CaptureFailedError(f"{type(problem).__name__}: {problem}") from problem
     finally:
         del problem  # its traceback has this frame: together they would keep the step's tensors
+
+
+def _end_allocating(index: int, pool: GraphPool) -> None:
+    """After a capture that became void, which torch ends without telling its allocators: for them it would never end.
+
+    That of the device would no longer free cached memory where an allocation fails. That of pinned memory cannot be
+    told, and refuses the handle. Random generators wait for the end of a capture too, any: that of the pool's keeper.
+    """
+    end: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    if end is None:  # its name before torch 2.8
+        end = torch._C._cuda_endAllocateCurrentStreamToPool  # type: ignore[attr-defined]
+    with contextlib.suppress(RuntimeError):  # it was told, and what came after that has failed
+        end(index, pool.handle)
+        torch._C._cuda_releasePool(index, pool.handle)
+    pool.handle = None

@@ -188,23 +188,25 @@ class _Keys:
         borders = torch.tensor(packed.borders, dtype=torch.int32)
         lengths, count = borders.diff(), packed.contexts
         own = torch.tensor(packed.option_borders, dtype=torch.int32)
-        sent = torch.cat([borders, lengths, own]).to(device)
-        borders_there, lengths_there, own_there = sent.split([len(borders), len(lengths), len(own)])
+        counts = own.diff()
+        # Questions whose options have tokens: where none has several, flash attention takes each to have one.
+        asking = counts.nonzero().squeeze(1).tolist()
+        fields = [borders, lengths, own[[0, *(one + 1 for one in asking)]], borders[[*asking, count]], lengths[asking]]
+        sent = torch.cat(fields).to(device).split([len(field) for field in fields])
         longest = int(lengths.max())
         self._own = TokenGroups(
-            query_starts=borders_there, region_starts=borders_there, used=lengths_there, max_new=longest,
-            max_used=longest,
-        )  # fmt: skip
+            query_starts=sent[0], region_starts=sent[0], used=sent[1], max_new=longest, max_used=longest
+        )
         self._options = int(borders[count])  # the first token of an option
         self._contexts = TokenGroups(
-            query_starts=own_there, region_starts=borders_there[: count + 1], used=lengths_there[:count],
-            max_new=int(own.diff().max()), max_used=int(lengths[:count].max()),
+            query_starts=sent[2], region_starts=sent[3], used=sent[4], max_new=int(counts.max()),
+            max_used=int(lengths[:count].max()),
         )  # fmt: skip
         self._prefix = prefix
         self._over_prefix = None
         if prefix:
             self._over_prefix = TokenGroups.one(
-                len(packed.ids), start=0, used=prefix[0][0].shape[0], device=borders_there.device
+                len(packed.ids), start=0, used=prefix[0][0].shape[0], device=sent[0].device
             )
 
     def parts(self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> list[KeyPart]:

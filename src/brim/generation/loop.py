@@ -299,7 +299,7 @@ class _EndWatch:
         before, flag = self._asked, torch.empty((), dtype=torch.bool, pin_memory=True)
         flag.copy_(ended, non_blocking=True)
         event = torch.cuda.Event()
-        event.record()
+        event.record(torch.cuda.current_stream(ended.device))
         self._asked = (flag, event)
         if before is None:
             return False

@@ -147,7 +147,7 @@ class Answers:
         self._host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
         self._host.copy_(part, non_blocking=True)
         self._arrived = torch.cuda.Event()
-        self._arrived.record()
+        self._arrived.record(torch.cuda.current_stream(part.device))
 
     def token_lists(self) -> list[list[int]]:
         """The answers' tokens, cut before the end token; waits for the copy."""

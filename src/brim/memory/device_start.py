@@ -30,6 +30,8 @@ def load_libraries(device: torch.device, dtype: torch.dtype, modules: Iterable[n
     """
     if device.type != "cuda":
         return lambda: None
+    if device.index is None:  # another thread has a current device of its own
+        device = torch.device("cuda", torch.cuda.current_device())
     dimensions = {
         len(layer.kernel_size)
         for module in modules

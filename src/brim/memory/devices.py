@@ -32,6 +32,7 @@ __all__ = [
     "MemoryReading",
     "ModelMemory",
     "MpsMemory",
+    "as_current",
     "device_name",
     "device_uuid",
     "existing_device",
@@ -120,21 +121,25 @@ class CudaMemory(DeviceMemory):
         return int(torch.cuda.mem_get_info(self.device)[1])
 
     def available_bytes(self) -> int:
-        free = int(torch.cuda.mem_get_info(self.device)[0])
-        return free + torch.cuda.memory_reserved(self.device)
+        return min(self.left_by_others_bytes(), int(self._fraction() * self.total_bytes()))
 
     def used_by_others_bytes(self) -> int:
         own = torch.cuda.memory_reserved(self.device)
         reading = nvml_device_memory(device_uuid=device_uuid(self.device), own_bytes=own)
         return reading.used_by_others_bytes if reading is not None else 0
 
-    def left_by_others_bytes(self) -> int | None:
-        return self.available_bytes()
+    def left_by_others_bytes(self) -> int:
+        free = int(torch.cuda.mem_get_info(self.device)[0])
+        return free + torch.cuda.memory_reserved(self.device)
+
+    def _fraction(self) -> float:
+        """The part of the card that this process may reserve, as its owner or a limit of ours has set it."""
+        read: Any = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch >= 2.7
+        return 1.0 if read is None else float(read(self.device))
 
     @contextlib.contextmanager
     def limited(self, limit_bytes: int) -> Iterator[None]:
-        read_fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch >= 2.7
-        before = read_fraction(self.device) if read_fraction is not None else 1.0
+        before = self._fraction()
         torch.cuda.set_per_process_memory_fraction(min(limit_bytes / self.total_bytes(), 1.0), self.device)
         try:
             yield
@@ -302,6 +307,11 @@ class MpsMemory(DeviceMemory):
 
 
 _KINDS: dict[str, type[DeviceMemory]] = {"cpu": CpuMemory, "cuda": CudaMemory, "mps": MpsMemory}
+
+
+def as_current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """While inside, the device is CUDA's current one, as torch's workers, generators and others' kernels expect."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def device_name(device: torch.device) -> str:

@@ -20,7 +20,7 @@ import torch
 
 from brim.errors import LostError, RequestError, plural
 from brim.memory.collector import heap_set_aside
-from brim.memory.devices import DeviceMemory, MemoryReading, device_name, memory_of, resolve_limit
+from brim.memory.devices import DeviceMemory, MemoryReading, as_current, device_name, memory_of, resolve_limit
 from brim.memory.environment import environment_facts
 from brim.memory.failures import Failure, FailureKind, classify
 from brim.memory.snapshot import StateSnapshot, required_bytes
@@ -209,6 +209,7 @@ class DeviceProber(Prober):
             return
         self._begun = True
         workload = self.workload
+        self._probing.enter_context(as_current(self.memory.device))
         self._stateless = [optimizer for optimizer in workload.optimizers() if not optimizer.state]
         if self.preserve_state:
             state = (workload.modules(), workload.optimizers(), workload.stateful())

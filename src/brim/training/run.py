@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from brim.errors import RankError, RequestError
-from brim.memory.devices import device_uuid
+from brim.memory.devices import as_current, device_uuid
 from brim.monitor.live import LiveRun, both
 from brim.monitor.loggers.loggers import check_loggers, open_loggers
 from brim.monitor.sampler import Sampler
@@ -132,7 +132,11 @@ class _TrainingRun:
         own_seed = (self.request.settings.hp.seed + self.world.rank) % (MOST_SEED + 1)
         torch.manual_seed(own_seed)  # dropout: not the same on every rank
         monitor = self.folder / ("monitor.csv" if self.world.rank == 0 else f"monitor.rank-{self.world.rank}.csv")
-        with interrupt_as_request(self.listener.note) as interrupt, self._loading(subject) as loader:
+        with (
+            as_current(subject.device),
+            interrupt_as_request(self.listener.note) as interrupt,
+            self._loading(subject) as loader,
+        ):
             context = RunContext(
                 folder=self.folder,
                 agreement=self.agreement,
