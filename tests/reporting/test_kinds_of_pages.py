@@ -137,7 +137,7 @@ def test_an_evaluation_page_shows_its_metric_and_failures(tmp_path: Path) -> Non
     write_json(tmp_path / "run.json", document)
     made = page(tmp_path)
     assert made.headline.startswith("vqa: 0.500 ± ")
-    assert made.warnings == ("1 sample failed and count as wrong.", "2 records could not be read and were left out.")
+    assert made.warnings == ("1 sample failed: counted as wrong.", "2 records could not be read and were left out.")
     assert cells(section(made, "Failed samples")) == [["q1", "out_of_memory", "needs 9 GiB"]]
     assert [row[0] for row in cells(section(made, "Examples"))] == ["q0"]
     assert "cap of 19,200 tokens" in " ".join(section(made, "Speed and memory").paragraphs)
