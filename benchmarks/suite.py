@@ -139,7 +139,7 @@ SUITE = (
         full_needs_card=False,
         ratios=(Ratio("rate at the choice over the best, mean of a group", "of best: mean", better="more"),),
     ),
-    Benchmark("eval", "eval.md#brim-eval-generation-side-by-side",
+    Benchmark("eval", "eval.md#in-batches-beside-transformers-ways",
         "generation beside transformers' ways: sorted batches, caps on tokens, continuous batching, a pipeline",
         card="eval --part single --share 8", card_seconds=300,
         needs=("transformers",), peers=("transformers",),
