@@ -158,6 +158,12 @@ def test_a_search_shows_every_size_and_marks_the_one_that_did_not_fit(tmp_path: 
     assert search.charts[0].caption.endswith("Did not fit: 153 (out of memory).")
 
 
+@pytest.mark.parametrize(("traced", "said"), [(0.0003, ""), (0.9, "0.900 s of it for the forecast")])
+def test_the_time_of_a_search_names_its_forecast_where_there_was_one(tmp_path: Path, traced: float, said: str) -> None:
+    made = page(write_find(tmp_path, plan={**plan_document(), "seconds": {"total": 2.0, "forecast": traced}}))
+    assert next(fact.note for fact in made.facts if fact.name == "search") == said
+
+
 def test_a_plan_from_the_cache_has_no_probes_to_show(tmp_path: Path) -> None:
     made = page(write_find(tmp_path, plan={**plan_document(), "probes": []}))
     assert section(made, "Batch-size search").paragraphs == ("The plan came from the cache: no size was tried.",)
