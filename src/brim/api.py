@@ -814,7 +814,8 @@ def profile(
         num_points: With sample: how many.
         start_from: Drop smaller values.
         order: given, ascending or descending (the costliest first).
-        initial_scale: With batch_size=N: the first guess for the first value ('4=1,8=0.75,12=0.5,0.4' of N).
+        initial_scale: With batch_size=N: the part of N that the first value starts with
+            ('4=1,8=0.75,12=0.5,0.4').
         batch_size_for: One point's size by hand: {13: 24}, or {'max_crops=13,max_new_tokens=8': 24}.
         latency_samples: Samples timed alone at each point; 0 for none, 100 for a P99.
         within: Recommend the cheapest point within this fraction of the best accuracy.

@@ -256,6 +256,7 @@ def test_a_profile_is_as_good_as_its_worst_point(tmp_path: Path) -> None:
     good = lines_of(profile_of(tmp_path / "good", {}, {"gpu_utilisation_mean": 0.5}))
     assert (good["gpu_utilisation"].verdict, good["gpu_utilisation"].value) == ("pass", 0.5)
     assert "max_crops=3" in good["gpu_utilisation"].text
+    assert good["out_of_memory"].text == "none in each of 2 points", "alike at all: none of them is the worst"
     bad = lines_of(profile_of(tmp_path / "bad", {"gpu_utilisation_mean": 0.2}, {"gpu_utilisation_mean": 0.1}, {}))
     assert (bad["gpu_utilisation"].verdict, bad["gpu_utilisation"].value) == ("fail", 0.1)
     assert "2 of 3 points, max_crops=3 the worst" in bad["gpu_utilisation"].text

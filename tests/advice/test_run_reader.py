@@ -56,8 +56,8 @@ def damaged(folder: Path, text: str) -> Path:
     ("make", "said"),
     [
         (lambda at: at / "absent", "there is no such folder; give a run's folder"),
-        (lambda at: ((at / "notes.txt").write_text("") and None) or at / "notes.txt", "is a file; give a run's folder"),
-        (lambda at: at, "no run.json in it; give a folder that brim find -o, brim eval or brim profile wrote"),
+        (lambda at: ((at / "notes.txt").write_text("") and None) or at / "notes.txt", "it is a file; give a run"),
+        (lambda at: at, "no run.json in it; give the folder of a run: what -o named"),
         (lambda at: write_find(at / "runs" / "one").parent, "but in folders below; give one, such as"),
         (lambda at: damaged(at / "run", '{"schema": '), "it is not JSON"),
         (lambda at: damaged(at / "run", "[" * 100_000), "nested too deeply"),

@@ -101,7 +101,7 @@ def test_resuming_needs_a_folder_and_counts_finished_cells(brim: Brim, sides: li
         (["--hidden", "8,x"], "--hidden 8,x: write numbers"),
         (["--hidden", "9" * 40], "a layer has from 1 to 2147483647 units"),
         (["--effective-batch", "many"], "--effective-batch many: it must be auto or a whole number"),
-        (["--map", "id=x"], "--map id=x: there is no 'id'; there are smiles, label"),
+        (["--map", "id=x"], "--map id=x: there is no 'id' among smiles, label"),
         (["--baselines", "knm"], "did you mean knn"),
     ],
 )

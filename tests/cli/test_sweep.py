@@ -221,6 +221,7 @@ def test_strict_turns_a_pair_that_does_not_fit_into_an_error(brim: Brim, seed: s
         (("{seed}", "--config", "{seed}"), "both name a file"),
         (("{seed}", "--log", "wndb"), "did you mean wandb"),
         (("{seed}", "--slurm", "partition=gpu"), "goes with --on slurm"),
+        (("{seed}", "--on", "slurm", "--slurm", "partition"), "--slurm partition: write it as partition=gpu"),
     ],
 )
 def test_a_wrong_request_ends_with_2_and_says_what_to_do(

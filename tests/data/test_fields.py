@@ -274,7 +274,7 @@ class TestMapping:
             parse_mapping([entry])
 
     def test_an_unknown_or_repeated_field_is_refused(self) -> None:
-        with pytest.raises(RequestError, match=r"--map refrence=a: there is no 'refrence'; did you mean reference"):
+        with pytest.raises(RequestError, match=r"--map refrence=a: there is no 'refrence' among .*; did you mean"):
             parse_mapping(["refrence=a"])
         with pytest.raises(RequestError, match=r"--map prompt=b: prompt is given twice \(a and b\)"):
             parse_mapping(["prompt=a", "prompt=b"])

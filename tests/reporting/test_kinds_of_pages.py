@@ -137,7 +137,7 @@ def test_an_evaluation_page_shows_its_metric_and_failures(tmp_path: Path) -> Non
     write_json(tmp_path / "run.json", document)
     made = page(tmp_path)
     assert made.headline.startswith("vqa: 0.500 ± ")
-    assert made.warnings == ("1 sample failed and count as wrong.", "2 records could not be read and were left out.")
+    assert made.warnings == ("1 sample failed: counted as wrong.", "2 records could not be read and were left out.")
     assert cells(section(made, "Failed samples")) == [["q1", "out_of_memory", "needs 9 GiB"]]
     assert [row[0] for row in cells(section(made, "Examples"))] == ["q0"]
     assert "cap of 19,200 tokens" in " ".join(section(made, "Speed and memory").paragraphs)
@@ -156,6 +156,12 @@ def test_a_search_shows_every_size_and_marks_the_one_that_did_not_fit(tmp_path: 
     assert [row[:2] for row in cells(search)][3] == ["153", "out of memory"]
     assert [key.label for key in search.charts[0].keys] == ["fits", "did not fit", "chosen", "memory limit"]
     assert search.charts[0].caption.endswith("Did not fit: 153 (out of memory).")
+
+
+@pytest.mark.parametrize(("traced", "said"), [(0.0003, ""), (0.9, "0.900 s of it for the forecast")])
+def test_the_time_of_a_search_names_its_forecast_where_there_was_one(tmp_path: Path, traced: float, said: str) -> None:
+    made = page(write_find(tmp_path, plan={**plan_document(), "seconds": {"total": 2.0, "forecast": traced}}))
+    assert next(fact.note for fact in made.facts if fact.name == "search") == said
 
 
 def test_a_plan_from_the_cache_has_no_probes_to_show(tmp_path: Path) -> None:

@@ -88,6 +88,15 @@ def test_given_forecast_and_used_sizes_are_shown_together(page: Page) -> None:
     assert (row["asked"], row["planned"], row["batch_size_used"]) == (128, 128, 72)
 
 
+def test_sizes_that_nobody_gave_are_not_called_given(folder: Path) -> None:
+    document = json.loads((folder / "sweep.json").read_text())
+    for entry in document["experiments"]:
+        entry["settings"]["hp"]["batch_size"] = "auto"
+    (folder / "sweep.json").write_text(json.dumps(document))
+    chart = section(page_of(open_run(folder)), "Batch sizes").charts[0]
+    assert chart.caption == "Batch sizes of 6: none was given, each was found."
+
+
 def test_savings_of_pairing_and_failures_are_reported(page: Page) -> None:
     assert "6 experiments instead of the 18" in section(page, "How experiments were paired").paragraphs[1]
     failures = section(page, "Failures").table

@@ -21,7 +21,7 @@ from brim.advice.rules_time import checkpoints, loading, validation
 from brim.advice.run_reader import Run, open_run
 from brim.advice.run_requests import asked_settings, command_with
 from brim.advice.trials import TriedAdvice, try_advice
-from brim.errors import RequestError, nearest_names
+from brim.errors import RequestError
 from brim.settings.advise_settings import AdviseSettings
 from brim.settings.caller import written
 from brim.storage.files import write_atomic
@@ -105,7 +105,7 @@ def _taken(pieces: Sequence[Advice], names: Sequence[str]) -> list[Advice]:
     for name in names:
         if name not in known:
             raise RequestError(
-                f"{written('take', name)}: there is no such advice for this run{nearest_names(name, known)}"
+                f"{written('take', name)}: there is no such advice for this run; there is {', '.join(known) or 'none'}"
             )
     return [known[name] for name in names] if names else list(pieces)
 

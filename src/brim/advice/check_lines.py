@@ -95,7 +95,8 @@ def line_of(name: str, found: Sequence[JudgedFigure], asked: Asked, *, noun: str
         value = unknown[0].value if unknown else None
         return CheckLine(name=name, verdict="unknown", value=value, limit=asked.limit, text=f"{why}{where}")
     worst = _worst(found, asked)
-    where = f" at {worst.label}, the worst" if several else ""
+    alike = all(one.text == worst.text for one in found)
+    where = (f" in each of {plural(len(found), noun)}" if alike else f" at {worst.label}, the worst") if several else ""
     words = f" ({asked.words})" if asked.words else ""
     return CheckLine(
         name=name, verdict="pass", value=worst.value, limit=asked.limit, text=f"{worst.text}{where}{words}"

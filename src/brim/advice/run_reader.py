@@ -144,7 +144,7 @@ def open_run(path: Path) -> Run:
     """The run in a folder (or of one of its files); anything else is a `RequestError` that says what to give."""
     folder = path.parent if path.name in _FILES and path.is_file() else path
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else "there is no such folder"
+        what = "it is a file" if folder.exists() else "there is no such folder"
         raise RequestError(f"{path}: {what}; give a run's folder, such as runs/eval-20260131-093000")
     if not (folder / "run.json").exists():
         if (folder / "profile.json").exists():
@@ -208,7 +208,7 @@ def _no_run(folder: Path) -> str:
     inside = sorted(file.parent for name in ("run.json", "profile.json") for file in folder.glob(f"*/{name}"))
     if inside:
         return f"{folder}: no run.json in it, but in folders below; give one, such as {inside[-1]}"
-    return f"{folder}: no run.json in it; give a folder that brim find -o, brim eval or brim profile wrote"
+    return f"{folder}: no run.json in it; give the folder of a run: what -o named, or runs/<command>-<time>"
 
 
 def _nothing(_: str) -> None:

@@ -207,7 +207,7 @@ class StartingPoint:
 
     def plan(self, start: Start, largest: int, peak_bytes: int | None, trials: tuple[Probe, ...] = ()) -> Plan:
         """What the run settled at, to start the next one there."""
-        reason = "the size asked for" if self.given else "grown on the run's own batches while that paid"
+        reason = "the size asked for" if self.given else "found on the run's own batches, raised while the rate rose"
         if start.by_forecast:
             reason += ", from a size that a forecast gave"
         if start.cached is not None:

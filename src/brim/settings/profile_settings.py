@@ -188,10 +188,11 @@ class ProfileRequest:
     initial_scale: Annotated[
         tuple[ScaleStep, ...],
         Setting(
-            help="With -b N: the first guess for the first value (4=1,8=0.75,12=0.5,0.4 of N).", panel=BATCH,
-            metavar="STEPS", check=Check("steps", _read_scale), default=None,
+            help="With -b N: the part of N that the first value starts with (4=1,8=0.75,12=0.5,0.4: all of N up to 4, "
+            "0.4 of it above 12).",
+            panel=BATCH, metavar="STEPS", check=Check("steps", _read_scale), default=None,
             python="str | Sequence[tuple[float, float]] | None",
-            python_help="With batch_size=N: the first guess for the first value ('4=1,8=0.75,12=0.5,0.4' of N).",
+            python_help="With batch_size=N: the part of N that the first value starts with ('4=1,8=0.75,12=0.5,0.4').",
         ),
     ] = SEED_SCALE  # fmt: skip
     batch_size_for: Annotated[

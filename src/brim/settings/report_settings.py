@@ -31,7 +31,7 @@ class ReportSettings:
         tuple[Path, ...],
         Setting(
             help="The folder of a run; with several, they are compared.", argument=True, many=True,
-            metavar="RUN [RUN2 …]", check=_paths(), python="str | os.PathLike[str] | Sequence[str | os.PathLike[str]]",
+            metavar="RUN", check=_paths(), python="str | os.PathLike[str] | Sequence[str | os.PathLike[str]]",
         ),
     ]  # fmt: skip
     output: Annotated[

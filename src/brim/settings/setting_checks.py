@@ -223,8 +223,9 @@ def pairs(example: str, known: Sequence[str] = ()) -> Check:
             if known:
                 name = name.lower()
             if known and name not in known:
-                near = nearest_names(name, known)
-                raise WrongEntryError(entry, f"there is no {name!r}{near}; there are {', '.join(known)}")
+                raise WrongEntryError(
+                    entry, f"there is no {name!r} among {', '.join(known)}{nearest_names(name, known)}"
+                )
             if name in found:
                 raise WrongEntryError(entry, f"{name} is given twice ({found[name]} and {one}); keep one")
             found[name] = one

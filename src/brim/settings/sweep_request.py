@@ -12,7 +12,7 @@ from brim.errors import RequestError
 from brim.settings import shared
 from brim.settings.caller import flag_of, given, named
 from brim.settings.declare import Setting, check_fields
-from brim.settings.setting_checks import Check, choice, number, path_text, texts, whole
+from brim.settings.setting_checks import Check, choice, number, pairs, path_text, texts, whole
 from brim.settings.shared import OUTPUT
 
 __all__ = ["Place", "SweepCommand", "SweepRequest"]
@@ -28,6 +28,12 @@ def _read_texts(value: Any) -> tuple[str, ...]:
         return tuple(f"{key}={_yaml(one)}" for key, one in value.items())
     found: tuple[str, ...] = texts()(value)
     return found
+
+
+def _read_slurm(value: Any) -> dict[str, Any]:
+    """Parameters of Slurm's jobs as a mapping, or as KEY=VALUE texts of YAML."""
+    pairs("partition=gpu")(value)
+    return shared.read_changes(value)
 
 
 def _yaml(value: Any) -> str:
@@ -110,7 +116,7 @@ class SweepRequest:
         Mapping[str, Any],
         Setting(
             help="With --on slurm: partition=gpu, account=…; repeatable.", panel=WHERE, metavar="KEY=VALUE", many=True,
-            check=Check("settings", shared.read_changes), python="Mapping[str, object] | None",
+            check=Check("settings", _read_slurm), python="Mapping[str, object] | None",
             python_help="With on='slurm': {'partition': 'gpu', …}.",
         ),
     ] = dataclasses.field(default_factory=dict)  # fmt: skip
@@ -175,9 +181,7 @@ class SweepCommand:
             changes, file = (file, *changes), None
         found = config if config is not None else file
         if found is None:
-            raise RequestError(
-                "FILE is missing: name a YAML file with a grid, such as brim sweep config/ucf101_video_grid.yaml"
-            )
+            raise RequestError("FILE is missing: name a YAML file with a grid, such as brim sweep grid.yaml")
         if "=" in found and not Path(found).exists():
             raise RequestError(f"{found}: that is a setting; name the file first: brim sweep FILE {found}")
         rest = {name: value for name, value in values.items() if name != "config"}

@@ -24,7 +24,7 @@ class WatchSettings:
         Path | None,
         Setting(
             help="The folder of a run: only it is shown, with the runs in its subfolders; by default all runs.",
-            argument=True, metavar="[RUN]", check=path(),
+            argument=True, metavar="RUN", check=path(),
         ),
     ] = None  # fmt: skip
     interval: Annotated[

@@ -121,7 +121,7 @@ def training_plan(
     elif sizes.request.ceiling is not None:
         reason = "the size asked for"
     else:
-        reason = "grown on the run's own micro-batches while that paid"
+        reason = "found on the run's own micro-batches, raised while the rate rose"
     if confirmed:
         reason += "; confirmed after the second optimizer step"
     used = sizes.sizes_used()

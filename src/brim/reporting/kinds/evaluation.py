@@ -217,7 +217,7 @@ def _facts(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> 
 def _warnings(summary: Mapping[str, Any], damaged: int) -> tuple[str, ...]:
     failed, bad = (int(number(summary.get(name)) or 0) for name in ("num_failed", "num_bad_records"))
     return present(
-        f"{plural(failed, 'sample')} failed and count as wrong." if failed else None,
+        f"{plural(failed, 'sample')} failed: counted as wrong." if failed else None,
         f"{plural(bad, 'record')} could not be read and were left out." if bad else None,
         f"{plural(damaged, 'line')} of samples.jsonl could not be read." if damaged else None,
     )
@@ -287,7 +287,8 @@ def _failure_section(digest: SampleDigest) -> Section | None:
     rows = digest.failures
     if not rows:
         return None
-    caption = f"The first {len(rows)} of {plural(digest.num_failed, 'failed sample')}"
+    every = plural(digest.num_failed, "failed sample")
+    caption = every if len(rows) == digest.num_failed else f"The first {len(rows)} of {every}"
     columns = (words("sample", "id"), words("reason"), words("message"))
     return Section(title="Failed samples", table=PageTable(caption, columns, rows))
 

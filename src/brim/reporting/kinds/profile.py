@@ -157,9 +157,7 @@ def _warnings(points: Sequence[KnobPoint]) -> tuple[str, ...]:
     return present(
         *(f"{point.label}: {point.entry.get('error') or point.entry.get('state')}" for point in failed[:5]),
         f"and {plural(len(failed) - 5, 'value')} more were not measured" if len(failed) > 5 else None,
-        f"{plural(samples, 'sample')} failed and count as wrong; see the values' own samples.jsonl"
-        if samples
-        else None,
+        f"{plural(samples, 'sample')} failed: counted as wrong; see the values' own samples.jsonl" if samples else None,
     )
 
 

@@ -34,6 +34,8 @@ from brim.units import bytes_text, count_text, duration_text, number, short_name
 
 __all__ = ["SEARCH", "compare_others", "other_page", "search_page"]
 
+SHOWN_SECONDS = 0.05  # a forecast that took less is not named, as on the console
+
 _OF_THE_PLAN = ("unit", "size", "batch_size_max", "batch_size_max_estimate", "objective", "reason", "device", "memory")
 
 
@@ -58,12 +60,13 @@ def _facts(run: Run) -> tuple[Fact, ...]:
     expected = f"about {count_text(estimate)} expected" if estimate and largest and estimate > largest else ""
     headroom = number(value_at(plan, "memory.headroom_bytes"))
     total, traced = (number(value_at(plan, f"seconds.{part}")) for part in ("total", "forecast"))
+    forecast = f"{duration_text(traced)} of it for the forecast" if (traced or 0) >= SHOWN_SECONDS else ""
     return facts(
         Fact("throughput", f"{significant(best.get('samples_per_second'))} samples/s"),
         Fact("reserved memory", bytes_text(best.get("peak_reserved_bytes")), "peak"),
         Fact("largest seen to fit", count_text(largest), expected),
         Fact("memory limit", bytes_text(run.limit_bytes), f"{bytes_text(headroom)} left" if headroom else ""),
-        Fact("search", duration_text(total), f"{duration_text(traced)} of it for the forecast" if traced else ""),
+        Fact("search", duration_text(total), forecast),
     )
 
 

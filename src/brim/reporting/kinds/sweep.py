@@ -232,7 +232,9 @@ def _size_section(rows: Sequence[Mapping[str, Any]]) -> Section:
         if (size := number(row[field]))
     ]
     changed = [row["id"] for row in rows if number(row["asked"]) and row["batch_size_used"] not in (None, row["asked"])]
-    said = f"used another size than was given: {listed(changed)}" if changed else "each used the size it was given"
+    given = [row for row in rows if number(row["asked"])]
+    kept = "each used the size it was given" if given else "none was given, each was found"
+    said = f"used another size than was given: {listed(changed)}" if changed else kept
     axis = Axis("experiment", "words", tuple(row["id"] for row in rows))
     chart = line_chart(
         "Batch size (samples)", drawn if len(rows) <= MOST_DRAWN else [], x=axis, y=Axis("samples", "sizes"),
