@@ -14,7 +14,7 @@ from brim.settings.sizes import format_bytes, parse_bytes
     ("text", "size"),
     [
         ("24GiB", 24 * 2**30), ("24G", 24 * 2**30), ("24g", 24 * 2**30), ("24GB", 24 * 10**9), ("24gib", 24 * 2**30),
-        ("512MiB", 512 * 2**20), ("512mb", 512 * 10**6), ("1.5k", 1536), ("64KiB", 65536), ("2TiB", 2**41), ("7", 7),
+        ("512MiB", 512 * 2**20), ("512mb", 512 * 10**6), ("1.5k", 1536), ("64KiB", 65536), ("2TiB", 2**41), ("7B", 7),
         ("7b", 7), (" 8 GiB ", 8 * 2**30), ("1e3", 1000), ("1e-3MB", 1000), (12345, 12345),
     ],
 )  # fmt: skip
@@ -31,6 +31,12 @@ def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
 @pytest.mark.parametrize("text", ["-1GiB", "0", "0.2", "-0", -5])
 def test_nothing_or_less_is_refused(text: str | int) -> None:
     with pytest.raises(RequestError, match="more than zero"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["24", 80, "1.5"])
+def test_gibibytes_without_their_unit_are_no_bytes(text: str | int) -> None:
+    with pytest.raises(RequestError, match=rf"write the unit, such as {text}GiB"):
         parse_bytes(text)
 
 

@@ -17,6 +17,7 @@ _UNITS = {
     "t": 2**40, "tib": 2**40, "tb": 10**12,
 }  # fmt: skip
 
+UNIT_FORGOTTEN = 400  # a number below it without a unit is meant in GiB, as a card's memory is
 _PATTERN = re.compile(r"\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -39,6 +40,8 @@ def bytes_in(text: str | int) -> int:
         raise ValueError("that is more than any device has; write a size such as 24GiB")
     if value < 1:
         raise ValueError("it must be more than zero bytes; write a size such as 24GiB")
+    if not unit and value < UNIT_FORGOTTEN:
+        raise ValueError(f"that is {int(value)} bytes; write the unit, such as {match.group(1)}GiB")
     return int(value)
 
 
