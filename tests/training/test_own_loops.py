@@ -179,6 +179,27 @@ def test_gradients_that_were_there_count_as_well_and_survive_a_failure() -> None
     assert all(parameter.grad is grad for parameter, grad in zip(model.parameters(), before, strict=True))
 
 
+def test_layers_may_be_frozen_and_replaced_between_windows() -> None:
+    model, batch = network(), data(32)
+    model[0].requires_grad_(False)
+    loss_of = OutOfMemoryAt(mean_loss(model), set())
+    windows = brim.accumulate(loss_of, model=model, batch_size=16, note=silent)
+    windows(batch)
+    model.zero_grad()
+    model[0].requires_grad_(True)
+    model[-1] = nn.Linear(64, CLASSES).double()
+    expected, wanted = big_batch(model, batch)
+    loss_of.calls = {loss_of.made + 2}  # after the first half of the window
+    torch.testing.assert_close(windows(batch), expected)
+    torch.testing.assert_close(gradients(model), wanted)
+    assert windows.oom_events == 1
+    windows(batch)
+    torch.testing.assert_close(gradients(model), [2 * gradient for gradient in wanted])
+    model[0].requires_grad_(False)
+    windows(batch)
+    torch.testing.assert_close(gradients(model), [2 * one for one in wanted[:2]] + [3 * one for one in wanted[2:]])
+
+
 def test_scaled_losses_give_scaled_gradients() -> None:
     model = network()
     batch = data(16)
