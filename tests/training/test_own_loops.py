@@ -8,11 +8,12 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 import brim
 from brim.memory.devices import CpuMemory
@@ -306,6 +307,16 @@ def test_costs_cap_micro_batches_in_padded_tokens_and_every_sample_counts_once()
     assert {shape[1] for shape in shapes} != {12}  # padded to the longest of its own micro-batch
 
 
+def test_costs_and_sizes_may_be_whole_numbers_of_numpy() -> None:
+    model, rows = nn.Linear(4, 1), torch.ones(8, 4)
+    windows = brim.accumulate(
+        lambda batch: model(batch).mean(), rows, model=model, effective_batch_size=numpy.int64(4),
+        batch_size=numpy.int64(2), cost=lambda row: numpy.int64(3),
+    )  # fmt: skip
+    assert len(list(windows)) == 2
+    assert windows.micro_batches == {2: 4}
+
+
 def test_a_checkpoint_continues_with_the_next_window_and_the_size_found() -> None:
     inputs, labels = data(60)
 
@@ -410,6 +421,16 @@ def test_a_plan_is_where_micro_batches_start() -> None:
 # ------------------------------------------------------------------------------------------ mistakes
 
 
+class Stream(IterableDataset[int]):
+    """One that knows its length, as some do."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
@@ -435,6 +456,11 @@ def test_what_a_loss_function_must_return_is_said(loss: Any, message: str) -> No
         ({"samples": torch.ones(4, 2)}, "without effective_batch_size="),
         ({"samples": DataLoader(range(4)), "effective_batch_size": 2}, "is a DataLoader"),
         ({"samples": iter([1]), "effective_batch_size": 2}, "no length or no samples by number"),
+        ({"samples": {"inputs": [1]}, "effective_batch_size": 2}, "a dict has no length or no samples by number"),
+        ({"samples": Stream(), "effective_batch_size": 2}, "a Stream has no length or no samples by number"),
+        ({"model": nn.LazyLinear(2)}, "model=: it has layers without shapes yet"),
+        ({"samples": DataLoader(range(4)), "shuffle": True}, "shuffle=True: .* give it to the DataLoader"),
+        ({"num_workers": 2}, "num_workers=2: it is for a data set"),
         ({"samples": [1], "effective_batch_size": 0}, "effective_batch_size=0"),
         ({"samples": [1], "effective_batch_size": True}, "effective_batch_size=True"),
     ],

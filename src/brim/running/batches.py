@@ -346,6 +346,8 @@ def _check(dataset: Any, costs: Any, sizer: Any) -> None:
         raise RequestError(
             f"dataset: a {what} has no samples by number, which a batch that is split needs{loader or '; give a list'}"
         )
+    if costs is not None and not hasattr(costs, "__len__"):
+        raise RequestError(f"costs={costs!r:.60}: give a list, such as [len(sample) for sample in dataset]")
     if costs is not None and len(costs) != len(dataset):
         raise RequestError(f"costs=: there are {len(costs)} for {len(dataset)} samples; give one for each")
     if sizer is not None and not isinstance(sizer, (Plan, LiveSizer)):
@@ -355,7 +357,7 @@ def _check(dataset: Any, costs: Any, sizer: Any) -> None:
 def _counted(costs: Sequence[Any]) -> list[int]:
     try:
         return [max(int(cost), 1) for cost in costs]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RequestError(f"costs=: {error}; give a whole number for each sample, such as its tokens") from None
 
 

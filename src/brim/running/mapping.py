@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -175,9 +176,9 @@ def _costs(items: Sequence[Any], cost: Callable[[Any], int] | None) -> list[int]
         return [1] * len(items)
     costs = [cost(item) for item in items]
     for item, value in enumerate(costs):
-        if not isinstance(value, int) or not 0 <= value <= MOST_COST:
+        if not isinstance(value, numbers.Integral) or not 0 <= int(value) <= MOST_COST:
             raise RequestError(f"cost of item {item} is {value!r:.60}: it must be a whole number from 0 to {MOST_COST}")
-    return [max(value, 1) for value in costs]
+    return [max(int(value), 1) for value in costs]
 
 
 def _memory(device: Any, memory_limit: int | str | None) -> tuple[Any, int | None]:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import default_collate
 
 from brim.errors import LostError, RequestError
@@ -428,6 +429,10 @@ def accumulate(
             effective_batch=effective_batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
             num_workers=num_workers,
         )  # fmt: skip
+    else:
+        _refuse_for_batches(
+            collate_fn=collate_fn, shuffle=shuffle, seed=seed, drop_last=drop_last, num_workers=num_workers
+        )
     source = make_windows(samples, epochs, cost, world)
     return Accumulation(loss, modules, source, asked, _device(device, modules))
 
@@ -437,10 +442,22 @@ def _check(loss: Any, modules: Sequence[Any], sizer: Any) -> None:
         raise RequestError(f"loss={loss!r}: give a function that takes a micro-batch and returns its loss")
     if not modules or not all(isinstance(one, nn.Module) for one in modules):
         raise RequestError("model=: give the module or modules that the loss is computed with")
+    if any(is_lazy(one) for module in modules for one in (*module.parameters(), *module.buffers())):
+        raise RequestError("model=: it has layers without shapes yet (Lazy…); call it once with a batch before")
     if not any(one.requires_grad for module in modules for one in module.parameters()):
         raise RequestError("model=: none of its weights can be trained; set requires_grad of some")
     if sizer is not None and not isinstance(sizer, Plan):
         raise RequestError(f"sizer={sizer!r:.60}: give a plan of brim.find, or leave it out")
+
+
+def _refuse_for_batches(**given: Any) -> None:
+    """What only a data set's windows are made by: batches that are there already would ignore it."""
+    for name, value in given.items():
+        if value:
+            raise RequestError(
+                f"{name}={value!r:.60}: it is for a data set with effective_batch_size=; the batches of a DataLoader "
+                "are taken as they come, so give it to the DataLoader"
+            )
 
 
 def _device(device: Any, modules: Sequence[nn.Module]) -> torch.device:

@@ -422,9 +422,7 @@ class Rewinder:
         buffers = self._buffers()
         changed = zip(buffers, self._held, self._versions, strict=True)
         found = {
-            place
-            for place, (now, held, version) in enumerate(changed)
-            if now is not held or _version(now) != version
+            place for place, (now, held, version) in enumerate(changed) if now is not held or _version(now) != version
         }
         if not self._compared:  # after the first window, when there is a copy of everything
             self._compared = True
