@@ -201,6 +201,26 @@ def test_layers_may_be_frozen_and_replaced_between_windows() -> None:
     torch.testing.assert_close(gradients(model), [2 * one for one in wanted[:2]] + [3 * one for one in wanted[2:]])
 
 
+def test_weights_that_only_the_optimizer_has_are_put_back_too() -> None:
+    model, batch = network(), data(32)
+    scale = torch.ones((), dtype=torch.float64, requires_grad=True)  # of a loss with a weight of its own
+
+    def summed(part: Any) -> tuple[torch.Tensor, int]:
+        return functional.cross_entropy(scale * model(part[0]), part[1], reduction="sum"), len(part[1])
+
+    (summed(batch)[0] / len(batch[1])).backward()
+    wanted = [scale.grad, *gradients(model)]
+    scale.grad = None
+    model.zero_grad()
+    optimizer = torch.optim.SGD([*model.parameters(), scale])
+    windows = brim.accumulate(
+        OutOfMemoryAt(summed, {2}), model=model, optimizer=optimizer, batch_size=16, note=silent
+    )  # fmt: skip
+    windows(batch)
+    assert windows.oom_events == 1
+    torch.testing.assert_close([scale.grad, *gradients(model)], wanted)
+
+
 def test_scaled_losses_give_scaled_gradients() -> None:
     model = network()
     batch = data(16)
@@ -437,6 +457,13 @@ class Stream(IterableDataset[int]):
         (lambda batch: 3.0, "returned 3.0"),
         (lambda batch: torch.ones(2, requires_grad=True), r"a tensor of shape \[2\]"),
         (lambda batch: torch.ones(()), "the loss has no gradient"),
+        (lambda batch: (torch.ones((), requires_grad=True), None), "whose second entry is None"),
+        (lambda batch: (torch.ones((), requires_grad=True), -1), "whose second entry is -1"),
+        (
+            lambda batch: (torch.ones((), requires_grad=True), torch.ones(4, 5)),
+            r"a tensor of shape \[4, 5\]: that must",
+        ),
+        (lambda batch: (torch.ones((), requires_grad=True),) * 2, r"shape \[\] with a gradient"),
     ],
 )
 def test_what_a_loss_function_must_return_is_said(loss: Any, message: str) -> None:
@@ -453,6 +480,7 @@ def test_what_a_loss_function_must_return_is_said(loss: Any, message: str) -> No
         ({"model": nn.ReLU()}, "none of its weights"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"sizer": 8}, "sizer=8"),
+        ({"optimizer": [1]}, "optimizer=: a list"),
         ({"samples": torch.ones(4, 2)}, "without effective_batch_size="),
         ({"samples": DataLoader(range(4)), "effective_batch_size": 2}, "is a DataLoader"),
         ({"samples": iter([1]), "effective_batch_size": 2}, "no length or no samples by number"),

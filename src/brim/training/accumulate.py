@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -90,7 +91,7 @@ class _OwnLoss(Objective):
         returned = self._function(batch.inputs)
         if isinstance(returned, tuple) and len(returned) == 2:
             total, weight = returned
-            return LossSum(_one_element(total), weight)
+            return LossSum(_one_element(total), _checked_weight(weight))
         return LossSum(_one_element(returned) * batch.samples, float(batch.samples))
 
     def sample_metrics(self, model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -110,6 +111,22 @@ def _one_element(loss: Any) -> torch.Tensor:
             "torch.no_grad()"
         )
     return loss.reshape(())
+
+
+def _checked_weight(weight: Any) -> torch.Tensor | float:
+    """How many losses a sum has; most often something else that the function returned beside its loss."""
+    if isinstance(weight, torch.Tensor):
+        right, shown = weight.numel() == 1 and not weight.requires_grad, f"a tensor of shape {list(weight.shape)}"
+        shown += " with a gradient" if weight.requires_grad else ""
+    else:
+        right = isinstance(weight, Real) and not isinstance(weight, bool) and float(weight) >= 0
+        shown = f"{weight!r:.60}"
+    if not right:
+        raise RequestError(
+            f"the loss function returned a pair whose second entry is {shown}: that must be the number of losses "
+            "(tokens) that the first is the sum of; return the loss alone, where it is a mean"
+        )
+    return weight  # type: ignore[no-any-return]
 
 
 class Accumulation:
@@ -272,6 +289,7 @@ class Accumulation:
             device=self._memory.device,
             precision=Precision(weights=None),
             scaler=asked.scaler,
+            further=lambda: _others(asked.optimizer, self._model),
         )
         meter = PeakMeter(self._memory, resident=self._resident, absent_bytes=self._absent_bytes, enabled=self._metered)
         self._micro = MicroBatches(
@@ -309,7 +327,7 @@ class Accumulation:
         return [*model.parameters(), *model.buffers(), *gradients, *state]
 
 
-def _add_back(held: Sequence[tuple[nn.Parameter, torch.Tensor | None]]) -> None:
+def _add_back(held: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
     """Gradients that were there before the window count as well, in the tensors that they were in."""
     with torch.no_grad():
         for parameter, before in held:
@@ -318,6 +336,13 @@ def _add_back(held: Sequence[tuple[nn.Parameter, torch.Tensor | None]]) -> None:
             if parameter.grad is not None:
                 before.add_(parameter.grad)
             parameter.grad = before
+
+
+def _others(optimizer: torch.optim.Optimizer | None, model: nn.Module) -> list[torch.Tensor]:
+    """Weights that the optimizer trains and no module has, such as those of a loss."""
+    known = {id(one) for one in model.parameters()}
+    groups = [] if optimizer is None else optimizer.param_groups
+    return [one for group in groups for one in group["params"] if id(one) not in known]
 
 
 def _lost(error: LostError) -> LostError:
@@ -374,7 +399,7 @@ def accumulate(
             (tokens): then gradients are divided by the number in the whole window.
         samples: A data set (with `effective_batch_size`), or a `DataLoader` whose batches are the windows; left out,
             the result is called with one batch at a time.
-        model: The module or modules that the loss is computed with.
+        model: The module or modules that the loss is computed with; also a loss that has weights of its own.
         effective_batch_size: Samples of a window, over all ranks, which each take their share of the data set.
         batch_size: `auto`, or the largest micro-batch in samples.
         sizer: A plan of `brim.find`, whose size the micro-batches start with.
@@ -411,7 +436,7 @@ def accumulate(
         (2, 100)
     """
     modules = [model] if isinstance(model, nn.Module) else list(model or ())
-    _check(loss, modules, sizer)
+    _check(loss, modules, sizer, optimizer)
     asked = _Asked(
         batch_size=checked_batch_size(batch_size),
         plan=sizer,
@@ -437,7 +462,7 @@ def accumulate(
     return Accumulation(loss, modules, source, asked, _device(device, modules))
 
 
-def _check(loss: Any, modules: Sequence[Any], sizer: Any) -> None:
+def _check(loss: Any, modules: Sequence[Any], sizer: Any, optimizer: Any) -> None:
     if not callable(loss):
         raise RequestError(f"loss={loss!r}: give a function that takes a micro-batch and returns its loss")
     if not modules or not all(isinstance(one, nn.Module) for one in modules):
@@ -446,6 +471,8 @@ def _check(loss: Any, modules: Sequence[Any], sizer: Any) -> None:
         raise RequestError("model=: it has layers without shapes yet (Lazy…); call it once with a batch before")
     if not any(one.requires_grad for module in modules for one in module.parameters()):
         raise RequestError("model=: none of its weights can be trained; set requires_grad of some")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise RequestError(f"optimizer=: a {type(optimizer).__name__}; give a torch optimizer, or leave it out")
     if sizer is not None and not isinstance(sizer, Plan):
         raise RequestError(f"sizer={sizer!r:.60}: give a plan of brim.find, or leave it out")
 

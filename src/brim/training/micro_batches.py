@@ -87,6 +87,7 @@ class GradientPass:
     device: torch.device
     precision: Precision = FLOAT32
     scaler: torch.amp.GradScaler | None = None
+    further: Callable[[], Sequence[torch.Tensor]] = tuple  # weights that are trained and not the model's
     averaging_ranks: int = 1  # ranks that run every forward together, and over which the model averages gradients
 
     def backward(self, batch: Batch, samples: int) -> LossSum:
@@ -106,9 +107,9 @@ class GradientPass:
             square = square / self.scaler.get_scale() ** 2
         return square * (samples / weight) ** 2
 
-    def trainable(self) -> list[nn.Parameter]:
+    def trainable(self) -> list[torch.Tensor]:
         """The parameters that have gradients."""
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        return [parameter for parameter in (*self.model.parameters(), *self.further()) if parameter.requires_grad]
 
 
 class PeakMeter:
@@ -185,7 +186,7 @@ class MicroBatches:
         self._memory = meter.memory
         self._fail_on_oom = fail_on_oom
         self._note = note
-        self._trainable: list[nn.Parameter] = []  # those of this window: layers may be frozen, or replaced, in a run
+        self._trainable: list[torch.Tensor] = []  # those of this window: layers may be frozen, or replaced, in a run
         self._ambiguous = False  # an error that may or may not be memory was survived once
         self._waited_seconds = 0.0  # for other processes, in this window
 
@@ -330,7 +331,7 @@ class MicroBatches:
         self._waited_seconds += seconds
 
 
-def gradient_square(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+def gradient_square(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     """|g|² over all gradients, on their device."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
