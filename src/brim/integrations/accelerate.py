@@ -32,6 +32,7 @@ from brim.running.notes import log_note
 from brim.settings.sizes import format_bytes, parse_bytes
 from brim.sizing.falling import FallingSizer
 from brim.sizing.sizer import Trial
+from brim.workloads.callables import returns_early
 
 __all__ = ["NoExecutableBatchSizeError", "SizedFunction", "find_executable_batch_size"]
 
@@ -40,7 +41,6 @@ MOST_SHOWN = 60  # characters of an argument in an error
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _R_co = TypeVar("_R_co", covariant=True)
-_RETURNS_EARLY = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 _SMALLER_HELPS = (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT, FailureKind.AMBIGUOUS)
 
 
@@ -184,7 +184,7 @@ def _check(function: Any, first: Any, reduce: Any, most: Any, restore: Any) -> N
         raise RequestError(
             f"function={function!r}: give a function that takes the batch size as its first argument{instead}"
         )
-    if any(kind(function) for kind in _RETURNS_EARLY):
+    if returns_early(function):
         raise RequestError(
             f"function={function!r}: a generator or an async function returns before its body runs, so that running "
             "out of memory is not seen; decorate a plain function around all that it does"
