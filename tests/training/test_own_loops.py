@@ -372,6 +372,8 @@ def test_a_checkpoint_continues_with_the_next_window_and_the_size_found() -> Non
     assert set(windows.micro_batches) <= {8, 4, 6}
     with pytest.raises(brim.RequestError, match="state_dict"):
         windows.load_state_dict({"schema": "another"})
+    with pytest.raises(brim.RequestError, match="is of 'NoneType'"):
+        windows.load_state_dict(None)  # type: ignore[arg-type]
 
 
 def _stepped(windows: brim.Accumulation, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
@@ -379,6 +381,25 @@ def _stepped(windows: brim.Accumulation, optimizer: torch.optim.Optimizer) -> It
         optimizer.step()
         optimizer.zero_grad()
         yield loss
+
+
+def test_a_checkpoint_in_the_midst_of_an_epoch_is_not_continued_with_other_windows() -> None:
+    model, rows = network(), TensorDataset(*data(40))
+
+    def windows(effective_batch_size: int) -> brim.Accumulation:
+        return brim.accumulate(
+            mean_loss(model), rows, model=model, effective_batch_size=effective_batch_size, note=silent
+        )
+
+    first = windows(10)
+    epoch = iter(first)
+    next(epoch)
+    with pytest.raises(brim.RequestError, match=r"\(effective_batch_size 10, now 20\): samples would be left out"):
+        windows(20).load_state_dict(first.state_dict())
+    list(epoch)
+    further = windows(20)
+    further.load_state_dict(first.state_dict())
+    assert len(list(further)) == 2
 
 
 def test_a_window_that_ctrl_c_cuts_short_leaves_no_gradients_and_is_the_next_of_a_checkpoint() -> None:

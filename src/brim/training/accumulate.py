@@ -216,16 +216,17 @@ class Accumulation:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called: at the sizes found, and with the window that comes next."""
-        if state.get("schema") != ACCUMULATION_SCHEMA:
+        found = state.get("schema") if isinstance(state, Mapping) else type(state).__name__
+        if found != ACCUMULATION_SCHEMA:
             raise RequestError(
-                f"the state to load is of {state.get('schema')!r}, not {ACCUMULATION_SCHEMA!r}: give what state_dict() "
-                "of brim.accumulate returned"
+                f"the state to load is of {found!r}, not {ACCUMULATION_SCHEMA!r}: give what state_dict() of "
+                "brim.accumulate returned"
             )
+        if self._source is not None and state["source"] is not None:
+            self._source.load(state["source"])
         self._restored = state["sizes"]
         if self._micro is not None and self._restored is not None:
             self._micro.sizes.restore(self._restored)
-        if self._source is not None and state["source"] is not None:
-            self._source.load(state["source"])
 
     def _run(self, window: LoopWindow) -> torch.Tensor:
         """One window on this rank, then on all: an error of one is an error of all."""

@@ -168,10 +168,25 @@ class DataSetWindows(WindowSource):
         self._done += 1
 
     def state(self) -> Any:
-        return {"epoch": self._epoch, "windows": self._done}
+        return {"epoch": self._epoch, "windows": self._done, **self._facts()}
 
     def load(self, state: Any) -> None:
+        facts = self._facts()
+        others = [
+            f"{name} {state[name]}, now {facts[name]}" for name in facts if state.get(name, facts[name]) != facts[name]
+        ]
+        if others and state["windows"] > 0:
+            raise RequestError(
+                f"the state to load is from the midst of an epoch with other windows ({'; '.join(others)}): samples "
+                "would be left out or count twice; continue with the same, or load a state from the end of an epoch"
+            )
         self._epoch, self._done, self._resumes = int(state["epoch"]), int(state["windows"]), True
+
+    def _facts(self) -> dict[str, Any]:
+        """Which samples a window has."""
+        asked = self._asked
+        order = {"shuffle": asked.shuffle, "seed": asked.seed}
+        return {"samples": len(self._data), "effective_batch_size": asked.effective_batch, **order}
 
     def _shares(self) -> list[list[int]]:
         count, asked = len(self._data), self._asked
