@@ -426,6 +426,28 @@ def test_it_says_what_the_failed_call_has_changed_and_puts_back_what_is_named() 
     assert all(torch.equal(one, two) for one, two in pairs)  # one step was made, not two
 
 
+def test_what_the_object_of_a_method_holds_is_watched_and_not_kept() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.model, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
+            self.lost: list[bool] = []
+
+        def train(self, batch_size: int) -> int:
+            before = weakref.ref(self.head)
+            self.head = nn.Linear(2, 2)
+            self.lost.append(before() is None)
+            with torch.no_grad():
+                self.model.weight.add_(1)
+            if batch_size > 4:
+                raise RuntimeError(OOM)
+            return batch_size
+
+    trainer, notes = Trainer(), list[str]()
+    assert brim.find_executable_batch_size(trainer.train, 8, note=notes.append)() == 4
+    assert "has changed: self.model (Linear). Make" in notes[1]
+    assert trainer.lost == [True, True]
+
+
 def test_an_error_that_a_failed_call_has_left_behind_says_so() -> None:
     """Memory ran out between the two halves of Adam's state; the next step misses the second."""
     model = nn.Linear(1024, 1024, bias=False)  # 4 MiB, as its gradient and each half

@@ -12,7 +12,9 @@ import contextlib
 import functools
 import inspect
 import numbers
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import torch
@@ -451,25 +453,39 @@ class _Watched:
         named = dict(zip(parameters, args, strict=False)) | dict(kwargs) | _referred_to(function)
         known = {id(one) for one in restored}
         self._before = [
-            (name, value, _versions(value))
-            for name, value in named.items()
-            if isinstance(value, (nn.Module, Optimizer)) and id(value) not in known
+            (name, weakref.ref(value), _versions(value))  # one that the function replaces takes no memory
+            for of, holder in named.items()
+            for name, value in _trained(of, holder)
+            if id(value) not in known
         ]
 
     def changed(self) -> list[str]:
         """As in `model (Linear)`, as far as torch counts writes to a tensor."""
         return [
-            f"{name} ({type(value).__name__})" for name, value, before in self._before if _versions(value) != before
+            f"{name} ({type(value).__name__})"
+            for name, held, before in self._before
+            if (value := held()) is not None and _versions(value) != before
         ]
 
 
+def _trained(name: str, value: Any) -> Iterator[tuple[str, nn.Module | Optimizer]]:
+    """A module or optimizer, or those that an object holds, such as the trainer whose method is called."""
+    if isinstance(value, (nn.Module, Optimizer)):
+        yield name, value
+    elif not isinstance(value, (type, ModuleType)):
+        for attribute, part in (getattr(value, "__dict__", None) or {}).items():
+            if isinstance(part, (nn.Module, Optimizer)):
+                yield f"{name}.{attribute}", part
+
+
 def _referred_to(function: Callable[..., Any]) -> dict[str, Any]:
-    """The variables outside of a function that its body names."""
+    """The variables outside of a function that its body names, and the object whose method it is."""
+    bound = {"self": function.__self__} if inspect.ismethod(function) else {}
     try:
         variables = inspect.getclosurevars(inspect.unwrap(function))
     except (TypeError, ValueError):  # no Python function, or a variable that has no value yet
-        return {}
-    return {**variables.globals, **variables.nonlocals}
+        return bound
+    return {**variables.globals, **variables.nonlocals, **bound}
 
 
 def _versions(value: nn.Module | Optimizer) -> list[tuple[int, int]]:
