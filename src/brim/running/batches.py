@@ -184,11 +184,9 @@ class Batches:
         data = _collated(samples) if self._collate is None else self._collate(samples)
         if self._device is None:
             return data
-        import torch
+        from brim.memory.transfer import on_device
 
-        from brim.memory.transfer import moved, replaced
-
-        return replaced(data, torch.Tensor, lambda tensor: moved(tensor, self._device))
+        return on_device(data, self._device)
 
     def _weight(self, batch: Sequence[int]) -> int:
         """The size of a batch in the unit of the sizer."""

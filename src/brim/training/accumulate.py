@@ -26,7 +26,7 @@ from torch.utils.data import default_collate
 from brim.errors import LostError, RequestError
 from brim.memory.devices import existing_device, memory_of, resolve_limit
 from brim.memory.failures import classify, memory_remedies
-from brim.memory.transfer import moved, replaced
+from brim.memory.transfer import on_device
 from brim.models.placement import Precision
 from brim.ranks.unwrap import data_parallel
 from brim.ranks.world import World, current_world
@@ -71,8 +71,7 @@ class _OwnBatch(Batch):
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> _OwnBatch:
         """Every tensor on the device."""
         del dtype
-        inputs = replaced(self.inputs, torch.Tensor, lambda tensor: moved(tensor, device))
-        return _OwnBatch(inputs, None, self.samples)
+        return _OwnBatch(on_device(self.inputs, device), None, self.samples)
 
 
 class _OwnLoss(Objective):
