@@ -289,7 +289,7 @@ class Accumulation:
             device=self._memory.device,
             precision=Precision(weights=None),
             scaler=asked.scaler,
-            further=lambda: _others(asked.optimizer, self._model),
+            further=self._of_optimizer,
         )
         meter = PeakMeter(self._memory, resident=self._resident, absent_bytes=self._absent_bytes, enabled=self._metered)
         self._micro = MicroBatches(
@@ -320,6 +320,11 @@ class Accumulation:
             self._state_bytes = state_bytes_when_made(optimizer)
         return absent_bytes(optimizer, self._state_bytes)
 
+    def _of_optimizer(self) -> list[torch.Tensor]:
+        """What it trains; no module may have it, such as a weight of the loss."""
+        groups = [] if self._asked.optimizer is None else self._asked.optimizer.param_groups
+        return [parameter for group in groups for parameter in group["params"]]
+
     def _resident(self) -> list[torch.Tensor]:
         optimizer, model = self._asked.optimizer, self._model
         gradients = [one.grad for one in model.parameters() if one.grad is not None]
@@ -336,13 +341,6 @@ def _add_back(held: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
             if parameter.grad is not None:
                 before.add_(parameter.grad)
             parameter.grad = before
-
-
-def _others(optimizer: torch.optim.Optimizer | None, model: nn.Module) -> list[torch.Tensor]:
-    """Weights that the optimizer trains and no module has, such as those of a loss."""
-    known = {id(one) for one in model.parameters()}
-    groups = [] if optimizer is None else optimizer.param_groups
-    return [one for group in groups for one in group["params"] if id(one) not in known]
 
 
 def _lost(error: LostError) -> LostError:

@@ -87,7 +87,9 @@ class GradientPass:
     device: torch.device
     precision: Precision = FLOAT32
     scaler: torch.amp.GradScaler | None = None
-    further: Callable[[], Sequence[torch.Tensor]] = tuple  # weights that are trained and not the model's
+    further: Callable[[], Sequence[torch.Tensor]] = (
+        tuple  # weights that are trained, also those that are not the model's
+    )
     averaging_ranks: int = 1  # ranks that run every forward together, and over which the model averages gradients
 
     def backward(self, batch: Batch, samples: int) -> LossSum:
@@ -109,7 +111,8 @@ class GradientPass:
 
     def trainable(self) -> list[torch.Tensor]:
         """The parameters that have gradients."""
-        return [parameter for parameter in (*self.model.parameters(), *self.further()) if parameter.requires_grad]
+        every = {id(parameter): parameter for parameter in (*self.model.parameters(), *self.further())}
+        return [parameter for parameter in every.values() if parameter.requires_grad]
 
 
 class PeakMeter:
