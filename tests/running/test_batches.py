@@ -325,6 +325,8 @@ def test_a_plan_is_where_sizes_start() -> None:
         ([1, 2], {"costs": [1, float("inf")]}, "costs=: .* give a whole number for each sample"),
         ([1, 2], {"costs": len}, "costs=.*: give a list"),
         ([1, 2], {"sizer": 3}, "sizer=3"),
+        ([1, 2], {"collate_fn": 3}, "collate_fn=3: give a function"),
+        ([1, 2], {"num_workers": -1}, "num_workers=-1: it must be a whole number from 0"),
         ([1, 2], {"memory_limit": "1GiB"}, "memory_limit needs device="),
         ([1, 2], {"device": "nowhere"}, "device="),
     ],

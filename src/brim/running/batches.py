@@ -25,7 +25,8 @@ from brim.running.loader import Loader, LoaderSettings, NotPrepared
 from brim.running.notes import log_note
 from brim.running.results import ExecutionFigures
 from brim.running.retries import Retries, wait
-from brim.settings.shared import checked_batch_size
+from brim.settings.setting_checks import whole
+from brim.settings.shared import check_functions, checked, checked_batch_size
 from brim.settings.sizes import parse_bytes
 from brim.sizing.live import LiveSizer
 from brim.sizing.priors import AvailableMemory, LiveRequest, Prior, start_live
@@ -313,6 +314,7 @@ def batches(
         True
     """
     _check(dataset, costs, sizer)
+    check_functions(collate_fn=collate_fn, note=note)
     ceiling = checked_batch_size(batch_size)
     counted = [1] * len(dataset) if costs is None else _counted(costs)
     asked_bytes = None if memory_limit is None else parse_bytes(memory_limit)
@@ -331,7 +333,7 @@ def batches(
         fail_on_oom=fail_on_oom,
         collate=collate_fn,
         device=place,
-        num_workers=num_workers,
+        num_workers=checked("num_workers", num_workers, whole(0)) or 0,
         note=note or log_note,
     )
 

@@ -17,7 +17,7 @@ from brim.errors import RequestError
 from brim.records import BatchSizes
 from brim.running.executor import BatchWork, ExecutionPolicy, Executor, Finished, ItemFailure
 from brim.running.results import ExecutionFigures
-from brim.settings.shared import checked_batch_size
+from brim.settings.shared import check_functions, checked_batch_size
 from brim.settings.sizes import parse_bytes
 from brim.sizing.live import LiveSizer
 from brim.sizing.priors import AvailableMemory, LiveRequest, Prior, start_live
@@ -116,7 +116,9 @@ def map(
         >>> list(lengths), lengths.failures
         ([2, 3, 4], {})
     """
-    _check_callables(function=function, cost=cost, on_batch=on_batch)
+    if not callable(function):
+        raise RequestError(f"function={function!r}: give a function that takes a list of items")
+    check_functions(cost=cost, on_batch=on_batch)
     ceiling = checked_batch_size(batch_size)
     try:
         iterator = iter(items)
@@ -161,14 +163,6 @@ def map(
 def _sizer(ceiling: int | None, costs: Sequence[int], limit_bytes: int | None) -> LiveSizer:
     available = AvailableMemory(limit_bytes=limit_bytes, item_cost=max(costs, default=1))
     return start_live(LiveRequest(batch_size=ceiling), Prior(), available)
-
-
-def _check_callables(*, function: Any, **optional: Any) -> None:
-    if not callable(function):
-        raise RequestError(f"function={function!r}: give a function that takes a list of items")
-    for name, value in optional.items():
-        if value is not None and not callable(value):
-            raise RequestError(f"{name}={value!r}: give a function, or leave it out")
 
 
 def _costs(items: Sequence[Any], cost: Callable[[Any], int] | None) -> list[int]:

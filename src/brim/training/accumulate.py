@@ -32,7 +32,8 @@ from brim.ranks.unwrap import data_parallel
 from brim.ranks.world import World, current_world
 from brim.records import Plan
 from brim.running.notes import log_note
-from brim.settings.shared import checked_batch_size
+from brim.settings.setting_checks import whole
+from brim.settings.shared import check_functions, checked, checked_batch_size
 from brim.settings.sizes import parse_bytes
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.training.micro_batches import GradientPass, MicroBatches, PeakMeter, WindowDone, WindowWork
@@ -435,6 +436,10 @@ def accumulate(
     """
     modules = [model] if isinstance(model, nn.Module) else list(model or ())
     _check(loss, modules, sizer, optimizer)
+    check_functions(collate_fn=collate_fn, cost=cost, note=note)
+    if scaler is not None and not hasattr(scaler, "scale"):
+        raise RequestError(f"scaler={scaler!r:.60}: give a torch.amp.GradScaler, or leave it out")
+    num_workers = checked("num_workers", num_workers, whole(0)) or 0
     asked = _Asked(
         batch_size=checked_batch_size(batch_size),
         plan=sizer,
