@@ -402,28 +402,39 @@ def test_a_checkpoint_in_the_midst_of_an_epoch_is_not_continued_with_other_windo
     assert len(list(further)) == 2
 
 
-def test_a_window_that_ctrl_c_cuts_short_leaves_no_gradients_and_is_the_next_of_a_checkpoint() -> None:
-    model, calls = network(), 0
+def test_a_window_that_ctrl_c_cuts_short_leaves_nothing_and_is_the_next_of_a_checkpoint() -> None:
+    """Continued, it is an undisturbed run bit for bit: dropout, running statistics and gradients."""
 
-    def interrupted(batch: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 5:  # the second micro-batch of the third window
-            raise KeyboardInterrupt
-        return mean_loss(model)(batch)
+    def losses(interrupt_at: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        model, calls = network(dropout=0.5, normalise=True), 0
 
-    windows = brim.accumulate(
-        interrupted, TensorDataset(*data(40)), model=model, effective_batch_size=10, batch_size=5, note=silent
-    )
-    epoch = iter(windows)
-    for _ in range(2):
-        next(epoch)
-        model.zero_grad()
-    with pytest.raises(KeyboardInterrupt):
-        next(epoch)
-    assert gradients(model) == []
-    windows.load_state_dict(json.loads(json.dumps(windows.state_dict())))
-    assert len(list(windows)) == 2
+        def interrupted(batch: Any) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            loss = mean_loss(model)(batch)
+            if calls == interrupt_at:
+                raise KeyboardInterrupt
+            return loss
+
+        windows = brim.accumulate(
+            interrupted, TensorDataset(*data(40)), model=model, effective_batch_size=10, batch_size=5, note=silent
+        )
+        found: list[torch.Tensor] = []
+        while len(found) < 4:
+            try:
+                for loss in windows:
+                    found.append(loss)
+                    model.zero_grad()
+            except KeyboardInterrupt:
+                assert gradients(model) == []
+                windows.load_state_dict(json.loads(json.dumps(windows.state_dict())))
+        return found, list(model.buffers())
+
+    torch.manual_seed(5)
+    expected = losses(0)
+    torch.manual_seed(5)
+    found = losses(6)  # the second micro-batch of the third window
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_an_epoch_that_is_left_early_is_followed_by_a_whole_one() -> None:

@@ -236,6 +236,7 @@ class Accumulation:
         outcome: WindowDone | None = None
         failed: Exception | None = None
         samples = self._divisor or max(len(window), 1)
+        micro.begun = False
         try:
             try:
                 with self._limited(), self._ranks.alone():
@@ -247,9 +248,11 @@ class Accumulation:
             absent = self._ranks.vote(sums, micro, failed)
             assert outcome is not None
             figures = sums.make(outcome, samples, absent=absent)
-        except BaseException:  # Ctrl-C as well: what a part of the window has added would count in the next
+        except BaseException as error:  # Ctrl-C as well: what a part of the window has added would count in the next
             for parameter, before in held:
                 parameter.grad = before
+            if micro.begun and not isinstance(error, Exception):  # after which the window may come again
+                micro.rewinder.rewind()
             raise
         _add_back(held)
         return (figures[0] / figures[1]).detach()

@@ -186,6 +186,7 @@ class MicroBatches:
         self.waits = waits or DeviceWaits()
         self.remedies = remedies  # what to propose where so many samples do not fit
         self.rewinder = Rewinder(gradients.model)
+        self.begun = False  # whether there is a mark to go back to, for whoever resets it
         self._memory = meter.memory
         self._fail_on_oom = fail_on_oom
         self._note = note
@@ -214,6 +215,7 @@ class MicroBatches:
         """A window begins, from where it is redone after a failure."""
         self._trainable = self.gradients.trainable()
         self.rewinder.mark()
+        self.begun = True
         live = self.sizes.live
         if live.disturbed and live.return_after_others(self._memory.left_by_others_bytes()):
             self._note("other processes have given memory back: micro-batches are as large as before again")
