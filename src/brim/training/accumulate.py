@@ -28,7 +28,7 @@ from brim.memory.devices import existing_device, memory_of, resolve_limit
 from brim.memory.failures import classify, memory_remedies
 from brim.memory.transfer import on_device
 from brim.models.placement import Precision
-from brim.ranks.unwrap import data_parallel
+from brim.ranks.unwrap import data_parallel, refuse_sharded
 from brim.ranks.world import World, current_world
 from brim.records import Plan
 from brim.running.notes import log_note
@@ -453,7 +453,11 @@ def accumulate(
         optimizer=optimizer,
         note=note or log_note,
     )
-    world = current_world() if data_parallel(modules) else World(0, 1, 0)
+    world = current_world()
+    if world.size > 1:
+        refuse_sharded(modules, instead="train it with brim train (training.fsdp), or accumulate without brim")
+    if not data_parallel(modules):
+        world = World(0, 1, 0)
     epochs = None
     if effective_batch_size is not None:
         epochs = EpochRequest(
