@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from accelerate.utils import find_executable_batch_size as theirs
@@ -122,6 +123,26 @@ def test_a_batch_size_that_is_passed_by_name_is_left_out_of_the_call_that_is_sho
 
     with pytest.raises(TypeError, match=r"call loop\('hello', second='world'\)"):
         brim.find_executable_batch_size(loop)("hello", batch_size=128, second="world")
+
+
+def test_the_call_that_is_shown_is_in_one_line_and_one_that_works() -> None:
+    def loop(batch_size: int, model: nn.Module, rows: torch.Tensor) -> None:
+        raise AssertionError("it must not be called")
+
+    sized = brim.find_executable_batch_size(loop)
+    with pytest.raises(TypeError, match=r"call loop\(<Sequential>, <Tensor>\)$") as raised:
+        sized(128, nn.Sequential(nn.Linear(2, 2)), torch.ones(40, 40))  # type: ignore[call-arg, arg-type]
+    assert "\n" not in str(raised.value)
+    with pytest.raises(TypeError, match=r"missing a required argument: 'rows'$"):
+        sized(nn.Linear(2, 2))  # type: ignore[call-arg]
+
+
+def test_sizes_may_be_whole_numbers_of_numpy() -> None:
+    sizes, loop = fitting(4)
+    options: dict[str, Any] = {"max_batch_size": numpy.int64(20), "note": lambda line: None}
+    brim.find_executable_batch_size(loop, numpy.int64(16), lambda: numpy.int64(4), **options)()
+    assert sizes == [16, 4]
+    assert [type(size) for size in sizes] == [int, int]
 
 
 @both
@@ -235,7 +256,7 @@ def test_a_reduction_that_does_not_reduce_is_refused(returned: Any) -> None:
 def test_wrong_requests_are_refused_where_they_are_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(brim.RequestError, match=next(iter(wrong))):
         brim.find_executable_batch_size(fitting(1)[1], **{"starting_batch_size": 8} | wrong)
-    with pytest.raises(brim.RequestError, match="function="):
+    with pytest.raises(brim.RequestError, match=r"function=3: .* write starting_batch_size=3"):
         brim.find_executable_batch_size(3)
 
 
@@ -250,6 +271,11 @@ def test_a_function_without_a_place_for_the_batch_size_is_refused() -> None:
 
         @brim.find_executable_batch_size
         def nothing() -> None: ...
+
+    with pytest.raises(brim.RequestError, match=r"function=by_name\(\*, batch_size\): .* def by_name\(batch_size\)"):
+
+        @brim.find_executable_batch_size  # type: ignore[type-var, arg-type]
+        def by_name(*, batch_size: int) -> None: ...
 
     assert brim.find_executable_batch_size(Trainer().train, starting_batch_size=4)() == 4
 
@@ -398,6 +424,28 @@ def test_it_says_what_the_failed_call_has_changed_and_puts_back_what_is_named() 
     single_optimizer.step()
     pairs = zip(model.state_dict().values(), single.state_dict().values(), strict=True)
     assert all(torch.equal(one, two) for one, two in pairs)  # one step was made, not two
+
+
+def test_what_the_object_of_a_method_holds_is_watched_and_not_kept() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.model, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
+            self.lost: list[bool] = []
+
+        def train(self, batch_size: int) -> int:
+            before = weakref.ref(self.head)
+            self.head = nn.Linear(2, 2)
+            self.lost.append(before() is None)
+            with torch.no_grad():
+                self.model.weight.add_(1)
+            if batch_size > 4:
+                raise RuntimeError(OOM)
+            return batch_size
+
+    trainer, notes = Trainer(), list[str]()
+    assert brim.find_executable_batch_size(trainer.train, 8, note=notes.append)() == 4
+    assert "has changed: self.model (Linear). Make" in notes[1]
+    assert trainer.lost == [True, True]
 
 
 def test_an_error_that_a_failed_call_has_left_behind_says_so() -> None:

@@ -313,6 +313,12 @@ def test_a_generation_setting_is_refused_before_anything_is_computed(
     assert not watched.lines
 
 
+@pytest.mark.parametrize("wrong", [{"max_length": 0}, {"prefix_token_id": "first"}, {"chat_template_args": "short"}])
+def test_a_wrong_parameter_of_the_model_is_named(language_model: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=next(iter(wrong))):
+        ours(language_model, **wrong)
+
+
 def asked_as(model: str, output: Path, settings: dict[str, Any]) -> None:
     run_lm_eval(LmEvalSettings(request=LmEvalRequest(model=model, device="cpu", **settings), output=output))
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from brim.memory.transfer import end_to_end, moved, replaced, stacked
+from brim.memory.transfer import end_to_end, moved, on_device, replaced, stacked
 
 CPU = torch.device("cpu")
 
@@ -64,6 +65,25 @@ def test_what_holds_a_value_keeps_its_form() -> None:
     assert found == {"a": [10, "x", (20, None)], "b": Sample(30, "y"), "c": {"d": 40}}
     assert isinstance(found["b"], Sample)
     assert value["a"] == [1, "x", (2, None)]
+
+
+def test_what_moves_itself_does() -> None:
+    """As a graph's batch does, or a packed sequence, whose lengths stay on the host."""
+
+    class Graph:
+        def __init__(self, nodes: torch.Tensor) -> None:
+            self.nodes = nodes
+
+        def to(self, device: torch.device) -> Graph:
+            return Graph(self.nodes.to(device))
+
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+    batch = {"graph": Graph(torch.ones(2)), "rest": (packed, torch.ones(2), "text", 3)}
+    found = on_device(batch, torch.device("meta"))
+    graph, (sequence, tensor, *rest) = found["graph"], found["rest"]
+    assert [one.device.type for one in (graph.nodes, sequence.data, tensor)] == ["meta"] * 3
+    assert sequence.batch_sizes.device.type == "cpu"
+    assert rest == ["text", 3]
 
 
 def test_what_is_of_the_kind_is_not_searched() -> None:

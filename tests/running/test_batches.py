@@ -181,6 +181,12 @@ def test_a_batch_that_is_never_entered_is_a_mistake_that_is_named() -> None:
         list(brim.batches([1, 2, 3]))
 
 
+def test_a_batch_that_is_taken_for_its_data_says_how_to_get_it() -> None:
+    with pytest.raises(brim.RequestError, match="write `with batch as data:`"):
+        for _inputs, _labels in brim.batches([(1, 2), (3, 4)]):
+            pass
+
+
 def test_a_batch_is_entered_once() -> None:
     for batch in brim.batches([1]):
         with batch:
@@ -316,7 +322,11 @@ def test_a_plan_is_where_sizes_start() -> None:
         ([1, 2], {"batch_size": True}, "batch_size=True"),
         ([1, 2], {"costs": [1]}, "there are 1 for 2 samples"),
         ([1, 2], {"costs": ["a", None]}, "costs=: .* give a whole number for each sample"),
+        ([1, 2], {"costs": [1, float("inf")]}, "costs=: .* give a whole number for each sample"),
+        ([1, 2], {"costs": len}, "costs=.*: give a list"),
         ([1, 2], {"sizer": 3}, "sizer=3"),
+        ([1, 2], {"collate_fn": 3}, "collate_fn=3: give a function"),
+        ([1, 2], {"num_workers": -1}, "num_workers=-1: it must be a whole number from 0"),
         ([1, 2], {"memory_limit": "1GiB"}, "memory_limit needs device="),
         ([1, 2], {"device": "nowhere"}, "device="),
     ],

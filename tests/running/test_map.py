@@ -196,6 +196,13 @@ def test_costs_cap_batches_in_padded_cost_and_the_padding_is_reported() -> None:
     assert 0 <= result.padding_fraction < 1
 
 
+def test_costs_and_sizes_may_be_whole_numbers_of_numpy() -> None:
+    results = brim.map(doubled, range(4), batch_size=numpy.int64(2), cost=lambda item: numpy.int64(3))
+    assert list(results) == [0, 2, 4, 6]
+    assert results.batch_sizes is not None
+    assert results.batch_sizes.largest == 2
+
+
 def test_a_result_that_json_cannot_hold_is_refused_with_a_journal(tmp_path: Path) -> None:
     with pytest.raises(brim.RequestError, match="cannot be journalled"):
         brim.map(lambda batch: [object() for _ in batch], range(4), journal=tmp_path / "journal.jsonl")

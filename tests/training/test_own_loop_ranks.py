@@ -111,7 +111,20 @@ def broken() -> dict[str, Any]:
     return {}
 
 
-SCENARIOS = {one.__name__: one for one in (storm, statistics, own_model, broken)}
+def sharded() -> dict[str, Any]:
+    """Sizes of a rank's own would leave the others waiting inside a forward."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    fully_shard(model)
+    try:
+        brim.accumulate(loss_of(model), rows(), model=model, effective_batch_size=WINDOW)
+    except brim.RequestError as error:
+        return {"error": str(error)}
+    return {}
+
+
+SCENARIOS = {one.__name__: one for one in (storm, statistics, own_model, broken, sharded)}
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +158,11 @@ def test_statistics_are_those_of_rank_zero_on_all(ranks: list[dict[str, Any]]) -
 
 def test_a_model_that_is_not_wrapped_is_its_ranks_own(ranks: list[dict[str, Any]]) -> None:
     assert [found["own_model"]["windows"] for found in ranks] == [1, 2]
+
+
+def test_a_model_that_is_sharded_over_the_ranks_is_refused(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert "is sharded over ranks" in found["sharded"]["error"]
 
 
 def test_an_error_of_one_rank_is_raised_on_all_and_no_gradient_is_left(ranks: list[dict[str, Any]]) -> None:

@@ -8,11 +8,12 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 import brim
 from brim.memory.devices import CpuMemory
@@ -179,6 +180,47 @@ def test_gradients_that_were_there_count_as_well_and_survive_a_failure() -> None
     assert all(parameter.grad is grad for parameter, grad in zip(model.parameters(), before, strict=True))
 
 
+def test_layers_may_be_frozen_and_replaced_between_windows() -> None:
+    model, batch = network(), data(32)
+    model[0].requires_grad_(False)
+    loss_of = OutOfMemoryAt(mean_loss(model), set())
+    windows = brim.accumulate(loss_of, model=model, batch_size=16, note=silent)
+    windows(batch)
+    model.zero_grad()
+    model[0].requires_grad_(True)
+    model[-1] = nn.Linear(64, CLASSES).double()
+    expected, wanted = big_batch(model, batch)
+    loss_of.calls = {loss_of.made + 2}  # after the first half of the window
+    torch.testing.assert_close(windows(batch), expected)
+    torch.testing.assert_close(gradients(model), wanted)
+    assert windows.oom_events == 1
+    windows(batch)
+    torch.testing.assert_close(gradients(model), [2 * gradient for gradient in wanted])
+    model[0].requires_grad_(False)
+    windows(batch)
+    torch.testing.assert_close(gradients(model), [2 * one for one in wanted[:2]] + [3 * one for one in wanted[2:]])
+
+
+def test_weights_that_only_the_optimizer_has_are_put_back_too() -> None:
+    model, batch = network(), data(32)
+    scale = torch.ones((), dtype=torch.float64, requires_grad=True)  # of a loss with a weight of its own
+
+    def summed(part: Any) -> tuple[torch.Tensor, int]:
+        return functional.cross_entropy(scale * model(part[0]), part[1], reduction="sum"), len(part[1])
+
+    (summed(batch)[0] / len(batch[1])).backward()
+    wanted = [scale.grad, *gradients(model)]
+    scale.grad = None
+    model.zero_grad()
+    optimizer = torch.optim.SGD([*model.parameters(), scale])
+    windows = brim.accumulate(
+        OutOfMemoryAt(summed, {2}), model=model, optimizer=optimizer, batch_size=16, note=silent
+    )  # fmt: skip
+    windows(batch)
+    assert windows.oom_events == 1
+    torch.testing.assert_close([scale.grad, *gradients(model)], wanted)
+
+
 def test_scaled_losses_give_scaled_gradients() -> None:
     model = network()
     batch = data(16)
@@ -285,6 +327,16 @@ def test_costs_cap_micro_batches_in_padded_tokens_and_every_sample_counts_once()
     assert {shape[1] for shape in shapes} != {12}  # padded to the longest of its own micro-batch
 
 
+def test_costs_and_sizes_may_be_whole_numbers_of_numpy() -> None:
+    model, rows = nn.Linear(4, 1), torch.ones(8, 4)
+    windows = brim.accumulate(
+        lambda batch: model(batch).mean(), rows, model=model, effective_batch_size=numpy.int64(4),
+        batch_size=numpy.int64(2), cost=lambda row: numpy.int64(3),
+    )  # fmt: skip
+    assert len(list(windows)) == 2
+    assert windows.micro_batches == {2: 4}
+
+
 def test_a_checkpoint_continues_with_the_next_window_and_the_size_found() -> None:
     inputs, labels = data(60)
 
@@ -320,6 +372,8 @@ def test_a_checkpoint_continues_with_the_next_window_and_the_size_found() -> Non
     assert set(windows.micro_batches) <= {8, 4, 6}
     with pytest.raises(brim.RequestError, match="state_dict"):
         windows.load_state_dict({"schema": "another"})
+    with pytest.raises(brim.RequestError, match="is of 'NoneType'"):
+        windows.load_state_dict(None)  # type: ignore[arg-type]
 
 
 def _stepped(windows: brim.Accumulation, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
@@ -329,28 +383,58 @@ def _stepped(windows: brim.Accumulation, optimizer: torch.optim.Optimizer) -> It
         yield loss
 
 
-def test_a_window_that_ctrl_c_cuts_short_leaves_no_gradients_and_is_the_next_of_a_checkpoint() -> None:
-    model, calls = network(), 0
+def test_a_checkpoint_in_the_midst_of_an_epoch_is_not_continued_with_other_windows() -> None:
+    model, rows = network(), TensorDataset(*data(40))
 
-    def interrupted(batch: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 5:  # the second micro-batch of the third window
-            raise KeyboardInterrupt
-        return mean_loss(model)(batch)
+    def windows(effective_batch_size: int) -> brim.Accumulation:
+        return brim.accumulate(
+            mean_loss(model), rows, model=model, effective_batch_size=effective_batch_size, note=silent
+        )
 
-    windows = brim.accumulate(
-        interrupted, TensorDataset(*data(40)), model=model, effective_batch_size=10, batch_size=5, note=silent
-    )
-    epoch = iter(windows)
-    for _ in range(2):
-        next(epoch)
-        model.zero_grad()
-    with pytest.raises(KeyboardInterrupt):
-        next(epoch)
-    assert gradients(model) == []
-    windows.load_state_dict(json.loads(json.dumps(windows.state_dict())))
-    assert len(list(windows)) == 2
+    first = windows(10)
+    epoch = iter(first)
+    next(epoch)
+    with pytest.raises(brim.RequestError, match=r"\(effective_batch_size 10, now 20\): samples would be left out"):
+        windows(20).load_state_dict(first.state_dict())
+    list(epoch)
+    further = windows(20)
+    further.load_state_dict(first.state_dict())
+    assert len(list(further)) == 2
+
+
+def test_a_window_that_ctrl_c_cuts_short_leaves_nothing_and_is_the_next_of_a_checkpoint() -> None:
+    """Continued, it is an undisturbed run bit for bit: dropout, running statistics and gradients."""
+
+    def losses(interrupt_at: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        model, calls = network(dropout=0.5, normalise=True), 0
+
+        def interrupted(batch: Any) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            loss = mean_loss(model)(batch)
+            if calls == interrupt_at:
+                raise KeyboardInterrupt
+            return loss
+
+        windows = brim.accumulate(
+            interrupted, TensorDataset(*data(40)), model=model, effective_batch_size=10, batch_size=5, note=silent
+        )
+        found: list[torch.Tensor] = []
+        while len(found) < 4:
+            try:
+                for loss in windows:
+                    found.append(loss)
+                    model.zero_grad()
+            except KeyboardInterrupt:
+                assert gradients(model) == []
+                windows.load_state_dict(json.loads(json.dumps(windows.state_dict())))
+        return found, list(model.buffers())
+
+    torch.manual_seed(5)
+    expected = losses(0)
+    torch.manual_seed(5)
+    found = losses(6)  # the second micro-batch of the third window
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_an_epoch_that_is_left_early_is_followed_by_a_whole_one() -> None:
@@ -389,12 +473,29 @@ def test_a_plan_is_where_micro_batches_start() -> None:
 # ------------------------------------------------------------------------------------------ mistakes
 
 
+class Stream(IterableDataset[int]):
+    """One that knows its length, as some do."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
         (lambda batch: 3.0, "returned 3.0"),
         (lambda batch: torch.ones(2, requires_grad=True), r"a tensor of shape \[2\]"),
         (lambda batch: torch.ones(()), "the loss has no gradient"),
+        (lambda batch: (torch.ones((), requires_grad=True), None), "whose second entry is None"),
+        (lambda batch: (torch.ones((), requires_grad=True), -1), "whose second entry is -1"),
+        (
+            lambda batch: (torch.ones((), requires_grad=True), torch.ones(4, 5)),
+            r"a tensor of shape \[4, 5\]: that must",
+        ),
+        (lambda batch: (torch.ones((), requires_grad=True),) * 2, r"shape \[\] with a gradient"),
     ],
 )
 def test_what_a_loss_function_must_return_is_said(loss: Any, message: str) -> None:
@@ -411,9 +512,19 @@ def test_what_a_loss_function_must_return_is_said(loss: Any, message: str) -> No
         ({"model": nn.ReLU()}, "none of its weights"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"sizer": 8}, "sizer=8"),
+        ({"optimizer": [1]}, "optimizer=: a list"),
+        ({"cost": 3}, "cost=3: give a function"),
+        ({"collate_fn": 3}, "collate_fn=3: give a function"),
+        ({"scaler": 3}, "scaler=3: give a torch.amp.GradScaler"),
+        ({"num_workers": "many"}, "num_workers='many': it must be a whole number from 0"),
         ({"samples": torch.ones(4, 2)}, "without effective_batch_size="),
         ({"samples": DataLoader(range(4)), "effective_batch_size": 2}, "is a DataLoader"),
         ({"samples": iter([1]), "effective_batch_size": 2}, "no length or no samples by number"),
+        ({"samples": {"inputs": [1]}, "effective_batch_size": 2}, "a dict has no length or no samples by number"),
+        ({"samples": Stream(), "effective_batch_size": 2}, "a Stream has no length or no samples by number"),
+        ({"model": nn.LazyLinear(2)}, "model=: it has layers without shapes yet"),
+        ({"samples": DataLoader(range(4)), "shuffle": True}, "shuffle=True: .* give it to the DataLoader"),
+        ({"num_workers": 2}, "num_workers=2: it is for a data set"),
         ({"samples": [1], "effective_batch_size": 0}, "effective_batch_size=0"),
         ({"samples": [1], "effective_batch_size": True}, "effective_batch_size=True"),
     ],

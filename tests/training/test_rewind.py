@@ -77,3 +77,25 @@ def test_a_replaced_buffer_is_the_same_object_again() -> None:
     net.table = torch.zeros(3)
     rewinder.rewind()
     assert net.table is before
+
+
+def test_buffers_that_come_and_go_are_as_at_the_mark() -> None:
+    net = network()
+    table = net.table
+    rewinder = Rewinder(net)
+    rewinder.mark()
+    net.register_buffer("count", torch.ones(()))
+    net.table = None
+    rewinder.rewind()
+    assert net.table is table
+    assert not hasattr(net, "count")
+    net.register_buffer("count", torch.ones(()))
+    net.table = None
+    net[1] = nn.BatchNorm1d(4)  # type: ignore[operator]
+    rewinder.mark()
+    net.count += 1  # type: ignore[operator]
+    net(torch.randn(8, 4))
+    rewinder.rewind()
+    assert net.table is None
+    assert float(net.count) == 1.0  # type: ignore[arg-type]
+    assert torch.equal(net[1].running_mean, torch.zeros(4))  # type: ignore[index]

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -64,3 +67,17 @@ def test_batch_length_replaces_the_leading_dimension() -> None:
 def test_a_wrong_argument_is_named_with_its_value(options: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message.replace("[", r"\[")):
         make(**options)
+
+
+async def waiting(batch: torch.Tensor) -> None: ...
+
+
+def giving(batch: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield batch
+
+
+@pytest.mark.parametrize("step", [waiting, giving])
+def test_a_step_whose_body_would_never_run_is_refused(step: Any) -> None:
+    """Every size would fit."""
+    with pytest.raises(RequestError, match=r"step=.*: a generator or an async function returns before its body runs"):
+        make(step=step)

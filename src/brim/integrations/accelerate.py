@@ -11,7 +11,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import numbers
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import torch
@@ -31,13 +34,15 @@ from brim.running.notes import log_note
 from brim.settings.sizes import format_bytes, parse_bytes
 from brim.sizing.falling import FallingSizer
 from brim.sizing.sizer import Trial
+from brim.workloads.callables import returns_early
 
 __all__ = ["NoExecutableBatchSizeError", "SizedFunction", "find_executable_batch_size"]
+
+MOST_SHOWN = 60  # characters of an argument in an error
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _R_co = TypeVar("_R_co", covariant=True)
-_RETURNS_EARLY = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 _SMALLER_HELPS = (FailureKind.OUT_OF_MEMORY, FailureKind.SIZE_LIMIT, FailureKind.AMBIGUOUS)
 
 
@@ -154,7 +159,7 @@ def find_executable_batch_size(
     _check(function, starting_batch_size, reduce_batch_size_fn, max_batch_size, restore)
     calls = _SizedCalls(
         function,
-        FallingSizer(first=starting_batch_size, ceiling=max_batch_size),
+        FallingSizer(first=int(starting_batch_size), ceiling=None if max_batch_size is None else int(max_batch_size)),
         reduce=reduce_batch_size_fn,
         device=device,
         limit=None if memory_limit is None else parse_bytes(memory_limit),
@@ -177,19 +182,25 @@ def find_executable_batch_size(
 
 def _check(function: Any, first: Any, reduce: Any, most: Any, restore: Any) -> None:
     if not callable(function):
-        raise RequestError(f"function={function!r}: give a function that takes the batch size as its first argument")
-    if any(kind(function) for kind in _RETURNS_EARLY):
+        instead = f"; write starting_batch_size={function!r}" if isinstance(function, numbers.Integral) else ""
+        raise RequestError(
+            f"function={function!r}: give a function that takes the batch size as its first argument{instead}"
+        )
+    if returns_early(function):
         raise RequestError(
             f"function={function!r}: a generator or an async function returns before its body runs, so that running "
             "out of memory is not seen; decorate a plain function around all that it does"
         )
-    parameters = list(inspect.signature(function).parameters)
-    if not parameters or parameters[0] in ("self", "cls"):
+    signature = inspect.signature(function).parameters
+    parameters = list(signature)
+    by_name = bool(parameters) and signature[parameters[0]].kind is inspect.Parameter.KEYWORD_ONLY
+    if not parameters or parameters[0] in ("self", "cls") or by_name:
         others = "".join(f", {name}" for name in parameters if name != "batch_size")
         name = getattr(function, "__name__", "function")
         raise RequestError(
-            f"function={name}({', '.join(parameters)}): the batch size is put before all other arguments"
-            f"{', also of a method' if parameters else ''}; write def {name}(batch_size{others})"
+            f"function={name}({'*, ' if by_name else ''}{', '.join(parameters)}): the batch size is put before all "
+            f"other arguments{', also of a method' if parameters and not by_name else ''}; write def "
+            f"{name}(batch_size{others})"
         )
     if not _is_size(first, smallest=0):
         raise RequestError(f"starting_batch_size={first!r}: give a whole number from 1")
@@ -202,7 +213,7 @@ def _check(function: Any, first: Any, reduce: Any, most: Any, restore: Any) -> N
 
 
 def _is_size(value: Any, *, smallest: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= smallest
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= smallest
 
 
 class _SizedCalls:
@@ -272,17 +283,20 @@ class _SizedCalls:
         self._sizer.begin(limit_bytes=self._limit_now(memory), resident_bytes=memory.resident_bytes())
 
     def _check_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        signature = inspect.signature(self._function)
+        signature, size = inspect.signature(self._function), self._sizer.next_size()
         try:
-            signature.bind(self._sizer.next_size(), *args, **kwargs)
+            signature.bind(size, *args, **kwargs)
         except TypeError as error:
             first = next(iter(signature.parameters), "")
             own = args if first in kwargs else args[1:]
-            named = [f"{name}={value!r}" for name, value in kwargs.items() if name != first]
-            shown = ", ".join([repr(one) for one in own] + named)
+            named = {name: value for name, value in kwargs.items() if name != first}
+            shown = ", ".join([*map(_shown, own), *(f"{name}={_shown(value)}" for name, value in named.items())])
+            by_hand = (
+                f". The batch size is put before the arguments of the call: where you gave it yourself, call "
+                f"{self._name}({shown})"
+            )
             raise TypeError(
-                f"{self._name}(): {error}. The batch size is put before the arguments of the call: where you gave it "
-                f"yourself, call {self._name}({shown})"
+                f"{self._name}(): {error}{by_hand if _binds(signature, size, *own, **named) else ''}"
             ) from None
 
     def _memory(self) -> DeviceMemory:
@@ -381,7 +395,7 @@ class _SizedCalls:
                 f"reduce_batch_size_fn returned {chosen!r} after a batch of {trial.size} did not fit: it must return a "
                 "smaller whole number"
             )
-        self._sizer.set_next(chosen)
+        self._sizer.set_next(int(chosen))
 
     def _refuse_alone(self, failure: Failure, size: int, error: Exception) -> None:
         """With other ranks inside the same function, a rank cannot begin again alone."""
@@ -415,6 +429,20 @@ class _SizedCalls:
         )
 
 
+def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _shown(value: Any) -> str:
+    """An argument in an error, in one line: a model or a tensor by its kind."""
+    text = repr(value)
+    return text if "\n" not in text and len(text) <= MOST_SHOWN else f"<{type(value).__name__}>"
+
+
 class _Watched:
     """The modules and optimizers that a function was given or refers to, to say which of them a failed call changed."""
 
@@ -425,25 +453,39 @@ class _Watched:
         named = dict(zip(parameters, args, strict=False)) | dict(kwargs) | _referred_to(function)
         known = {id(one) for one in restored}
         self._before = [
-            (name, value, _versions(value))
-            for name, value in named.items()
-            if isinstance(value, (nn.Module, Optimizer)) and id(value) not in known
+            (name, weakref.ref(value), _versions(value))  # one that the function replaces takes no memory
+            for of, holder in named.items()
+            for name, value in _trained(of, holder)
+            if id(value) not in known
         ]
 
     def changed(self) -> list[str]:
         """As in `model (Linear)`, as far as torch counts writes to a tensor."""
         return [
-            f"{name} ({type(value).__name__})" for name, value, before in self._before if _versions(value) != before
+            f"{name} ({type(value).__name__})"
+            for name, held, before in self._before
+            if (value := held()) is not None and _versions(value) != before
         ]
 
 
+def _trained(name: str, value: Any) -> Iterator[tuple[str, nn.Module | Optimizer]]:
+    """A module or optimizer, or those that an object holds, such as the trainer whose method is called."""
+    if isinstance(value, (nn.Module, Optimizer)):
+        yield name, value
+    elif not isinstance(value, (type, ModuleType)):
+        for attribute, part in (getattr(value, "__dict__", None) or {}).items():
+            if isinstance(part, (nn.Module, Optimizer)):
+                yield f"{name}.{attribute}", part
+
+
 def _referred_to(function: Callable[..., Any]) -> dict[str, Any]:
-    """The variables outside of a function that its body names."""
+    """The variables outside of a function that its body names, and the object whose method it is."""
+    bound = {"self": function.__self__} if inspect.ismethod(function) else {}
     try:
         variables = inspect.getclosurevars(inspect.unwrap(function))
     except (TypeError, ValueError):  # no Python function, or a variable that has no value yet
-        return {}
-    return {**variables.globals, **variables.nonlocals}
+        return bound
+    return {**variables.globals, **variables.nonlocals, **bound}
 
 
 def _versions(value: nn.Module | Optimizer) -> list[tuple[int, int]]:

@@ -222,12 +222,8 @@ class Survival:
 
     def _mark(self) -> None:
         """Remember buffers and random generators, to begin the batch again from them."""
-        try:
-            self._rewinder = self._rewinder or Rewinder(self.module)
-            self._rewinder.mark()
-        except (AssertionError, KeyError):  # the module has other buffers than before
-            self._rewinder = Rewinder(self.module)
-            self._rewinder.mark()
+        self._rewinder = self._rewinder or Rewinder(self.module)
+        self._rewinder.mark()
 
     def _trained(self, original: Callable[..., Any], batch: Any, length: int, arguments: tuple[Any, ...]) -> Any:
         """Forward and backward of all pieces but the last, whose backward is the trainer's own."""

@@ -34,6 +34,8 @@ from brim.ranks.agreement import Agreement
 from brim.ranks.world import current_world
 from brim.settings.caller import given, named, pair, written
 from brim.settings.eval_settings import EvalRequest
+from brim.settings.setting_checks import pairs, whole
+from brim.settings.shared import checked
 
 try:
     from lm_eval import utils as harness_utils
@@ -118,8 +120,10 @@ class BrimLM(ClosesWork, TemplateLM):  # type: ignore[misc]  # lm-eval has no ty
                 "BrimLM runs in one process; for several ranks use torchrun --nproc-per-node=N -m brim lm-eval"
             )
         texts = TextSettings(
-            max_length=max_length, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id,
-            think_end=think_end(think_end_token), template=dict(chat_template_args or {}),
+            max_length=checked("max_length", max_length, whole(2)), add_bos_token=add_bos_token,
+            prefix_token_id=checked("prefix_token_id", prefix_token_id, whole(0)),
+            think_end=think_end(think_end_token),
+            template=checked("chat_template_args", chat_template_args, pairs("NAME=VALUE")) or {},
         )  # fmt: skip
         with contextlib.ExitStack() as stack:
             folder = own_folder(output, stack, command=COMMAND, resume=resume)

@@ -45,9 +45,9 @@ class _Window:
     batches: list[Batch]
     kept: list[Batch]
     done: int = 0  # batches whose gradients are there
-    earlier: list[tuple[torch.nn.Parameter, torch.Tensor]] = dataclasses.field(default_factory=list)
+    earlier: list[tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=list)
 
-    def begin(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def begin(self, parameters: Iterable[torch.Tensor]) -> None:
         """Keep gradients that are there already: of a window that a callback has ended before its step."""
         self.earlier = [(one, one.grad.clone()) for one in parameters if one.grad is not None]
 

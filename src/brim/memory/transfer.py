@@ -8,13 +8,15 @@ first: a copy to the device costs the host some microseconds, however little it 
 
 from __future__ import annotations
 
+import abc
 import copy
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["end_to_end", "mapping_like", "moved", "replaced", "stacked"]
+__all__ = ["end_to_end", "mapping_like", "moved", "on_device", "replaced", "stacked"]
 
 MIN_COPIED_APART_BYTES = 1 << 16  # starting a copy takes the host as long as copying this much itself
 
@@ -52,6 +54,21 @@ def moved(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None 
         pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
         return pinned.to(device, dtype=dtype, non_blocking=True)
     return tensor.to(device, dtype=dtype)
+
+
+class _Movable(abc.ABC):  # noqa: B024
+    """A tensor, or what a `collate_fn` has made of tensors that moves itself: a packed sequence, a graph."""
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        return hasattr(other, "to") and (issubclass(other, PackedSequence) or not issubclass(other, (Mapping, tuple)))
+
+
+def on_device(batch: Any, device: torch.device) -> Any:
+    """A batch of the caller's with all its tensors on the device."""
+    return replaced(
+        batch, _Movable, lambda one: moved(one, device) if isinstance(one, torch.Tensor) else one.to(device)
+    )
 
 
 def stacked(parts: Sequence[torch.Tensor], device: torch.device | None = None) -> torch.Tensor:

@@ -40,7 +40,7 @@ class RankGroup:
         if self.world.size > 1:
             _join(device)
 
-    def prepare(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def prepare(self, parameters: Iterable[torch.Tensor]) -> None:
         """Make the buckets now, while an out-of-memory error can still be reported to all."""
         if self.world.size == 1:
             return
@@ -49,7 +49,7 @@ class RankGroup:
             self._buffers[dtype] = [torch.empty(length, dtype=dtype, device=self.device) for _ in range(UNDER_WAY + 1)]
 
     def sum_gradients(
-        self, parameters: Sequence[torch.nn.Parameter], extras: torch.Tensor, *, absent: Iterable[int] = ()
+        self, parameters: Sequence[torch.Tensor], extras: torch.Tensor, *, absent: Iterable[int] = ()
     ) -> None:
         """Add up every gradient over the ranks, in place, and the extras with them.
 
@@ -162,7 +162,7 @@ class _Bucket:
         return [view.view(member.shape) for view, member in zip(self.flat.split(lengths), self.members, strict=True)]
 
 
-def _by_dtype(parameters: Iterable[torch.nn.Parameter]) -> dict[torch.dtype, list[int]]:
+def _by_dtype(parameters: Iterable[torch.Tensor]) -> dict[torch.dtype, list[int]]:
     """How many numbers each parameter of a dtype has."""
     found: dict[torch.dtype, list[int]] = {}
     for parameter in parameters:

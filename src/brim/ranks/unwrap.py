@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from brim.errors import RequestError
 
-__all__ = ["communication_bytes", "data_parallel", "without_collectives"]
+__all__ = ["communication_bytes", "data_parallel", "refuse_sharded", "without_collectives"]
 
 
 @contextlib.contextmanager
@@ -29,8 +29,7 @@ def without_collectives(modules: Iterable[nn.Module]) -> Iterator[None]:
     `find_unused_parameters=True` the reducer remembers the parameters used inside as used in the next step.
     """
     found = _distinct(modules)
-    for module in found:
-        _refuse_sharded(module)
+    refuse_sharded(found, instead="give a fixed batch size")
     with contextlib.ExitStack() as undo:
         for module in found:
             if isinstance(module, DistributedDataParallel):
@@ -87,17 +86,18 @@ def _set_attribute(undo: contextlib.ExitStack, module: nn.Module, name: str, val
     attributes[name] = value
 
 
-def _refuse_sharded(module: nn.Module) -> None:
+def refuse_sharded(modules: Iterable[nn.Module], *, instead: str) -> None:
     """By class name, so that the sharding packages need not be imported to know that they are not in use."""
-    ours = [kind for kind in type(module).__mro__ if kind.__module__.startswith("torch.distributed.")]
-    names = {kind.__name__ for kind in ours}
-    names.update(type(parameter).__name__ for parameter in module.parameters(recurse=False))
-    sharded = names & {"FullyShardedDataParallel", "FSDPModule", "DTensor"}
-    if sharded:
-        raise RequestError(
-            f"{type(module).__name__} is sharded over ranks ({', '.join(sorted(sharded))}): each holds a part of the "
-            "weights and cannot run alone, so ranks cannot try sizes of their own; give a fixed batch size"
-        )
+    for module in _distinct(modules):
+        ours = [kind for kind in type(module).__mro__ if kind.__module__.startswith("torch.distributed.")]
+        names = {kind.__name__ for kind in ours}
+        names.update(type(parameter).__name__ for parameter in module.parameters(recurse=False))
+        sharded = names & {"FullyShardedDataParallel", "FSDPModule", "DTensor"}
+        if sharded:
+            raise RequestError(
+                f"{type(module).__name__} is sharded over ranks ({', '.join(sorted(sharded))}): each holds a part of "
+                f"the weights and cannot run alone, so ranks cannot try sizes of their own; {instead}"
+            )
 
 
 def _refuse_unseen_static_graph(wrapper: DistributedDataParallel) -> None:
@@ -105,5 +105,5 @@ def _refuse_unseen_static_graph(wrapper: DistributedDataParallel) -> None:
     if wrapper.static_graph and not getattr(wrapper, "_static_graph_delay_allreduce_enqueued", False):
         raise RequestError(
             "DistributedDataParallel(static_graph=True) has not made its first step, and would take a trial for it; "
-            "search before wrapping the model, or after the first step"
+            "search before wrapping the model, or make one step of your own first"
         )

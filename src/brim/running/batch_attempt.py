@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from brim.errors import RequestError
 from brim.memory.failures import Failure, FailureKind, classify, without_tracebacks
@@ -43,6 +43,10 @@ class BatchAttempt:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def __iter__(self) -> NoReturn:
+        """Taken for its data, as in `for images, labels in …`."""
+        raise RequestError("a batch is not its data yet: write `with batch as data:` inside the loop")
 
     def __enter__(self) -> Any:
         if self.entered:

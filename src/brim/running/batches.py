@@ -26,7 +26,8 @@ from brim.running.notes import log_note
 from brim.running.results import ExecutionFigures
 from brim.running.retries import Retries, wait
 from brim.running.work_queue import WorkQueue, padded_cost
-from brim.settings.shared import checked_batch_size
+from brim.settings.setting_checks import whole
+from brim.settings.shared import check_functions, checked, checked_batch_size
 from brim.settings.sizes import parse_bytes
 from brim.sizing.live import LiveSizer
 from brim.sizing.priors import AvailableMemory, LiveRequest, Prior, start_live
@@ -185,11 +186,9 @@ class Batches:
         data = _collated(samples) if self._collate is None else self._collate(samples)
         if self._device is None:
             return data
-        import torch
+        from brim.memory.transfer import on_device
 
-        from brim.memory.transfer import moved, replaced
-
-        return replaced(data, torch.Tensor, lambda tensor: moved(tensor, self._device))
+        return on_device(data, self._device)
 
     def _weight(self, batch: Sequence[int]) -> int:
         """The size of a batch in the unit of the sizer."""
@@ -316,6 +315,7 @@ def batches(
         True
     """
     _check(dataset, costs, sizer)
+    check_functions(collate_fn=collate_fn, note=note)
     ceiling = checked_batch_size(batch_size)
     counted = [1] * len(dataset) if costs is None else _counted(costs)
     asked_bytes = None if memory_limit is None else parse_bytes(memory_limit)
@@ -334,7 +334,7 @@ def batches(
         fail_on_oom=fail_on_oom,
         collate=collate_fn,
         device=place,
-        num_workers=num_workers,
+        num_workers=checked("num_workers", num_workers, whole(0)) or 0,
         note=note or log_note,
     )
 
@@ -347,6 +347,8 @@ def _check(dataset: Any, costs: Any, sizer: Any) -> None:
         raise RequestError(
             f"dataset: a {what} has no samples by number, which a batch that is split needs{loader or '; give a list'}"
         )
+    if costs is not None and not hasattr(costs, "__len__"):
+        raise RequestError(f"costs={costs!r:.60}: give a list, such as [len(sample) for sample in dataset]")
     if costs is not None and len(costs) != len(dataset):
         raise RequestError(f"costs=: there are {len(costs)} for {len(dataset)} samples; give one for each")
     if sizer is not None and not isinstance(sizer, (Plan, LiveSizer)):
@@ -356,7 +358,7 @@ def _check(dataset: Any, costs: Any, sizer: Any) -> None:
 def _counted(costs: Sequence[Any]) -> list[int]:
     try:
         return [max(int(cost), 1) for cost in costs]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RequestError(f"costs=: {error}; give a whole number for each sample, such as its tokens") from None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -16,7 +17,7 @@ from brim.errors import RequestError
 from brim.records import BatchSizes
 from brim.running.executor import BatchWork, ExecutionPolicy, Executor, Finished, ItemFailure
 from brim.running.results import ExecutionFigures
-from brim.settings.shared import checked_batch_size
+from brim.settings.shared import check_functions, checked_batch_size
 from brim.settings.sizes import parse_bytes
 from brim.sizing.live import LiveSizer
 from brim.sizing.priors import AvailableMemory, LiveRequest, Prior, start_live
@@ -115,7 +116,9 @@ def map(
         >>> list(lengths), lengths.failures
         ([2, 3, 4], {})
     """
-    _check_callables(function=function, cost=cost, on_batch=on_batch)
+    if not callable(function):
+        raise RequestError(f"function={function!r}: give a function that takes a list of items")
+    check_functions(cost=cost, on_batch=on_batch)
     ceiling = checked_batch_size(batch_size)
     try:
         iterator = iter(items)
@@ -162,22 +165,14 @@ def _sizer(ceiling: int | None, costs: Sequence[int], limit_bytes: int | None) -
     return start_live(LiveRequest(batch_size=ceiling), Prior(), available)
 
 
-def _check_callables(*, function: Any, **optional: Any) -> None:
-    if not callable(function):
-        raise RequestError(f"function={function!r}: give a function that takes a list of items")
-    for name, value in optional.items():
-        if value is not None and not callable(value):
-            raise RequestError(f"{name}={value!r}: give a function, or leave it out")
-
-
 def _costs(items: Sequence[Any], cost: Callable[[Any], int] | None) -> list[int]:
     if cost is None:
         return [1] * len(items)
     costs = [cost(item) for item in items]
     for item, value in enumerate(costs):
-        if not isinstance(value, int) or not 0 <= value <= MOST_COST:
+        if not isinstance(value, numbers.Integral) or not 0 <= int(value) <= MOST_COST:
             raise RequestError(f"cost of item {item} is {value!r:.60}: it must be a whole number from 0 to {MOST_COST}")
-    return [max(value, 1) for value in costs]
+    return [max(int(value), 1) for value in costs]
 
 
 def _memory(device: Any, memory_limit: int | str | None) -> tuple[Any, int | None]:

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +328,7 @@ def _number(value: Any) -> float | None:
             value = float(value.replace("_", ""))
         except ValueError:
             return None
-    if not isinstance(value, (int, float)) or not -sys.float_info.max <= value <= sys.float_info.max:
+    real = isinstance(value, Real)  # NumPy's numbers as well
+    if not real or not -sys.float_info.max <= value <= sys.float_info.max:
         return None  # also a whole number that no float can hold
-    return value if isinstance(value, int) else float(value)
+    return int(value) if isinstance(value, Integral) else float(value)

@@ -37,8 +37,8 @@ __all__ = [
     "GradientCheckpointing", "Images", "JsonOutput", "Knobs", "Limit", "Log", "Margin", "MaxBatchSize", "MaxTokens",
     "MemoryLimit", "MultipleOf", "NoAutoBatchSize", "NoCache", "NumWorkers", "PerRank", "PinMemory", "PowerOfTwo",
     "PrefetchFactor", "Resume", "RunFolder", "Split", "Task", "TrustRemoteCode", "check_comparison",
-    "check_fail_on_oom", "check_log", "check_new_tokens", "check_one_card", "check_resume", "checked_batch_size",
-    "read_changes", "read_seeds", "seeds_from", "setting_of",
+    "check_fail_on_oom", "check_functions", "check_log", "check_new_tokens", "check_one_card", "check_resume",
+    "checked", "checked_batch_size", "read_changes", "read_seeds", "seeds_from", "setting_of",
 ]  # fmt: skip
 
 FIELDS = ("prompt", "input", "context", "reference", "image", "video", "choices", "id", "label", "group")
@@ -173,12 +173,25 @@ BatchSize = Annotated[
 ]  # fmt: skip
 
 
-def checked_batch_size(value: Any) -> int | None:
-    """`batch_size=` of a function that is no command: a number, or None where it is auto or was left out."""
+def checked(name: str, value: Any, check: Check) -> Any:
+    """A parameter of a function that is no command, read as a command reads it; None where it was left out."""
     try:
-        return None if value is None else size_or_none(LARGEST_SIZE)(value)
+        return None if value is None else check(value)
     except ValueError as error:
-        raise RequestError(f"{given('batch_size', value)}: {error}") from None
+        raise RequestError(f"{given(name, value)}: {error}") from None
+
+
+def checked_batch_size(value: Any) -> int | None:
+    """`batch_size=` of such a function: a number, or None where it is auto or was left out."""
+    size: int | None = checked("batch_size", value, size_or_none(LARGEST_SIZE))
+    return size
+
+
+def check_functions(**optional: Any) -> None:
+    """Parameters that take a function."""
+    for name, value in optional.items():
+        if value is not None and not callable(value):
+            raise RequestError(f"{name}={value!r:.60}: give a function, or leave it out")
 
 
 NoAutoBatchSize = Annotated[

@@ -15,22 +15,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import default_collate
 
 from brim.errors import LostError, RequestError
 from brim.memory.devices import existing_device, memory_of, resolve_limit
 from brim.memory.failures import classify, memory_remedies
-from brim.memory.transfer import moved, replaced
+from brim.memory.transfer import on_device
 from brim.models.placement import Precision
-from brim.ranks.unwrap import data_parallel
+from brim.ranks.unwrap import data_parallel, refuse_sharded
 from brim.ranks.world import World, current_world
 from brim.records import Plan
 from brim.running.notes import log_note
-from brim.settings.shared import checked_batch_size
+from brim.settings.setting_checks import whole
+from brim.settings.shared import check_functions, checked, checked_batch_size
 from brim.settings.sizes import parse_bytes
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.training.micro_batches import GradientPass, MicroBatches, PeakMeter, WindowDone, WindowWork
@@ -69,8 +72,7 @@ class _OwnBatch(Batch):
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> _OwnBatch:
         """Every tensor on the device."""
         del dtype
-        inputs = replaced(self.inputs, torch.Tensor, lambda tensor: moved(tensor, device))
-        return _OwnBatch(inputs, None, self.samples)
+        return _OwnBatch(on_device(self.inputs, device), None, self.samples)
 
 
 class _OwnLoss(Objective):
@@ -89,7 +91,7 @@ class _OwnLoss(Objective):
         returned = self._function(batch.inputs)
         if isinstance(returned, tuple) and len(returned) == 2:
             total, weight = returned
-            return LossSum(_one_element(total), weight)
+            return LossSum(_one_element(total), _checked_weight(weight))
         return LossSum(_one_element(returned) * batch.samples, float(batch.samples))
 
     def sample_metrics(self, model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -109,6 +111,22 @@ def _one_element(loss: Any) -> torch.Tensor:
             "torch.no_grad()"
         )
     return loss.reshape(())
+
+
+def _checked_weight(weight: Any) -> torch.Tensor | float:
+    """How many losses a sum has; most often something else that the function returned beside its loss."""
+    if isinstance(weight, torch.Tensor):
+        right, shown = weight.numel() == 1 and not weight.requires_grad, f"a tensor of shape {list(weight.shape)}"
+        shown += " with a gradient" if weight.requires_grad else ""
+    else:
+        right = isinstance(weight, Real) and not isinstance(weight, bool) and float(weight) >= 0
+        shown = f"{weight!r:.60}"
+    if not right:
+        raise RequestError(
+            f"the loss function returned a pair whose second entry is {shown}: that must be the number of losses "
+            "(tokens) that the first is the sum of; return the loss alone, where it is a mean"
+        )
+    return weight  # type: ignore[no-any-return]
 
 
 class Accumulation:
@@ -198,16 +216,17 @@ class Accumulation:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called: at the sizes found, and with the window that comes next."""
-        if state.get("schema") != ACCUMULATION_SCHEMA:
+        found = state.get("schema") if isinstance(state, Mapping) else type(state).__name__
+        if found != ACCUMULATION_SCHEMA:
             raise RequestError(
-                f"the state to load is of {state.get('schema')!r}, not {ACCUMULATION_SCHEMA!r}: give what state_dict() "
-                "of brim.accumulate returned"
+                f"the state to load is of {found!r}, not {ACCUMULATION_SCHEMA!r}: give what state_dict() of "
+                "brim.accumulate returned"
             )
+        if self._source is not None and state["source"] is not None:
+            self._source.load(state["source"])
         self._restored = state["sizes"]
         if self._micro is not None and self._restored is not None:
             self._micro.sizes.restore(self._restored)
-        if self._source is not None and state["source"] is not None:
-            self._source.load(state["source"])
 
     def _run(self, window: LoopWindow) -> torch.Tensor:
         """One window on this rank, then on all: an error of one is an error of all."""
@@ -217,6 +236,7 @@ class Accumulation:
         outcome: WindowDone | None = None
         failed: Exception | None = None
         samples = self._divisor or max(len(window), 1)
+        micro.begun = False
         try:
             try:
                 with self._limited(), self._ranks.alone():
@@ -228,9 +248,11 @@ class Accumulation:
             absent = self._ranks.vote(sums, micro, failed)
             assert outcome is not None
             figures = sums.make(outcome, samples, absent=absent)
-        except BaseException:  # Ctrl-C as well: what a part of the window has added would count in the next
+        except BaseException as error:  # Ctrl-C as well: what a part of the window has added would count in the next
             for parameter, before in held:
                 parameter.grad = before
+            if micro.begun and not isinstance(error, Exception):  # after which the window may come again
+                micro.rewinder.rewind()
             raise
         _add_back(held)
         return (figures[0] / figures[1]).detach()
@@ -271,6 +293,7 @@ class Accumulation:
             device=self._memory.device,
             precision=Precision(weights=None),
             scaler=asked.scaler,
+            further=self._of_optimizer,
         )
         meter = PeakMeter(self._memory, resident=self._resident, absent_bytes=self._absent_bytes, enabled=self._metered)
         self._micro = MicroBatches(
@@ -301,6 +324,11 @@ class Accumulation:
             self._state_bytes = state_bytes_when_made(optimizer)
         return absent_bytes(optimizer, self._state_bytes)
 
+    def _of_optimizer(self) -> list[torch.Tensor]:
+        """What it trains; no module may have it, such as a weight of the loss."""
+        groups = [] if self._asked.optimizer is None else self._asked.optimizer.param_groups
+        return [parameter for group in groups for parameter in group["params"]]
+
     def _resident(self) -> list[torch.Tensor]:
         optimizer, model = self._asked.optimizer, self._model
         gradients = [one.grad for one in model.parameters() if one.grad is not None]
@@ -308,7 +336,7 @@ class Accumulation:
         return [*model.parameters(), *model.buffers(), *gradients, *state]
 
 
-def _add_back(held: Sequence[tuple[nn.Parameter, torch.Tensor | None]]) -> None:
+def _add_back(held: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
     """Gradients that were there before the window count as well, in the tensors that they were in."""
     with torch.no_grad():
         for parameter, before in held:
@@ -373,7 +401,7 @@ def accumulate(
             (tokens): then gradients are divided by the number in the whole window.
         samples: A data set (with `effective_batch_size`), or a `DataLoader` whose batches are the windows; left out,
             the result is called with one batch at a time.
-        model: The module or modules that the loss is computed with.
+        model: The module or modules that the loss is computed with; also a loss that has weights of its own.
         effective_batch_size: Samples of a window, over all ranks, which each take their share of the data set.
         batch_size: `auto`, or the largest micro-batch in samples.
         sizer: A plan of `brim.find`, whose size the micro-batches start with.
@@ -410,7 +438,11 @@ def accumulate(
         (2, 100)
     """
     modules = [model] if isinstance(model, nn.Module) else list(model or ())
-    _check(loss, modules, sizer)
+    _check(loss, modules, sizer, optimizer)
+    check_functions(collate_fn=collate_fn, cost=cost, note=note)
+    if scaler is not None and not hasattr(scaler, "scale"):
+        raise RequestError(f"scaler={scaler!r:.60}: give a torch.amp.GradScaler, or leave it out")
+    num_workers = checked("num_workers", num_workers, whole(0)) or 0
     asked = _Asked(
         batch_size=checked_batch_size(batch_size),
         plan=sizer,
@@ -421,26 +453,48 @@ def accumulate(
         optimizer=optimizer,
         note=note or log_note,
     )
-    world = current_world() if data_parallel(modules) else World(0, 1, 0)
+    world = current_world()
+    if world.size > 1:
+        refuse_sharded(modules, instead="train it with brim train (training.fsdp), or accumulate without brim")
+    if not data_parallel(modules):
+        world = World(0, 1, 0)
     epochs = None
     if effective_batch_size is not None:
         epochs = EpochRequest(
             effective_batch=effective_batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
             num_workers=num_workers,
         )  # fmt: skip
+    else:
+        _refuse_for_batches(
+            collate_fn=collate_fn, shuffle=shuffle, seed=seed, drop_last=drop_last, num_workers=num_workers
+        )
     source = make_windows(samples, epochs, cost, world)
     return Accumulation(loss, modules, source, asked, _device(device, modules))
 
 
-def _check(loss: Any, modules: Sequence[Any], sizer: Any) -> None:
+def _check(loss: Any, modules: Sequence[Any], sizer: Any, optimizer: Any) -> None:
     if not callable(loss):
         raise RequestError(f"loss={loss!r}: give a function that takes a micro-batch and returns its loss")
     if not modules or not all(isinstance(one, nn.Module) for one in modules):
         raise RequestError("model=: give the module or modules that the loss is computed with")
+    if any(is_lazy(one) for module in modules for one in (*module.parameters(), *module.buffers())):
+        raise RequestError("model=: it has layers without shapes yet (Lazy…); call it once with a batch before")
     if not any(one.requires_grad for module in modules for one in module.parameters()):
         raise RequestError("model=: none of its weights can be trained; set requires_grad of some")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise RequestError(f"optimizer=: a {type(optimizer).__name__}; give a torch optimizer, or leave it out")
     if sizer is not None and not isinstance(sizer, Plan):
         raise RequestError(f"sizer={sizer!r:.60}: give a plan of brim.find, or leave it out")
+
+
+def _refuse_for_batches(**given: Any) -> None:
+    """What only a data set's windows are made by: batches that are there already would ignore it."""
+    for name, value in given.items():
+        if value:
+            raise RequestError(
+                f"{name}={value!r:.60}: it is for a data set with effective_batch_size=; the batches of a DataLoader "
+                "are taken as they come, so give it to the DataLoader"
+            )
 
 
 def _device(device: Any, modules: Sequence[nn.Module]) -> torch.device:

@@ -87,6 +87,7 @@ class GradientPass:
     device: torch.device
     precision: Precision = FLOAT32
     scaler: torch.amp.GradScaler | None = None
+    further: Callable[[], Sequence[torch.Tensor]] = tuple  # weights that are trained, perhaps not the model's
     averaging_ranks: int = 1  # ranks that run every forward together, and over which the model averages gradients
 
     def backward(self, batch: Batch, samples: int) -> LossSum:
@@ -106,9 +107,10 @@ class GradientPass:
             square = square / self.scaler.get_scale() ** 2
         return square * (samples / weight) ** 2
 
-    def trainable(self) -> list[nn.Parameter]:
+    def trainable(self) -> list[torch.Tensor]:
         """The parameters that have gradients."""
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        every = {id(parameter): parameter for parameter in (*self.model.parameters(), *self.further())}
+        return [parameter for parameter in every.values() if parameter.requires_grad]
 
 
 class PeakMeter:
@@ -182,10 +184,11 @@ class MicroBatches:
         self.waits = waits or DeviceWaits()
         self.remedies = remedies  # what to propose where so many samples do not fit
         self.rewinder = Rewinder(gradients.model)
+        self.begun = False  # whether there is a mark to go back to, for whoever resets it
         self._memory = meter.memory
         self._fail_on_oom = fail_on_oom
         self._note = note
-        self._trainable = gradients.trainable()
+        self._trainable: list[torch.Tensor] = []  # those of this window: layers may be frozen, or replaced, in a run
         self._ambiguous = False  # an error that may or may not be memory was survived once
         self._waited_seconds = 0.0  # for other processes, in this window
 
@@ -208,7 +211,9 @@ class MicroBatches:
 
     def begin(self, costliest: int = 1) -> None:
         """A window begins, from where it is redone after a failure."""
+        self._trainable = self.gradients.trainable()
         self.rewinder.mark()
+        self.begun = True
         live = self.sizes.live
         if live.disturbed and live.return_after_others(self._memory.left_by_others_bytes()):
             self._note("other processes have given memory back: micro-batches are as large as before again")
@@ -329,7 +334,7 @@ class MicroBatches:
         self._waited_seconds += seconds
 
 
-def gradient_square(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+def gradient_square(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     """|g|² over all gradients, on their device."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
@@ -362,40 +367,48 @@ class Rewinder:
     rewinder.mark()
     ...                  # forwards and backwards, perhaps cut short
     rewinder.rewind()    # as at the mark
+
+    Modules and buffers may come and go: those that the model has at a mark are the ones that it has after it.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._places = [
-            (module, name)
-            for module in model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-        self._moving = {place for place, (module, _) in enumerate(self._places) if isinstance(module, _NORMALISATION)}
+        self._model = model
+        self._places: list[tuple[nn.Module, str]] = []
+        self._moving: set[int] = set()
         self._compared = False
         self._versions: list[int] = []
-        self._held: list[torch.Tensor] = []
+        self._held: list[torch.Tensor | None] = []
         self._copies: dict[int, torch.Tensor] = {}
         self._rng: StateSnapshot | None = None
 
     def mark(self) -> None:
         """Remember the present moment."""
-        first = not self._versions
-        self._moving |= self._changed()
+        places = self._present()
+        first = places != self._places
+        if first:
+            self._places, self._compared = places, False
+            self._moving = {place for place, (module, _) in enumerate(places) if isinstance(module, _NORMALISATION)}
+        else:
+            self._moving |= self._changed()
         self._rng = StateSnapshot.take()  # of nothing but the random generators
-        self._held = list(self._buffers())
-        self._versions = [buffer._version for buffer in self._held]
+        self._held = self._buffers()
+        self._versions = [_version(buffer) for buffer in self._held]
         kept = range(len(self._held)) if first else sorted(self._moving)
-        self._copies = {place: self._held[place].detach().clone() for place in kept}
+        held = [(place, self._held[place]) for place in kept]
+        self._copies = {place: buffer.detach().clone() for place, buffer in held if buffer is not None}
 
     def rewind(self) -> None:
         """Back to the mark: the same objects in their places, with the bytes that they had."""
         assert self._rng is not None, "rewind() before mark()"
+        for module, name in set(self._present()) - set(self._places):
+            del module._buffers[name]
         with torch.no_grad():
-            for place, (module, name) in enumerate(self._places):
-                module._buffers[name] = self._held[place]
-                if place in self._copies:
-                    self._held[place].copy_(self._copies[place])
+            for (module, name), held in zip(self._places, self._held, strict=True):
+                module._buffers[name] = held
+            for place, copy in self._copies.items():
+                held = self._held[place]
+                assert held is not None
+                held.copy_(copy)
         self._rng.restore()
 
     def moving(self) -> list[int]:
@@ -405,23 +418,30 @@ class Rewinder:
 
     def buffers_at(self, places: Iterable[int]) -> list[torch.Tensor]:
         """The buffers at these places, as they are now."""
-        buffers = list(self._buffers())
-        return [buffers[place] for place in places]
+        buffers = self._buffers()
+        return [buffer for place in places if (buffer := buffers[place]) is not None]
 
     def _changed(self) -> set[int]:
         """The places of buffers that were written to, or replaced, since the mark."""
-        changed = zip(self._buffers(), self._held, self._versions, strict=False)
+        buffers = self._buffers()
+        changed = zip(buffers, self._held, self._versions, strict=True)
         found = {
-            place for place, (now, held, version) in enumerate(changed) if now is not held or now._version != version
+            place for place, (now, held, version) in enumerate(changed) if now is not held or _version(now) != version
         }
-        if self._held and not self._compared:  # after the first window, when there is a copy of everything
+        if not self._compared:  # after the first window, when there is a copy of everything
             self._compared = True
-            buffers = list(self._buffers())
-            found |= {place for place, copy in self._copies.items() if not torch.equal(buffers[place], copy)}
+            for place, copy in self._copies.items():
+                now = buffers[place]
+                if now is None or not torch.equal(now, copy):
+                    found.add(place)
         return found
 
-    def _buffers(self) -> Iterable[torch.Tensor]:
-        for module, name in self._places:
-            buffer = module._buffers[name]
-            assert buffer is not None
-            yield buffer
+    def _present(self) -> list[tuple[nn.Module, str]]:
+        return [(module, name) for module in self._model.modules() for name in module._buffers]
+
+    def _buffers(self) -> list[torch.Tensor | None]:
+        return [module._buffers.get(name) for module, name in self._places]
+
+
+def _version(buffer: torch.Tensor | None) -> int:
+    return 0 if buffer is None else buffer._version

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from brim.errors import RequestError
 from brim.ranks.world import World
@@ -80,9 +81,9 @@ class SampleWindow(LoopWindow):
 
 
 def _checked_cost(cost: Any) -> int:
-    if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
+    if not isinstance(cost, numbers.Integral) or isinstance(cost, bool) or int(cost) < 0:
         raise RequestError(f"cost= returned {cost!r:.60}: it must be a whole number from 0")
-    return max(cost, 1)
+    return max(int(cost), 1)
 
 
 class WindowSource(Sized):
@@ -167,10 +168,25 @@ class DataSetWindows(WindowSource):
         self._done += 1
 
     def state(self) -> Any:
-        return {"epoch": self._epoch, "windows": self._done}
+        return {"epoch": self._epoch, "windows": self._done, **self._facts()}
 
     def load(self, state: Any) -> None:
+        facts = self._facts()
+        others = [
+            f"{name} {state[name]}, now {facts[name]}" for name in facts if state.get(name, facts[name]) != facts[name]
+        ]
+        if others and state["windows"] > 0:
+            raise RequestError(
+                f"the state to load is from the midst of an epoch with other windows ({'; '.join(others)}): samples "
+                "would be left out or count twice; continue with the same, or load a state from the end of an epoch"
+            )
         self._epoch, self._done, self._resumes = int(state["epoch"]), int(state["windows"]), True
+
+    def _facts(self) -> dict[str, Any]:
+        """Which samples a window has."""
+        asked = self._asked
+        order = {"shuffle": asked.shuffle, "seed": asked.seed}
+        return {"samples": len(self._data), "effective_batch_size": asked.effective_batch, **order}
 
     def _shares(self) -> list[list[int]]:
         count, asked = len(self._data), self._asked
@@ -193,16 +209,18 @@ def make_windows(
                 "batches are the windows"
             )
         return LoaderWindows(samples, cost)
-    if type(epochs.effective_batch) is not int or epochs.effective_batch < 1:
-        raise RequestError(f"effective_batch_size={epochs.effective_batch!r}: give a whole number from 1")
+    count = epochs.effective_batch
+    if not isinstance(count, numbers.Integral) or isinstance(count, bool) or int(count) < 1:
+        raise RequestError(f"effective_batch_size={count!r}: give a whole number from 1")
     if isinstance(samples, DataLoader):
         raise RequestError(
             "samples is a DataLoader, whose batches are the effective batch already; leave effective_batch_size= out, "
             "or give its data set"
         )
-    if not hasattr(samples, "__getitem__") or not hasattr(samples, "__len__"):
+    by_number = hasattr(samples, "__getitem__") and hasattr(samples, "__len__")
+    if not by_number or isinstance(samples, (IterableDataset, Mapping)):
         raise RequestError(
             f"samples: a {type(samples).__name__} has no length or no samples by number; give a data set, "
             "or a DataLoader without effective_batch_size="
         )
-    return DataSetWindows(samples, epochs, cost, world)
+    return DataSetWindows(samples, dataclasses.replace(epochs, effective_batch=int(count)), cost, world)

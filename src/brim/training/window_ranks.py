@@ -42,7 +42,7 @@ class WindowRanks:
             self._group = RankGroup(self._device, self.world)
         return self._group
 
-    def begin(self, parameters: Sequence[nn.Parameter], samples: int) -> int:
+    def begin(self, parameters: Sequence[torch.Tensor], samples: int) -> int:
         """Connect the ranks; what the sums of every window are divided by on all of them, 0 alone: by its samples."""
         if self.world.size == 1:
             return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
@@ -12,9 +13,15 @@ from brim.errors import RequestError
 from brim.records import Mode, Unit
 from brim.workloads.base import Workload, leading_length
 
-__all__ = ["CallableWorkload"]
+__all__ = ["CallableWorkload", "returns_early"]
 
 _T = TypeVar("_T")
+_RETURN_EARLY = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+
+
+def returns_early(function: Any) -> bool:
+    """Whether calling it runs nothing of its body: a generator or an async function."""
+    return any(kind(function) for kind in _RETURN_EARLY)
 
 
 class CallableWorkload(Workload):
@@ -116,6 +123,11 @@ def _check_callable(name: str, value: Any) -> None:
     if not callable(value):
         takes = {"step": "a batch", "make_batch": "a size", "batch_length": "a batch"}[name]
         raise RequestError(f"{name}={value!r}: expected a function that takes {takes}")
+    if returns_early(value):
+        raise RequestError(
+            f"{name}={value!r}: a generator or an async function returns before its body runs; give a plain function "
+            "around all that it does"
+        )
 
 
 def _default_device(modules: Sequence[nn.Module]) -> torch.device:
