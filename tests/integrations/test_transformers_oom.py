@@ -187,6 +187,19 @@ def test_a_loss_that_is_a_mean_over_the_batch_is_weighted_by_labels(tmp_path: Pa
     assert_redone(functools.partial(make_trainer, kind=MeanLoss), tmp_path)
 
 
+def test_a_loss_that_is_divided_by_the_micro_batches_itself_is_redone(tmp_path: Path) -> None:
+    """As TRL does with the auxiliary loss of routers."""
+    import transformers
+
+    class Divided(transformers.Trainer):
+        loss_is_scaled_for_ga = True
+
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+            return model(**inputs).loss / self.current_gradient_accumulation_steps
+
+    assert_redone(functools.partial(make_trainer, kind=Divided), tmp_path)
+
+
 def test_a_part_without_labels_adds_nothing(tmp_path: Path) -> None:
     class Unlabelled(Texts):
         def __getitem__(self, place: int) -> dict[str, list[int]]:

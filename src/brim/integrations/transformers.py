@@ -215,7 +215,8 @@ def _train_plan(trainer: Any, settings: SearchSettings, samples: Sequence[Any] |
         workload = TrainingWorkload(
             ready, costliest, micro_batches=lambda size: max(effective // size, 1), largest=effective
         )
-        workload.check_loss()
+        if (undivided := workload.check_loss()) is not None:
+            notes.append(undivided)
         layout = BatchLayout.of(costliest.batch(2), paired=_is(trainer, _PAIRED))
         if layout.obstacle is not None:
             notes.append(
