@@ -243,13 +243,24 @@ def test_pieces_grow_again_after_a_quiet_stretch() -> None:
     assert module.lengths[-1] == 4
 
 
-@pytest.mark.parametrize("at", [2, 3])
-def test_a_forward_inside_an_accumulation_window_is_redone(at: int) -> None:
+class WithoutIndex(Pressed):
+    """Its step takes no index of the batch."""
+
+    def pressed(self, batch: Any, batch_idx: int) -> bool:
+        return batch_idx >= 0 and super().pressed(batch, batch_idx)
+
+    def training_step(self, batch: Any) -> torch.Tensor:  # type: ignore[override]
+        return super().training_step(batch, self.trainer.fit_loop.batch_idx)
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])  # 4 begins a window: gradients of the one before are there still
+@pytest.mark.parametrize("kind", [Pressed, WithoutIndex])
+def test_a_forward_inside_an_accumulation_window_is_redone(kind: type[Pressed], at: int) -> None:
     pl.seed_everything(5, verbose=False)
-    _, expected = fitted(Pressed(), accumulate_grad_batches=4)
+    _, expected = fitted(kind(), accumulate_grad_batches=4)
     pl.seed_everything(5, verbose=False)
     callback = fixed_size()
-    _, after = fitted(Pressed(at=at), callback, accumulate_grad_batches=4)
+    _, after = fitted(kind(at=at), callback, accumulate_grad_batches=4)
     assert callback.oom_events == 2
     same_to_rounding(after["weights"], expected["weights"])
 

@@ -251,7 +251,7 @@ class Survival:
             if done.error is None:
                 self._forward_done = True
                 return done.value
-            _refuse(done.error, _IN_A_WINDOW if self._added and not self._begins_window(arguments) else "")
+            _refuse(done.error, _IN_A_WINDOW if self._added and not self._begins_window() else "")
             self._shrink(self._training, done.error)
 
     def _mark(self) -> None:
@@ -268,8 +268,8 @@ class Survival:
         trainer, total = self.trainer, 0.0
         optimizer = trainer.optimizers[0]
         self._zeroed = self._added = False
-        if self._begins_window(arguments):
-            self.module.optimizer_zero_grad(trainer.current_epoch, arguments[0] if arguments else 0, optimizer)
+        if self._begins_window():
+            self.module.optimizer_zero_grad(trainer.current_epoch, trainer.fit_loop.batch_idx, optimizer)
         self._zeroed = True
         done, loss, outputs, samples = 0, None, [], []
         with self._counted_once() as logged:
@@ -292,10 +292,9 @@ class Survival:
             loss = loss + total
         return {**_joined_extras(outputs, samples), "loss": loss} if isinstance(output, Mapping) else loss
 
-    def _begins_window(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether no batch before this one has left gradients; a step that takes no index may be anywhere."""
-        accumulated = self.trainer.accumulate_grad_batches
-        return accumulated == 1 or bool(arguments and arguments[0] % accumulated == 0)
+    def _begins_window(self) -> bool:
+        """Whether no batch before this one has left gradients."""
+        return bool(self.trainer.fit_loop.batch_idx % self.trainer.accumulate_grad_batches == 0)
 
     @contextlib.contextmanager
     def _counted_once(self) -> Iterator[list[_Logged]]:
