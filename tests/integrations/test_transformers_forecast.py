@@ -96,6 +96,12 @@ def test_without_training_data_the_error_says_so(tmp_path: Path) -> None:
         forecast(trainer, gpu="rtx 4090")
 
 
+def test_a_card_is_a_text_or_several(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="gpu=3: it must be a text or a list of texts"):
+        forecast(make_trainer(tmp_path), gpu=3)  # type: ignore[arg-type]
+    assert len(forecast(make_trainer(tmp_path), gpu=["rtx 4090", "a100"], batch_size=2).cards) == 2
+
+
 def test_a_card_that_is_too_small_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DoesNotFitError):
         forecast(make_trainer(tmp_path), memory="641MiB")

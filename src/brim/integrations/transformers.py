@@ -84,7 +84,7 @@ def forecast(
         12
     """
     _check(trainer)
-    cards = (gpu,) if isinstance(gpu, str) else tuple(gpu or ())
+    cards: Any = (gpu,) if isinstance(gpu, str) else gpu or ()  # what else it may be, the settings check
     batch_size = checked_batch_size(batch_size)
     accumulation = trainer.args.gradient_accumulation_steps
     with prepared(trainer, training=True) as ready:
@@ -224,7 +224,8 @@ def _train_plan(trainer: Any, settings: SearchSettings, samples: Sequence[Any] |
             )
         if "sft" in getattr(trainer, "loss_types", ()):
             notes.append(
-                "the loss sft is a mean over the tokens of a batch: where one is split, its parts count by their pairs"
+                "the loss sft is a mean over the tokens of a batch: micro-batches of another size, and parts of one "
+                "that is split, count by their pairs"
             )
         return find_plan(workload, search)
 
