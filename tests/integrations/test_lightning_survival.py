@@ -120,6 +120,31 @@ def test_an_optimizer_that_calls_its_closure_again_logs_every_call() -> None:
     torch.testing.assert_close(runs[0], runs[1], rtol=1e-4, atol=1e-4)
 
 
+def test_hooks_around_a_backward_see_the_gradients_of_the_whole_batch() -> None:
+    class Halving(Pressed):
+        def on_after_backward(self) -> None:
+            for parameter in self.parameters():
+                parameter.grad /= 2  # type: ignore[operator]
+
+    class Counting(pl.Callback):
+        count = 0
+
+        def on_after_backward(self, *_: Any) -> None:
+            self.count += 1
+
+    states = []
+    for at in (-1, 3):
+        pl.seed_everything(5, verbose=False)
+        counting, callback = Counting(), fixed_size()
+        ran = trainer(callback, counting, limit_val_batches=0)
+        ran.fit(module := Halving(at=at, where="backward"))
+        states.append(state_of(ran, module)["weights"])
+        assert counting.count == ran.global_step == SAMPLES // 8
+    assert callback.oom_events == 2
+    assert "on_after_backward" not in vars(module)
+    same_to_rounding(states[0], states[1])
+
+
 def test_sums_and_values_that_are_no_means_are_logged_for_the_whole_batch() -> None:
     class Logging(Pressed):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:

@@ -285,12 +285,23 @@ class Survival:
                 loss = loss * (count / length if self.loss_of == "mean" else 1.0)
                 if done < length:
                     self._added = True
-                    with torch.autocast(trainer.strategy.root_device.type, enabled=False):
+                    with torch.autocast(trainer.strategy.root_device.type, enabled=False), self._without_hooks():
                         trainer.strategy.backward(loss / trainer.accumulate_grad_batches, optimizer)
                     total = total + loss.detach()
         if loss is not None:
             loss = loss + total
         return {**_joined_extras(outputs, samples), "loss": loss} if isinstance(output, Mapping) else loss
+
+    @contextlib.contextmanager
+    def _without_hooks(self) -> Iterator[None]:
+        """Hooks around a backward are for that of a batch: the trainer's own, of the last piece, when all is added."""
+        callbacks = self.trainer.callbacks
+        with contextlib.ExitStack() as stack:
+            for name in ("on_before_backward", "on_after_backward"):
+                set_attribute(stack, self.module, name, lambda *_: None)
+            stack.callback(setattr, self.trainer, "callbacks", callbacks)
+            self.trainer.callbacks = []
+            yield
 
     def _begins_window(self) -> bool:
         """Whether no batch before this one has left gradients."""
