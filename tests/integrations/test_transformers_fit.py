@@ -240,6 +240,14 @@ def test_a_loss_function_that_is_given_no_number_of_items_is_refused(
         fit_to_memory(trainer, memory_limit="64MiB", batch_size=4)
 
 
+def test_a_loss_that_compares_the_samples_of_a_batch_is_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.data_collator = lambda samples: {"input_ids": padded(samples)["input_ids"], "return_loss": True}
+    with pytest.raises(RequestError, match="return_loss, a loss that compares all pairs of a batch"):
+        fit_to_memory(trainer, memory_limit="64MiB")
+    assert trainer.args.per_device_train_batch_size == 4
+
+
 def test_a_part_of_the_loss_that_counts_in_every_micro_batch_is_noted(tmp_path: Path) -> None:
     notes = {}
     for auxiliary in (0.0, 0.1):

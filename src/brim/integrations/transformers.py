@@ -212,12 +212,18 @@ def _train_plan(trainer: Any, settings: SearchSettings, samples: Sequence[Any] |
     search = dataclasses.replace(settings, max_size=effective, power_of_two=by_twos)
     with prepared(trainer, training=True) as ready:
         costliest = CostliestSamples.of(trainer, trainer.train_dataset, "Training", samples, "samples")
+        two = costliest.batch(2)
+        if isinstance(two, Mapping) and two.get("return_loss"):  # CLIP and its like, which have no labels
+            raise RequestError(
+                "the batches ask for return_loss, a loss that compares all pairs of a batch, so that it depends on the "
+                "batch size; give a fixed per_device_train_batch_size"
+            )
         workload = TrainingWorkload(
             ready, costliest, micro_batches=lambda size: max(effective // size, 1), largest=effective
         )
         if (undivided := workload.check_loss()) is not None:
             notes.append(undivided)
-        layout = BatchLayout.of(costliest.batch(2), paired=_is(trainer, _PAIRED))
+        layout = BatchLayout.of(two, paired=_is(trainer, _PAIRED))
         if layout.obstacle is not None:
             notes.append(
                 f"batches cannot be split, since {layout.obstacle}: a step that runs out of memory will end the run"
