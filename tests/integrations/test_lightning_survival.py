@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import io
 import types
 from collections.abc import Callable
 from typing import Any
@@ -101,7 +103,63 @@ def test_a_batch_that_runs_out_of_memory_is_redone_in_pieces(where: str) -> None
     assert ran.global_step == SAMPLES // 8
     assert after["names"] == sorted(vars(module))
     torch.testing.assert_close(ran.callback_metrics["loss_epoch"], calm.callback_metrics["loss_epoch"])
+    torch.testing.assert_close(ran.callback_metrics["loss_step"], calm.callback_metrics["loss_step"])  # in pieces too
     assert "training_step" not in vars(module)
+
+
+def test_an_optimizer_that_calls_its_closure_again_logs_every_call() -> None:
+    class Searching(Pressed):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=4)
+
+    runs = []
+    for at in (-1, 3):
+        pl.seed_everything(5, verbose=False)
+        ran, state = fitted(Searching(at=at, where="backward"))
+        runs.append({**state["weights"], **ran.callback_metrics})
+    torch.testing.assert_close(runs[0], runs[1], rtol=1e-4, atol=1e-4)
+
+
+def test_hooks_around_a_backward_see_the_gradients_of_the_whole_batch() -> None:
+    class Halving(Pressed):
+        def on_after_backward(self) -> None:
+            for parameter in self.parameters():
+                parameter.grad /= 2  # type: ignore[operator]
+
+    class Counting(pl.Callback):
+        count = 0
+
+        def on_after_backward(self, *_: Any) -> None:
+            self.count += 1
+
+    states = []
+    for at in (-1, 3):
+        pl.seed_everything(5, verbose=False)
+        counting, callback = Counting(), fixed_size()
+        ran = trainer(callback, counting, limit_val_batches=0)
+        ran.fit(module := Halving(at=at, where="backward"))
+        states.append(state_of(ran, module)["weights"])
+        assert counting.count == ran.global_step == SAMPLES // 8
+    assert callback.oom_events == 2
+    assert "on_after_backward" not in vars(module)
+    same_to_rounding(states[0], states[1])
+
+
+def test_sums_and_values_that_are_no_means_are_logged_for_the_whole_batch() -> None:
+    class Logging(Pressed):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = super().training_step(batch, batch_idx)
+            count = torch.tensor(float(len(batch[0])))
+            self.log_dict({"samples": count}, on_step=True, on_epoch=True, reduce_fx="sum")
+            self.log("highest", batch[1].max().float(), True, on_step=False, on_epoch=True, reduce_fx="max")
+            return loss
+
+    runs = []
+    for at in (-1, 3):
+        pl.seed_everything(5, verbose=False)
+        runs.append({name: float(value) for name, value in fitted(Logging(at=at))[0].callback_metrics.items()})
+    assert runs[0] == pytest.approx(runs[1], rel=1e-4)
+    assert (runs[1]["samples_step"], runs[1]["samples_epoch"]) == (8, SAMPLES)
 
 
 def test_metrics_count_a_batch_once_when_its_backward_is_redone() -> None:
@@ -210,13 +268,24 @@ def test_pieces_grow_again_after_a_quiet_stretch() -> None:
     assert module.lengths[-1] == 4
 
 
-@pytest.mark.parametrize("at", [2, 3])
-def test_a_forward_inside_an_accumulation_window_is_redone(at: int) -> None:
+class WithoutIndex(Pressed):
+    """Its step takes no index of the batch."""
+
+    def pressed(self, batch: Any, batch_idx: int) -> bool:
+        return batch_idx >= 0 and super().pressed(batch, batch_idx)
+
+    def training_step(self, batch: Any) -> torch.Tensor:  # type: ignore[override]
+        return super().training_step(batch, self.trainer.fit_loop.batch_idx)
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])  # 4 begins a window: gradients of the one before are there still
+@pytest.mark.parametrize("kind", [Pressed, WithoutIndex])
+def test_a_forward_inside_an_accumulation_window_is_redone(kind: type[Pressed], at: int) -> None:
     pl.seed_everything(5, verbose=False)
-    _, expected = fitted(Pressed(), accumulate_grad_batches=4)
+    _, expected = fitted(kind(), accumulate_grad_batches=4)
     pl.seed_everything(5, verbose=False)
     callback = fixed_size()
-    _, after = fitted(Pressed(at=at), callback, accumulate_grad_batches=4)
+    _, after = fitted(kind(at=at), callback, accumulate_grad_batches=4)
     assert callback.oom_events == 2
     same_to_rounding(after["weights"], expected["weights"])
 
@@ -226,9 +295,49 @@ def test_a_backward_inside_an_accumulation_window_is_raised_with_the_reason(at: 
     module = Pressed(at=at, where="backward")
     with pytest.raises(torch.OutOfMemoryError) as caught:
         fitted(module, accumulate_grad_batches=4)
-    if at == 3:  # the last of its window: the others call the closure past every hook of the module
-        assert "accumulation window" in caught.value.__notes__[0]
+    assert "accumulation window" in caught.value.__notes__[0]
+    assert "continue from the last checkpoint" in caught.value.__notes__[0]
     assert "training_step" not in vars(module)
+
+
+def test_an_error_in_a_hook_is_raised_with_the_reason() -> None:
+    class Hooked(Pressed):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        fitted(Hooked())
+    assert len(caught.value.__notes__) == 1
+    assert "as in a hook" in caught.value.__notes__[0]
+
+
+class Copied(Pressed):
+    """Is copied and saved after the first epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen_losses: list[float] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.seen_losses.append(float(self.loss(batch)))
+
+    def on_train_epoch_end(self) -> None:
+        if self.current_epoch == 0:
+            vars(self)["early"] = (copy.deepcopy(self), saved := io.BytesIO())
+            torch.save(self, saved)
+
+
+def test_a_copy_of_the_module_made_within_a_fit_has_steps_of_its_own() -> None:
+    fitted(module := Copied(), max_epochs=3)
+    early, saved = vars(module).pop("early")
+    saved.seek(0)
+    losses = []
+    for one in (early, torch.load(saved, weights_only=False), module):
+        one.seen_losses = []
+        trainer().validate(one, module.make_loader(), verbose=False)
+        losses.append(one.seen_losses)
+    assert losses[0] == losses[1] != losses[2]
 
 
 def test_losses_that_are_sums_are_added() -> None:

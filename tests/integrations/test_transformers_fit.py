@@ -224,6 +224,44 @@ def test_a_loss_that_would_shrink_with_the_accumulation_is_refused(tmp_path: Pat
         fit_to_memory(trainer, memory_limit="64MiB")
 
 
+def test_a_loss_function_that_is_given_no_number_of_items_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without labels there is none, and the trainer does not divide the loss by the micro-batches either."""
+    trainer = make_trainer(tmp_path)
+    trainer.data_collator = lambda samples: {"input_ids": padded(samples)["input_ids"]}
+    trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: outputs.logits.square().mean()
+    with pytest.raises(RequestError, match="here there is none; if it is a mean over the batch, set"):
+        fit_to_memory(trainer, memory_limit="64MiB")
+    trainer.loss_is_scaled_for_ga = False
+    fit_to_memory(trainer, memory_limit="64MiB", batch_size=4)
+    monkeypatch.delattr(transformers.Trainer, "loss_is_scaled_for_ga")  # as in 5.17, which does not divide
+    with pytest.raises(RequestError, match="here there is none; override compute_loss"):
+        fit_to_memory(trainer, memory_limit="64MiB", batch_size=4)
+
+
+def test_a_loss_that_compares_the_samples_of_a_batch_is_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.data_collator = lambda samples: {"input_ids": padded(samples)["input_ids"], "return_loss": True}
+    with pytest.raises(RequestError, match="return_loss, a loss that compares all pairs of a batch"):
+        fit_to_memory(trainer, memory_limit="64MiB")
+    assert trainer.args.per_device_train_batch_size == 4
+
+
+def test_a_part_of_the_loss_that_counts_in_every_micro_batch_is_noted(tmp_path: Path) -> None:
+    notes = {}
+    for auxiliary in (0.0, 0.1):
+
+        class Routed(transformers.Trainer):
+            def compute_loss(self, *args: Any, added: float = auxiliary, **named: Any) -> Any:
+                return super().compute_loss(*args, **named) + added
+
+        trainer = make_trainer(tmp_path, kind=Routed)
+        notes[auxiliary] = fit_to_memory(trainer, memory_limit="64MiB", batch_size=4).notes
+    assert notes[0.0] == []
+    assert any("of the loss are not divided by num_items_in_batch" in note for note in notes[0.1])
+
+
 def test_a_release_that_does_not_know_how_a_loss_is_scaled_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +360,45 @@ def test_a_size_may_be_auto_or_text_as_everywhere(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     assert fit_to_memory(trainer, memory_limit="64MiB", batch_size="4").per_device_train_batch_size == 4  # type: ignore[arg-type]
     assert forecast(trainer, gpu="rtx 4090", batch_size="4").forecasts[0].batch_size == 4  # type: ignore[arg-type]
+
+
+def test_a_collator_with_a_generator_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
+    class Hiding:
+        generator: torch.Generator | None = None
+
+        def __call__(self, samples: Any) -> Any:
+            self.generator = self.generator or torch.Generator().manual_seed(3)  # as transformers' do with a seed
+            batch = padded(samples)
+            hidden = torch.rand(batch["input_ids"].shape, generator=self.generator) < 0.3
+            return {**batch, "input_ids": batch["input_ids"].masked_fill(hidden, 1)}
+
+    runs = []
+    for name in ("a", "b"):
+        trainer = make_trainer(tmp_path / name, max_steps=2)
+        trainer.data_collator = Hiding()
+        for _ in range(2):  # before there is a generator, and when it has been drawn from
+            if name == "b":
+                forecast(trainer, gpu="rtx 4090", batch_size=4)
+                fit_to_memory(trainer, memory_limit="64MiB", batch_size=4)
+            trainer.train()
+        runs.append(losses(trainer))
+    assert runs[0] == runs[1]
+
+
+def test_batches_that_are_no_mappings_are_passed_on_as_they_are(tmp_path: Path) -> None:
+    class OfTuples(transformers.Trainer):
+        loss_is_scaled_for_ga = False
+
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+            outputs = model(**dict(zip(("input_ids", "labels", "attention_mask"), inputs, strict=True)))
+            return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+    trainer = make_trainer(tmp_path, kind=OfTuples, max_steps=1)
+    trainer.data_collator = lambda samples: tuple(padded(samples).values())
+    fit = fit_to_memory(trainer, memory_limit="64MiB", batch_size=4)
+    assert any("it is a tuple, not a mapping" in note for note in fit.notes)
+    trainer.train()
+    assert trainer.state.global_step == 1
 
 
 def test_how_a_model_generates_is_as_it_was(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("trl")
 pytest.importorskip("peft")
 
-from brim.errors import DoesNotFitError
+from brim.errors import DoesNotFitError, RequestError
 from brim.forecasting.forecast import Forecaster, TracedWorkload
 from brim.forecasting.gpus import find_gpu
 from brim.integrations.transformers import forecast
@@ -87,6 +87,19 @@ def test_the_bytes_of_a_peak_are_divided_among_modules(tmp_path: Path) -> None:
     adapted = rows["base_model.model.model.layers.1.self_attn"].parts
     assert adapted["gradients"] > 0
     assert "gradients" not in rows["base_model.model.model.layers.1.mlp"].parts
+
+
+def test_without_training_data_the_error_says_so(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.train_dataset = None
+    with pytest.raises(RequestError, match="the trainer has no training data; pass samples="):
+        forecast(trainer, gpu="rtx 4090")
+
+
+def test_a_card_is_a_text_or_several(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="gpu=3: it must be a text or a list of texts"):
+        forecast(make_trainer(tmp_path), gpu=3)  # type: ignore[arg-type]
+    assert len(forecast(make_trainer(tmp_path), gpu=["rtx 4090", "a100"], batch_size=2).cards) == 2
 
 
 def test_a_card_that_is_too_small_is_an_error(tmp_path: Path) -> None:

@@ -166,6 +166,27 @@ def test_gradients_of_a_window_that_a_callback_has_ended_count_as_they_would(tmp
     assert_same_run(runs[1], runs[0])
 
 
+def test_figures_of_a_window_count_once_where_a_callback_evaluates_within_it(tmp_path: Path) -> None:
+    import transformers
+
+    class Evaluating(transformers.TrainerCallback):  # type: ignore[misc]
+        trainer: Any = None
+
+        def on_substep_end(self, *_: Any, **__: Any) -> None:
+            self.trainer.evaluate()
+
+    seen = []
+    for name in ("a", "b"):
+        trainer = make_sft(tmp_path / name, eval_count=4)
+        trainer.add_callback(callback := Evaluating())
+        callback.trainer = trainer
+        fitted(trainer, size=4, evaluation=False)
+        with Neighbour(trainer, at_calls=(3,) if name == "b" else (), take_bytes=LIMIT):
+            trainer.train()
+        seen.append([entry["num_tokens"] for entry in trainer.state.log_history if "loss" in entry])
+    assert seen[0] == seen[1]
+
+
 def test_lora_is_redone_too(tmp_path: Path) -> None:
     assert_redone(functools.partial(make_trainer, lora=True), tmp_path, at_calls=(1, 6))
 
@@ -185,6 +206,19 @@ def test_a_loss_that_is_a_mean_over_the_batch_is_weighted_by_labels(tmp_path: Pa
             return (outputs.loss, outputs) if return_outputs else outputs.loss
 
     assert_redone(functools.partial(make_trainer, kind=MeanLoss), tmp_path)
+
+
+def test_a_loss_that_is_divided_by_the_micro_batches_itself_is_redone(tmp_path: Path) -> None:
+    """As TRL does with the auxiliary loss of routers."""
+    import transformers
+
+    class Divided(transformers.Trainer):
+        loss_is_scaled_for_ga = True
+
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+            return model(**inputs).loss / self.current_gradient_accumulation_steps
+
+    assert_redone(functools.partial(make_trainer, kind=Divided), tmp_path)
 
 
 def test_a_part_without_labels_adds_nothing(tmp_path: Path) -> None:

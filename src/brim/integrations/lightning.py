@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from brim.errors import RequestError, plural
 from brim.integrations.lightning_stage import STAGES, LightningStage
-from brim.integrations.lightning_survival import Survival, name_lost_rank
+from brim.integrations.lightning_survival import Survival, name_lost_rank, note_unsurvived
 from brim.integrations.lightning_workload import FitWorkload, StageWorkload, check_strategy, quiet
 from brim.memory.snapshot import StateSnapshot
 from brim.ranks.agreement import Agreement
@@ -161,6 +161,8 @@ class BatchSize(_pl.Callback):  # type: ignore[misc, name-defined]  # which pack
         del pl_module
         if self.survive is not None and trainer.world_size > 1:
             name_lost_rank(trainer, exception)
+        elif self._survival is not None:
+            note_unsurvived(exception)
         self._let_go()
 
     @property

@@ -12,6 +12,7 @@ others would wait inside their backward. Imports no Lightning.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import sys
@@ -32,7 +33,7 @@ from brim.running.retries import survivable
 from brim.sizing.micro_batches import MicroBatchRequest, MicroBatchSizer
 from brim.training.micro_batches import Rewinder
 
-__all__ = ["Survival", "cut", "joined", "name_lost_rank", "samples_in"]
+__all__ = ["Survival", "cut", "joined", "name_lost_rank", "note_unsurvived", "samples_in"]
 
 _CONTINUE = "continue from the last checkpoint with a smaller memory_limit= or a larger margin="
 _IN_A_WINDOW = (
@@ -45,6 +46,10 @@ _NOT_CUT = (
 )
 _IN_THE_STEP = (
     f"in the optimizer's step, which may have changed weights already, so that it cannot be done again; {_CONTINUE}"
+)
+_ELSEWHERE = (
+    "outside of the steps that can be done again, as in a hook, a callback or the backward of a batch inside an "
+    f"accumulation window; {_CONTINUE}"
 )
 _ALONE = (
     "a sample alone needs more memory than there is now; continue from the last checkpoint when others have freed "
@@ -59,6 +64,31 @@ class _Outcome:
 
     value: Any = None
     error: Exception | None = None
+
+
+class _Wrapped:
+    """A step that something else runs; a copy of its module, or one that was saved, has its own step."""
+
+    def __init__(self, original: Callable[..., Any], run: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, original)
+        self._original, self._run = original, run
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._run(*arguments, **named)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return copy.copy, (self._original,)  # a method, which is bound to what its module becomes
+
+
+@dataclasses.dataclass(frozen=True)
+class _Logged:
+    """A call of `self.log` that waits for the other pieces of its batch."""
+
+    log: Callable[..., None]
+    name: str
+    value: Any
+    flags: tuple[Any, ...]  # what else was not named
+    settings: dict[str, Any]  # with `batch_size`: what the value counts
 
 
 class _Cutter:
@@ -132,13 +162,12 @@ class Survival:
         if original is None:
             return
 
-        @functools.wraps(original)
-        def wrapped(*arguments: Any, **named: Any) -> Any:
+        def run(*arguments: Any, **named: Any) -> Any:
             if self.trainer.training is not training:  # a step that calls another: the outer one is redone
                 return original(*arguments, **named)
             return by(original, *arguments, **named)
 
-        set_attribute(self._undo, self.module, name, wrapped)
+        set_attribute(self._undo, self.module, name, _Wrapped(original, run))
 
     # ------------------------------------------------------------------------------------------ evaluation
 
@@ -154,15 +183,20 @@ class Survival:
 
     def _evaluated(self, original: Callable[..., Any], batch: Any, length: int, arguments: tuple[Any, ...]) -> Any:
         """Piece by piece; of one that fails only its own samples come again, so that none is counted twice."""
-        outputs, samples = [], []
+        outputs: list[Any] = []
+        samples: list[int] = []
+        logged: list[_Logged] = []
         for piece, count in self._evaluation.pieces(batch, length):
-            with self._logged_as(count):
+            before = len(logged)
+            with self._logging_into(logged, count):
                 done = _tried(functools.partial(original, piece, *arguments), can_cut=True)
             if done.error is None:
                 outputs.append(done.value)
                 samples.append(count)
             else:
+                del logged[before:]
                 self._shrink(self._evaluation, done.error)
+        _log(logged)
         return joined(outputs, samples)
 
     # ------------------------------------------------------------------------------------------ training
@@ -177,7 +211,7 @@ class Survival:
                 self._forward_done = self._backward_done = False
                 done = _tried(optimizer_closure, can_cut=True)
                 if done.error is None:
-                    self._backward_done = True
+                    self._redoing, self._backward_done = False, True
                     return done.value
                 if not self._forward_done:
                     raise done.error  # `_training_step` has tried what can be tried
@@ -217,7 +251,7 @@ class Survival:
             if done.error is None:
                 self._forward_done = True
                 return done.value
-            _refuse(done.error, _IN_A_WINDOW if self._added and not self._begins_window(arguments) else "")
+            _refuse(done.error, _IN_A_WINDOW if self._added and not self._begins_window() else "")
             self._shrink(self._training, done.error)
 
     def _mark(self) -> None:
@@ -230,13 +264,13 @@ class Survival:
         trainer, total = self.trainer, 0.0
         optimizer = trainer.optimizers[0]
         self._zeroed = self._added = False
-        if self._begins_window(arguments):
-            self.module.optimizer_zero_grad(trainer.current_epoch, arguments[0] if arguments else 0, optimizer)
+        if self._begins_window():
+            self.module.optimizer_zero_grad(trainer.current_epoch, trainer.fit_loop.batch_idx, optimizer)
         self._zeroed = True
         done, loss, outputs, samples = 0, None, [], []
         with self._counted_once() as logged:
             for piece, count in self._training.pieces(batch, length):
-                with self._logged_as(count, into=logged):
+                with self._logging_into(logged, count):
                     output = original(piece, *arguments)
                 loss = output["loss"] if isinstance(output, Mapping) else output
                 outputs.append(_without_loss(output))
@@ -247,25 +281,35 @@ class Survival:
                 loss = loss * (count / length if self.loss_of == "mean" else 1.0)
                 if done < length:
                     self._added = True
-                    with torch.autocast(trainer.strategy.root_device.type, enabled=False):
+                    with torch.autocast(trainer.strategy.root_device.type, enabled=False), self._without_hooks():
                         trainer.strategy.backward(loss / trainer.accumulate_grad_batches, optimizer)
                     total = total + loss.detach()
         if loss is not None:
             loss = loss + total
         return {**_joined_extras(outputs, samples), "loss": loss} if isinstance(output, Mapping) else loss
 
-    def _begins_window(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether no batch before this one has left gradients; a step that takes no index may be anywhere."""
-        accumulated = self.trainer.accumulate_grad_batches
-        return accumulated == 1 or bool(arguments and arguments[0] % accumulated == 0)
+    @contextlib.contextmanager
+    def _without_hooks(self) -> Iterator[None]:
+        """Hooks around a backward are for that of a batch: the trainer's own, of the last piece, when all is added."""
+        callbacks = self.trainer.callbacks
+        with contextlib.ExitStack() as stack:
+            for name in ("on_before_backward", "on_after_backward"):
+                set_attribute(stack, self.module, name, lambda *_: None)
+            stack.callback(setattr, self.trainer, "callbacks", callbacks)
+            self.trainer.callbacks = []
+            yield
+
+    def _begins_window(self) -> bool:
+        """Whether no batch before this one has left gradients."""
+        return bool(self.trainer.fit_loop.batch_idx % self.trainer.accumulate_grad_batches == 0)
 
     @contextlib.contextmanager
-    def _counted_once(self) -> Iterator[list[Callable[[], None]]]:
+    def _counted_once(self) -> Iterator[list[_Logged]]:
         """Metrics (of torchmetrics) and what is logged count if all pieces are done, and no forward was before."""
         kind = getattr(sys.modules.get("torchmetrics"), "Metric", None)
         metrics = [part for part in self.module.modules() if kind is not None and isinstance(part, kind)]
         before = StateSnapshot.take(metrics)
-        logged: list[Callable[[], None]] = []
+        logged: list[_Logged] = []
         counts = False
         try:
             yield logged
@@ -275,8 +319,8 @@ class Survival:
                 rng = StateSnapshot.take()  # of nothing but the random generators
                 before.restore()
                 rng.restore()
-        for log in logged if counts else ():
-            log()
+        if counts:
+            _log(logged)
 
     # ------------------------------------------------------------------------------------------ pieces
 
@@ -296,20 +340,16 @@ class Survival:
         return f"epoch {self.trainer.current_epoch}, step {self.trainer.global_step}"
 
     @contextlib.contextmanager
-    def _logged_as(self, samples: int, into: list[Callable[[], None]] | None = None) -> Iterator[None]:
-        """`self.log` weighs a value by the samples of its piece; `into`: it is logged when all pieces are done."""
+    def _logging_into(self, logged: list[_Logged], samples: int) -> Iterator[None]:
+        """`self.log`, which `log_dict` calls, is kept until all pieces are done; it weighs a value by its samples."""
+        original = self.module.log
+
+        def log(name: str, value: Any, *flags: Any, batch_size: int | None = None, **settings: Any) -> None:
+            settings["batch_size"] = samples if batch_size is None else batch_size
+            logged.append(_Logged(original, name, _detached(value), flags, settings))
+
         with contextlib.ExitStack() as stack:
-            for name in ("log", "log_dict"):
-                original = getattr(self.module, name)
-
-                def logged(*arguments: Any, _original: Any = original, **named: Any) -> None:
-                    named = {"batch_size": samples, **named}
-                    if into is None:
-                        _original(*arguments, **named)
-                    else:
-                        into.append(functools.partial(_original, *_detached(arguments), **_detached(named)))
-
-                set_attribute(stack, self.module, name, logged)
+            set_attribute(stack, self.module, "log", log)
             yield
 
 
@@ -332,6 +372,39 @@ def _refuse(error: Exception, why: str) -> None:
     if why:
         error.add_note(f"brim: {why}")
         raise error
+
+
+def _log(logged: list[_Logged]) -> None:
+    """What pieces have logged, as their batch would have: means and sums of single values once, under each name."""
+    by_name: dict[str, list[_Logged]] = {}
+    for one in logged:
+        by_name.setdefault(one.name, []).append(one)
+    for calls in by_name.values():
+        for one in _of_batch(calls):
+            one.log(one.name, one.value, *one.flags, **one.settings)
+
+
+def _of_batch(calls: list[_Logged]) -> list[_Logged]:
+    """One call in place of those of the pieces; the same ones where their values are metrics or reduced otherwise."""
+    last, counts = calls[-1], [one.settings["batch_size"] for one in calls]
+    reduced = last.settings.get("reduce_fx", "mean")
+    total = sum(counts)
+    if reduced not in ("mean", "sum", torch.mean, torch.sum) or total == 0:
+        return calls
+    if not all(isinstance(one.value, (int, float)) or type(one.value) is torch.Tensor for one in calls):
+        return calls
+    if reduced in ("sum", torch.sum):
+        value = sum(one.value for one in calls)
+    else:
+        value = sum(one.value * (count / total) for one, count in zip(calls, counts, strict=True))
+    return [dataclasses.replace(last, value=value, settings={**last.settings, "batch_size": total})]
+
+
+def note_unsurvived(error: BaseException) -> None:
+    """A note for an out-of-memory error that came past all wrapped steps, and so has none."""
+    noted = any(note.startswith("brim: ") for note in getattr(error, "__notes__", ()))
+    if not noted and not isinstance(error, BrimError) and classify(error).kind is FailureKind.OUT_OF_MEMORY:
+        error.add_note(f"brim: {_ELSEWHERE}")
 
 
 def name_lost_rank(trainer: Any, error: BaseException) -> None:

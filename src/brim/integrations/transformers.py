@@ -84,7 +84,7 @@ def forecast(
         12
     """
     _check(trainer)
-    cards = (gpu,) if isinstance(gpu, str) else tuple(gpu or ())
+    cards: Any = (gpu,) if isinstance(gpu, str) else gpu or ()  # what else it may be, the settings check
     batch_size = checked_batch_size(batch_size)
     accumulation = trainer.args.gradient_accumulation_steps
     with prepared(trainer, training=True) as ready:
@@ -212,18 +212,26 @@ def _train_plan(trainer: Any, settings: SearchSettings, samples: Sequence[Any] |
     search = dataclasses.replace(settings, max_size=effective, power_of_two=by_twos)
     with prepared(trainer, training=True) as ready:
         costliest = CostliestSamples.of(trainer, trainer.train_dataset, "Training", samples, "samples")
+        two = costliest.batch(2)
+        if isinstance(two, Mapping) and two.get("return_loss"):  # CLIP and its like, which have no labels
+            raise RequestError(
+                "the batches ask for return_loss, a loss that compares all pairs of a batch, so that it depends on the "
+                "batch size; give a fixed per_device_train_batch_size"
+            )
         workload = TrainingWorkload(
             ready, costliest, micro_batches=lambda size: max(effective // size, 1), largest=effective
         )
-        workload.check_loss()
-        layout = BatchLayout.of(costliest.batch(2), paired=_is(trainer, _PAIRED))
+        if (undivided := workload.check_loss()) is not None:
+            notes.append(undivided)
+        layout = BatchLayout.of(two, paired=_is(trainer, _PAIRED))
         if layout.obstacle is not None:
             notes.append(
                 f"batches cannot be split, since {layout.obstacle}: a step that runs out of memory will end the run"
             )
         if "sft" in getattr(trainer, "loss_types", ()):
             notes.append(
-                "the loss sft is a mean over the tokens of a batch: where one is split, its parts count by their pairs"
+                "the loss sft is a mean over the tokens of a batch: micro-batches of another size, and parts of one "
+                "that is split, count by their pairs"
             )
         return find_plan(workload, search)
 

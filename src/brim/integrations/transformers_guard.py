@@ -239,13 +239,13 @@ class TrainerGuard:
         if self.trainer.args.world_size > 1:
             with self._ranks_stop("an evaluation"), self.limited(), parts.meter.watched():
                 return own(model, inputs, *args, **kwargs)
-        self._figures = _Figures(self.trainer)
+        window, self._figures = self._figures, _Figures(self.trainer)  # a callback may evaluate within a window
         parts.begin()
         step: Callable[[_Part], Any] = lambda part: own(model, part.batch, *args, **kwargs)  # noqa: E731
         while (answers := parts.attempt([inputs], step)) is None:
             pass
         parts.end()
-        self._figures = None
+        self._figures = window
         (found,) = answers
         if len(found) == 1:
             return found[0][1]

@@ -40,6 +40,11 @@ class CostliestSamples:
             if isinstance(given, (Mapping, str)) or not hasattr(given, "__getitem__") or len(given) == 0:
                 raise RequestError(f"{named(parameter)}: give a list of samples, the longest that will come")
             return cls(sorted(range(len(given)), key=lambda place: -item_cost(given[place])), given.__getitem__, plain)
+        if dataset is None:
+            raise RequestError(
+                f"the trainer has no {description.lower()} data; pass {named(parameter)}, a list of the longest "
+                "samples that will come"
+            )
         if isinstance(dataset, Mapping):
             sets = [cls.of(trainer, one, description, None, parameter) for one in dataset.values()]
             return max(sets, key=lambda one: item_cost(one._fetch(one.order[0])))

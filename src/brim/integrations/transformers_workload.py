@@ -7,6 +7,7 @@ is used through its methods alone; the library that it comes from is not importe
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import sys
 import types
@@ -29,6 +30,7 @@ from brim.workloads.train_step import materialise_state
 
 __all__ = ["EvaluationWorkload", "PreparedTrainer", "TrainingWorkload", "prepared"]
 
+LEAST_UNDIVIDED = 1e-3  # of a loss: less is rounding
 _LISTS = ("_models", "_optimizers", "_schedulers", "_dataloaders")  # of an accelerator: what it has prepared
 
 
@@ -65,6 +67,8 @@ def prepared(trainer: Any, *, training: bool) -> Iterator[PreparedTrainer]:
     with contextlib.ExitStack() as undo:
         undo.callback(StateSnapshot.take().restore)  # of nothing but the random generators
         _keep_attributes(undo, trainer)
+        if hasattr(trainer.data_collator, "__dict__"):  # one with a seed makes itself a generator, and draws from it
+            _keep_attributes(undo, trainer.data_collator)
         for module in trainer.model.modules():
             _keep_attributes(undo, module)
             if (generation := vars(module).get("generation_config")) is not None:  # which an evaluation may fill in
@@ -97,8 +101,12 @@ def _enable_checkpointing(trainer: Any) -> None:
 
 
 def _keep_attributes(undo: contextlib.ExitStack, owner: Any) -> None:
-    """Have an object's attributes put back, the same objects under the same names; of figures, the lists as well."""
+    """Have an object's attributes put back, the same objects under the same names; of figures, the lists as well, and
+    of a random generator what it would draw next."""
     kept = dict(vars(owner))
+    for value in kept.values():
+        if isinstance(value, torch.Generator):
+            undo.callback(value.set_state, value.get_state())
     metrics = kept.get("_metrics")
     if isinstance(metrics, Mapping):
         undo.callback(_put_back_figures, metrics, {mode: dict(one) for mode, one in metrics.items()}, _lists(metrics))
@@ -212,39 +220,58 @@ class TrainingWorkload(_TrainerWorkload):
         self._num_items = self.trainer._get_num_items_in_batch([batch], self.device)
         return batch
 
-    def check_loss(self) -> None:
-        """Refuse a loss whose gradients would change with the accumulation.
+    def check_loss(self) -> str | None:
+        """Refuse a loss whose gradients would change with the accumulation; a sentence where a part of it does.
 
-        transformers does not divide a loss by the micro-batches of a window where it takes it to be divided by
-        `num_items_in_batch`. Many models are given that number and ignore it. One sample shows it: among four times as
-        many items its loss should be a fourth.
+        transformers does not divide a loss by the micro-batches of a window where it takes it to be divided already,
+        by `num_items_in_batch`. Many models are given that number and ignore it, and there may be none. One sample
+        shows it: in a window of four times as many its loss should be a fourth.
         """
-        trainer = self.trainer
         batch = self.make_batch(1)
-        if self._num_items is None or not self._num_items:
-            return  # the trainer divides by the micro-batches itself
+        scaled = self._is_taken_as_scaled()
+        if (self._num_items is None and not scaled) or (self._num_items is not None and not self._num_items):
+            return None  # the trainer divides by the micro-batches itself, or nothing is counted
         try:
-            alone, among_four = (self._loss_among(batch, self._num_items * times) for times in (1, 4))
+            alone, among_four = (self._loss_in_window(batch, micro_batches=count) for count in (1, 4))
         except Exception as error:
             if classify(error).kind is FailureKind.OUT_OF_MEMORY:
-                return  # not even one sample fits: the search reports it
+                return None  # not even one sample fits: the search reports it
             raise
         divided = alone > 2 * among_four
-        # 5.17 knows no such attribute, and does not divide whatever a subclass says.
-        known = any("loss_is_scaled_for_ga" in vars(kind) for kind in _own_classes(trainer))
-        if known and trainer.loss_is_scaled_for_ga is False:
-            if divided:
-                raise RequestError(
-                    "loss_is_scaled_for_ga = False, but the loss is divided by num_items_in_batch: its gradients would "
-                    "shrink with gradient_accumulation_steps; leave loss_is_scaled_for_ga out"
-                )
-        elif alone > 0 and not divided:
+        if divided and not scaled:
+            raise RequestError(
+                "loss_is_scaled_for_ga = False, but the loss is divided by num_items_in_batch: its gradients would "
+                "shrink with gradient_accumulation_steps; leave loss_is_scaled_for_ga out"
+            )
+        if alone > 0 and scaled and not divided:
             raise RequestError(
                 "the loss does not depend on num_items_in_batch, but transformers takes it to be divided by that: its "
                 f"gradients would grow with gradient_accumulation_steps; {self._remedy()}"
             )
+        undivided = (4 * among_four - alone) / (3 * alone) if alone > 0 and scaled else 0.0
+        if undivided < LEAST_UNDIVIDED:
+            return None
+        return (
+            f"{undivided:.1%} of the loss are not divided by num_items_in_batch, such as an auxiliary loss of routers: "
+            "it is added in every micro-batch, and so counts more with more gradient_accumulation_steps"
+        )
+
+    def _is_taken_as_scaled(self) -> bool:
+        """Whether the trainer leaves a loss as it is, since it takes it to be that of a whole window."""
+        trainer = self.trainer
+        if self._is_asked_how_scaled() and trainer.loss_is_scaled_for_ga is not None:
+            return bool(trainer.loss_is_scaled_for_ga)
+        return self._num_items is not None or trainer.compute_loss_func is not None
+
+    def _is_asked_how_scaled(self) -> bool:
+        """Whether `loss_is_scaled_for_ga` counts: 5.17 knows no such attribute, whatever a subclass says."""
+        return any("loss_is_scaled_for_ga" in vars(kind) for kind in _own_classes(self.trainer))
 
     def _remedy(self) -> str:
+        if self._num_items is None:  # the batches have no labels that are counted
+            if self._is_asked_how_scaled():
+                return "here there is none; if it is a mean over the batch, set trainer.loss_is_scaled_for_ga = False"
+            return "here there is none; override compute_loss in place of compute_loss_func, with a mean over the batch"
         if self.trainer.compute_loss_func is not None:
             return "divide it by num_items_in_batch in compute_loss_func"
         return (
@@ -252,14 +279,16 @@ class TrainingWorkload(_TrainerWorkload):
             "by the accumulation; else divide it by num_items_in_batch"
         )
 
-    def _loss_among(self, batch: Any, items: Any) -> float:
-        """The size of the loss in a window of so many items; random generators and buffers are put back."""
+    def _loss_in_window(self, batch: Any, *, micro_batches: int) -> float:
+        """The size of the loss in a window of so many such batches; random generators and buffers are put back."""
         trainer, model = self.trainer, self.ready.model
+        items = None if self._num_items is None else self._num_items * micro_batches
+        trainer.current_gradient_accumulation_steps = micro_batches
         rewinder = Rewinder(trainer.model)
         rewinder.mark()
         model.train()
         with torch.no_grad(), trainer.compute_loss_context_manager():
-            loss = trainer.compute_loss(model, dict(batch), num_items_in_batch=items)
+            loss = trainer.compute_loss(model, copy.copy(batch), num_items_in_batch=items)
         rewinder.rewind()
         return abs(float(loss.mean()))
 
@@ -273,7 +302,7 @@ class TrainingWorkload(_TrainerWorkload):
         trainer, model = self.trainer, self.ready.model
         micro_batches = self._micro_batches(self._size)
         trainer.current_gradient_accumulation_steps = micro_batches
-        loss = trainer.training_step(model, dict(batch), self._num_items)
+        loss = trainer.training_step(model, copy.copy(batch), self._num_items)  # it may take entries out
         if self._steps % micro_batches == 0:
             if trainer.args.max_grad_norm > 0:
                 trainer._clip_grad_norm(model)
@@ -355,7 +384,7 @@ class EvaluationWorkload(_TrainerWorkload):
         trainer = self.trainer
         self.ready.model.eval()
         loss_only = trainer.args.prediction_loss_only or trainer.compute_metrics is None
-        return trainer.prediction_step(self.ready.model, dict(batch), loss_only, ignore_keys=None)
+        return trainer.prediction_step(self.ready.model, copy.copy(batch), loss_only, ignore_keys=None)
 
     def reserved_bytes(self) -> int:
         """Bytes of the optimizer's state, which training will have made."""
