@@ -29,6 +29,7 @@ def answered(function: Callable[[torch.Tensor], Any]) -> tuple[Any, tuple[str, .
     [
         (lambda x: x.sum().item(), 1.0),
         (lambda x: float(x.mean()), 1.0),
+        (lambda x: f"{x.mean():.2f}", "1.00"),
         (lambda x: x[0, :3].tolist(), [1.0, 1.0, 1.0]),
         (lambda x: x[0, :2].numpy().tolist(), [1.0, 1.0]),
         (lambda x: bool(x.isnan().any()), False),

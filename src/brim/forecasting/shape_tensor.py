@@ -38,6 +38,10 @@ class ShapeTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> Any:  # type: ignore[override]  # torch's is untyped
         return f"ShapeTensor({tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 
+    def __format__(self, format_spec: str) -> str:
+        """A number as torch writes one, such as a loss to log: what `item` says."""
+        return format(self.item(), format_spec) if self.dim() == 0 else object.__format__(self, format_spec)
+
     def untyped_storage(self) -> torch.UntypedStorage:
         """There is none: `block` is what a shape tensor is on."""
         raise NotImplementedError("a tensor of a trace has no storage")
