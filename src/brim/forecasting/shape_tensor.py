@@ -7,6 +7,8 @@ operation on them costs microseconds, and each holds the `Block` that it would o
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,8 +16,9 @@ import torch
 
 from brim.forecasting.ledger import Block
 from brim.forecasting.torch_private import NO_TORCH_FUNCTION, TorchDispatchMode, make_wrapper_subclass
+from brim.memory.collector import tracked_objects
 
-__all__ = ["READABLE", "ShapeTensor", "make_shape_tensor", "without_initialisation"]
+__all__ = ["READABLE", "ShapeTensor", "forget_cached", "make_shape_tensor", "without_initialisation"]
 
 READABLE = 4096  # elements up to which a step may read an array of unknown values
 
@@ -79,6 +82,29 @@ def make_shape_tensor(
     )
     shape_tensor.block = block
     return shape_tensor
+
+
+_CACHE: Any = type(functools.cache(int))
+
+
+def forget_cached() -> None:
+    """Empty each `functools.lru_cache` that has kept a shape tensor: real steps to come would be given it."""
+    for cache in tracked_objects():
+        if type(cache) is _CACHE and _keeps_shape_tensors(cache):
+            cache.cache_clear()
+
+
+def _keeps_shape_tensors(cache: Any) -> bool:
+    pending, seen = [cache], set()
+    while pending:
+        for value in gc.get_referents(pending.pop()):
+            if type(value) is ShapeTensor:
+                return True
+            holds = type(value) in (tuple, list, dict) or type(value).__name__ == "_lru_list_elem"
+            if holds and id(value) not in seen:
+                seen.add(id(value))
+                pending.append(value)
+    return False
 
 
 # From this size on the C library maps fresh pages, which read as zeros; smaller tensors may hold what was there

@@ -32,7 +32,8 @@ from brim.forecasting.events import BATCH, Category, Event, Target, Trace, Untra
 from brim.forecasting.generation_trace import prepare_generation
 from brim.forecasting.ledger import Block, Ledger
 from brim.forecasting.modules import ModuleWatch
-from brim.forecasting.shape_tensor import ShapeTensor, make_shape_tensor
+from brim.forecasting.shape_tensor import ShapeTensor, forget_cached, make_shape_tensor
+from brim.forecasting.shapes import tensors_in
 from brim.forecasting.torch_private import TorchDispatchMode, current_graph_task_id, foreach_as_on_cuda, tree_leaves
 from brim.forecasting.tracer import Tracer
 from brim.memory.collector import without_collector
@@ -106,6 +107,8 @@ def _trace(workload: Workload, batch_size: int, target: Target | None, steps: in
         ledger.close()
         tracer.values.release()
         snapshot.restore()
+        if ledger.held:  # by an error on its way up, or by something that outlives the step
+            forget_cached()
     facts = tracer.facts
     guesses = [*([guess] if guess else []), *facts.guesses]
     return Trace(
@@ -249,8 +252,16 @@ def _quiet_tracer() -> Tracer:
 
 
 def _answer_outside(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """Outside of any trace a shape tensor still has a shape, a dtype and views; nothing is booked."""
+    """Outside of any trace a shape tensor still has a shape, a dtype and views; it meets no real one."""
     del types
+    tensors = tensors_in(args, kwargs)
+    kept = [tensor for tensor in tensors if isinstance(tensor, ShapeTensor)]
+    if len(kept) < len(tensors):
+        raise RequestError(
+            f"the step uses a tensor of shape {tuple(kept[0].shape)} that it made while brim traced it, which has no "
+            "values: something outside of the model has kept it, such as a global or a dict as a cache; let the model "
+            "keep it, or clear it after the forecast"
+        )
     with _quiet_tracer():
         return func(*args, **kwargs)
 
