@@ -53,6 +53,7 @@ def trace_workload(
     target: Target | None = None,
     steps: int = 2,
     or_approximately: bool = True,
+    real_steps: dict[int, Trace] | None = None,
 ) -> Trace:
     """The memory events of a few steps at a batch size, as they would be on the target card.
 
@@ -60,7 +61,7 @@ def trace_workload(
     attention kernels would run; without one they are those of a Hopper card. A workload that cannot be traced is run
     for real on the CPU at its two smallest sizes, and what it holds there is extended in a line (`Trace.approximate`
     says why); where that does not work either, or without `or_approximately`, an `UntraceableError` says what is in the
-    way.
+    way. `real_steps`, kept from call to call, lets further sizes be extended from the same real steps.
     """
     if batch_size < 1:
         raise RequestError(f"batch_size={batch_size}: the smallest is 1")
@@ -77,7 +78,7 @@ def trace_workload(
     if not or_approximately:
         raise UntraceableError(reason) from problem
     try:
-        return approximate_trace(workload, batch_size, steps=steps, why=reason)
+        return approximate_trace(workload, batch_size, steps=steps, why=reason, real_steps=real_steps)
     except UntraceableError as error:
         raise UntraceableError(f"{error}; it cannot be traced either: {reason}") from problem
 
@@ -272,13 +273,18 @@ ShapeTensor.outside = staticmethod(_answer_outside)
 _HOST_SHARE = 0.4  # of the free host memory that a copy of the state may take
 
 
-def approximate_trace(workload: Workload, batch_size: int, *, steps: int, why: str) -> Trace:
+def approximate_trace(
+    workload: Workload, batch_size: int, *, steps: int, why: str, real_steps: dict[int, Trace] | None = None
+) -> Trace:
     """A trace extended from real steps at the two smallest sizes; `UntraceableError` where they cannot be run."""
     started = time.perf_counter()
     _check_can_run(workload)
     smallest = workload.smallest_size()
-    first = _metered(workload, smallest, steps)
-    second = _metered(workload, 2 * smallest, steps)
+    real_steps = {} if real_steps is None else real_steps
+    for size in (smallest, 2 * smallest):
+        if size not in real_steps:
+            real_steps[size] = _metered(workload, size, steps)
+    first, second = real_steps[smallest], real_steps[2 * smallest]
     events = _extended(first, second, batch_size)
     return Trace(
         batch_size=batch_size,
