@@ -29,6 +29,7 @@ class ShapeTensor(torch.Tensor):
     block: Block | None  # None: it takes no device memory
     value: torch.Tensor | None = None  # on the host, where it is known although the tensor is not on the host
     density: float | None = None  # of a mask: the share of its elements that is set, where that is known
+    choices: int | None = None  # of places chosen by a model, such as the experts of a token: among how many
     outside: Callable[..., Any] | None = None  # answers operations on shape tensors outside of any trace
 
     __torch_function__ = NO_TORCH_FUNCTION  # as torch says to
@@ -37,6 +38,13 @@ class ShapeTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         assert ShapeTensor.outside is not None
         return ShapeTensor.outside(func, types, args, kwargs or {})
+
+    def take_shares_of(self, other: ShapeTensor) -> None:
+        """A view or a copy is as full as the whole, and a choice among as many."""
+        if other.density is not None:
+            self.density = other.density
+        if other.choices is not None:
+            self.choices = other.choices
 
     def __repr__(self, *, tensor_contents: Any = None) -> Any:  # type: ignore[override]  # torch's is untyped
         return f"ShapeTensor({tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
