@@ -281,6 +281,8 @@ ALONE = (
     '"peak_allocated_bytes": 1, "peak_reserved_bytes": 1, %s}'
 )
 
+TWICE = '{"name": "net", "forecasts": []}'
+
 
 @pytest.mark.parametrize(
     ("content", "words"),
@@ -300,6 +302,8 @@ ALONE = (
         (ALONE.replace('max": 512', 'max": "512"') % ('"t4-16gb"', '"knobs": {}'), "batch_size_max is '512'"),
         (ALONE.replace('bytes": 1', 'bytes": -1') % ('"t4-16gb"', '"knobs": {}'), "peak_allocated_bytes is -1"),
         (ALONE % ('"t4-16gb"', '"by_module": [{"module": "a", "parts": {"inputs": NaN}}]'), "inputs is nan"),
+        (ALONE % ('"t4-16gb"', '"by_module": [{"module": "a", "parts": []}]'), "is damaged"),
+        (f'{{"schema": "brim.forecasts/1", "workloads": [{TWICE}, {TWICE}]}}', "it has net twice"),
     ],
 )
 def test_a_base_that_is_none_is_a_wrong_request(brim: Brim, nets: Path, content: str | None, words: str) -> None:
@@ -322,6 +326,35 @@ def test_sizes_or_cards_that_the_base_lacks_are_a_wrong_request(brim: Brim, nets
     assert other_size.code == 2
     assert "at batch size 512 on t4-16gb" in other_size.err
     assert brim("forecast", "py:nets.py:net", "--gpu", "a100-80gb", "-b", "512", "--against", "base.json").code == 2
+
+
+def test_a_base_with_the_line_endings_and_the_mark_of_windows_is_read(brim: Brim, nets: Path) -> None:
+    brim(*ONE, "--save", "base.json")
+    text = Path("base.json").read_text(encoding="utf-8")
+    Path("base.json").write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
+    assert brim(*ONE, "--against", "base.json").code == 0
+
+
+def test_a_card_of_one_side_alone_is_noted(brim: Brim, nets: Path) -> None:
+    both = (*ONE, "--gpu", "a100-80gb")
+    brim(*ONE, "--save", "one.json")
+    brim(*both, "--save", "both.json")
+    more, fewer = brim(*both, "--against", "one.json"), brim(*ONE, "--against", "both.json")
+    assert (more.code, fewer.code) == (0, 0)
+    assert "note: py:nets.py:net: a100-80gb is not in the base" in more.out
+    assert "note: py:nets.py:net: a100-80gb is in the base only" in fewer.out
+
+
+def test_a_forecast_that_has_become_approximate_is_noted(brim: Brim, nets: Path) -> None:
+    brim(*ONE, "--save", "traced.json")
+    nets.write_text(nets.read_text().replace("self.body(batch)", "self.body(torch.from_numpy(batch.numpy() * 1))"))
+    os.utime(nets, (7, 7))
+    now = json.loads(brim(*ONE, "--against", "traced.json", "--save", "guessed.json", "--json").out)["check"]
+    assert [note for note in now["notes"] if "this forecast is approximate, the base is not: extended from" in note]
+    write_nets(nets.parent)
+    assert "note: py:nets.py:net: the base is approximate, this forecast is not" in brim(
+        *ONE, "--against", "guessed.json"
+    ).out.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
 from brim.forecasting.trace import UntraceableError, _metered, approximate_trace, trace_workload
+from brim.workloads.callables import CallableWorkload
 from tests.forecasting.traced_workloads import convolutional, perceptron, rows, training
 
 
@@ -24,6 +27,9 @@ class ThroughNumpy(nn.Module):
 
 def through_numpy() -> torch.nn.Module:
     return ThroughNumpy()
+
+
+large = nn.Linear(64, 4096)
 
 
 def batch(count: int) -> torch.Tensor:
@@ -66,6 +72,23 @@ def test_an_error_of_the_step_itself_is_named() -> None:
     wrong = training(model, lambda n: torch.randn(n, 63))
     with pytest.raises(UntraceableError, match="run for real on the CPU at batch size 1 it raised RuntimeError"):
         trace_workload(wrong, 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear(63, 8), "cannot be multiplied"),
+        (nn.LayerNorm(63), "normalized_shape"),
+        (lambda x: large(x).roll(1, 2), "[Dd]imension"),
+        (lambda x: torch.add(large(x), large(x), alpha=2j), "alpha"),
+    ],
+)
+def test_a_forward_that_torch_refuses_is_not_forecast(
+    model: Callable[[torch.Tensor], torch.Tensor], message: str
+) -> None:
+    workload = CallableWorkload(step=torch.no_grad()(model), make_batch=rows)
+    with pytest.raises(UntraceableError, match=message):
+        trace_workload(workload, 4)
 
 
 @pytest.mark.parametrize("size", [1, 2, 8])

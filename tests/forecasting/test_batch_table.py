@@ -18,7 +18,7 @@ HUGE = ModelClass(label="huge", stands_for_it="C", config={"weight": 1}, paramet
 def made(monkeypatch: pytest.MonkeyPatch) -> list[TracedByHand]:
     """Workloads whose traces are written by hand, in the order in which they were asked for."""
     workloads: list[TracedByHand] = []
-    monkeypatch.setattr("brim.forecasting.forecast._trace", lambda w, size, target: w.trace(w, size, target))
+    monkeypatch.setattr("brim.forecasting.forecast._trace", lambda w, size, target, _: w.trace(w, size, target))
     return workloads
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from brim.forecasting.extrapolate import SizeModel
 from brim.forecasting.forecast import Forecaster, TracedWorkload, choose_gpu
 from brim.forecasting.gpus import find_gpu, gpu_of_memory
 from brim.forecasting.overheads import Environment, make_timeline
+from brim.workloads.callables import CallableWorkload
 from tests.forecasting.synthetic_traces import MIB, TracedByHand, training_trace
 
 pytestmark = pytest.mark.usefixtures("words_of_the_command_line")
@@ -165,6 +167,20 @@ def test_nothing_fits_is_reported_with_what_it_would_take_and_remedies() -> None
         assert words in text
 
 
+def test_a_step_that_cannot_be_traced_is_run_for_real_at_two_sizes_only() -> None:
+    sizes: list[int] = []
+
+    def step(batch: torch.Tensor) -> None:
+        values = torch.from_numpy((batch * 2).numpy())  # too many for a trace
+        sizes.append(len(values))
+
+    workload = CallableWorkload(step=step, make_batch=lambda n: torch.randn(n, 100, 64))
+    traced = TracedWorkload(workload)
+    peaks = [Forecaster(traced, find_gpu(card)).at(8).peak_allocated_bytes for card in ("a100-80gb", "t4")]
+    assert sizes == [1, 1, 2, 2]
+    assert peaks[0] > 2 * 8 * 100 * 64 * 4
+
+
 def test_an_approximate_trace_marks_the_forecast() -> None:
     assert forecaster().at(4).approximate is None
     assert forecaster(TracedByHand(approximate="control flow on values")).at(4).approximate == "control flow on values"
@@ -192,7 +208,7 @@ def test_two_ways_to_name_a_card_are_one_too_many() -> None:
 
 def test_the_python_calls_take_a_workload_and_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = TracedByHand()
-    monkeypatch.setattr("brim.forecasting.forecast._trace", workload.trace)
+    monkeypatch.setattr("brim.forecasting.forecast._trace", lambda *call: workload.trace(*call[:3]))
     one = brim.forecast_memory(workload, 32, gpu="rtx 3060")
     assert (one.batch_size, one.batch_size_max, one.unit) == (32, None, "samples")
     largest = brim.forecast_batch_size(workload, gpu="rtx 3060")
@@ -202,7 +218,7 @@ def test_the_python_calls_take_a_workload_and_a_card(monkeypatch: pytest.MonkeyP
     assert by_memory & (by_memory - 1) == 0
     assert brim.forecast_batch_size(workload, gpu="h200", max_batch_size=50).batch_size == 50
     heavy = TracedByHand(weight=GIB)
-    monkeypatch.setattr("brim.forecasting.forecast._trace", heavy.trace)
+    monkeypatch.setattr("brim.forecasting.forecast._trace", lambda *call: heavy.trace(*call[:3]))
     with pytest.raises(DoesNotFitError):
         brim.forecast_batch_size(heavy, memory="4GiB")
 

@@ -32,7 +32,6 @@ def elementwise(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[tuple[An
     yield aten.relu.default, one
     yield aten.threshold_backward.default, one, other, 0
     yield aten._softmax_backward_data.default, one, other, -1, dtype
-    yield aten.roll.default, one, [1], [0]
     yield aten._foreach_sqrt.default, [one, other]
 
 
@@ -91,6 +90,11 @@ ROW, COLUMNS = empty([1, 4]), empty([4])
         (aten._softmax_backward_data.default, SQUARE, SQUARE, -1, torch.float16),
         (aten.addmm.default, COLUMNS, ROW, SQUARE),  # one row: its strides are another matter
         (aten.addmm.default, ROW, SQUARE, SQUARE),
+        (aten.addmm.default, COLUMNS, SQUARE, empty([5, 4])),  # rows and columns that do not match
+        (aten.addmm.default, COLUMNS, COLUMNS, SQUARE),
+        (aten.native_layer_norm.default, SQUARE, [3], None, None, 1e-5),
+        (aten.native_layer_norm.default, SQUARE, [4], empty([3]), empty([3]), 1e-5),
+        (aten.native_layer_norm.default, empty([]), [], empty([]), empty([]), 1e-5),
         (aten.native_layer_norm_backward.default, SQUARE, SQUARE, [4], *[empty([4, 1])] * 2, None, None, [True] * 3),
         (aten.native_layer_norm_backward.default, HALF, HALF, [4], *[empty([4, 1])] * 2, COLUMNS, COLUMNS, [True] * 3),
         (aten.native_layer_norm.default, SQUARE.t(), [4], None, None, 1e-5),

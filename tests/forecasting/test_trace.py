@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import itertools
 import random
@@ -332,6 +333,45 @@ def test_a_trace_that_fails_leaves_nothing_changed_either() -> None:
     assert model.table is None
     assert model.history == []
     assert torch.ones(2).add(1).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("entries", [None, 8])
+def test_a_cache_that_a_step_filled_gives_real_steps_real_tensors(entries: int | None, fails: bool) -> None:
+    @functools.lru_cache(maxsize=entries)
+    def tables(length: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        angles = torch.arange(length * 64.0).view(length, 64)
+        return angles.sin(), {"cosines": angles.cos()}
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        sines, others = tables(128)
+        if failing:
+            raise ZeroDivisionError
+        return model(batch + sines + others["cosines"]).square().mean()
+
+    failing = fails
+    workload = training(nn.Linear(64, 64), lambda n: torch.randn(n, 128, 64), loss)
+    with contextlib.suppress(UntraceableError):
+        trace_workload(workload, 8, or_approximately=False)
+    failing = False
+    assert loss(workload.model, torch.ones(1, 128, 64)).item() != 1.0
+
+
+def test_a_tensor_that_a_step_keeps_elsewhere_is_refused_by_a_real_step() -> None:
+    kept: dict[int, torch.Tensor] = {}
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        if 128 not in kept:
+            kept[128] = torch.full((128, 64), 2.0)
+        return (model(batch) * kept[128]).square().mean()
+
+    workload = training(nn.Linear(64, 64), lambda n: torch.randn(n, 128, 64), loss)
+    trace_workload(workload, 8)
+    assert trace_workload(workload, 8).peak_allocated() > 0  # another trace takes it for what was there before
+    with pytest.raises(RequestError, match=r"shape \(128, 64\).*outside of the model"):
+        workload.step(workload.make_batch(2))
+    kept.clear()
+    assert workload.step(workload.make_batch(2)).item() != 1.0
 
 
 @pytest.mark.parametrize("fails", [False, True])

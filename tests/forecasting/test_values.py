@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ def answered(function: Callable[[torch.Tensor], Any]) -> tuple[Any, tuple[str, .
     [
         (lambda x: x.sum().item(), 1.0),
         (lambda x: float(x.mean()), 1.0),
+        (lambda x: f"{x.mean():.2f}", "1.00"),
         (lambda x: x[0, :3].tolist(), [1.0, 1.0, 1.0]),
         (lambda x: x[0, :2].numpy().tolist(), [1.0, 1.0]),
         (lambda x: bool(x.isnan().any()), False),
@@ -70,6 +72,24 @@ def test_tokens_are_spread_evenly_over_experts() -> None:
 
     count, guesses = answered(routed)
     assert count == ROWS * 2 // 8
+    assert guesses == ("a mask over choices of the model is taken as evenly spread",)
+
+
+@pytest.mark.parametrize(
+    ("rows", "count"),
+    [
+        (lambda scores: torch.where(scores.topk(2).indices == 3)[0], ROWS * 2 // 8),
+        (lambda scores: torch.where(scores.topk(2)[1].clone().view(-1) == 3)[0], ROWS * 2 // 8),
+        (lambda scores: (scores.topk(2).indices == 3).any(-1).nonzero(), ROWS * 2 // 8),
+        (lambda scores: (scores.argmax(-1) == torch.tensor(3)).nonzero(), math.ceil(ROWS / 8)),
+        (lambda scores: (scores.max(0).indices == 3).nonzero(), 1),
+        (lambda scores: (scores.softmax(-1).multinomial(2) != 3).nonzero(), ROWS * 2 * 7 // 8),
+        (lambda scores: (scores.sort(-1).indices[:, :4] == 3).nonzero(), ROWS * 4 // 8),
+    ],
+)
+def test_choices_compared_with_one_are_spread_evenly(rows: Callable[[torch.Tensor], torch.Tensor], count: int) -> None:
+    seen, guesses = answered(lambda x: rows(x @ torch.empty(WIDTH, 8)).shape[0])
+    assert seen == count
     assert guesses == ("a mask over choices of the model is taken as evenly spread",)
 
 

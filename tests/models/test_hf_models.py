@@ -190,6 +190,10 @@ def test_identity_follows_the_configuration_and_the_weight_files(folder: Path) -
     ("config", "message"),
     [
         ({"model_type": "llava"}, "llava is a vision-language model.*py:FILE:FACTORY"),
+        (
+            {"model_type": "canine", "architectures": ["CanineForSequenceClassification"]},
+            "knows no batches for canine.*py:FILE:FACTORY",
+        ),
         ({"model_type": "whisper", "is_encoder_decoder": True}, "knows no batches for whisper.*py:FILE:FACTORY"),
         ({"model_type": "no_such_type"}, r"cannot be loaded \(config.json\): .*no_such_type"),
         ({**VIT, "auto_map": {"AutoConfig": "code.Config"}, "model_type": "mine"}, "--trust-remote-code"),

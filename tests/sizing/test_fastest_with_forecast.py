@@ -187,7 +187,7 @@ def test_a_traced_workload_gives_bytes_that_grow(monkeypatch: pytest.MonkeyPatch
     assert not forecast.runs_within(64, forecast.allocated_at(64) - 1)
 
 
-def _trace_as_cpu(workload, size, target):
+def _trace_as_cpu(workload, size, target, _):
     from brim.forecasting.trace import trace_workload
 
     workload.device = torch.device("cpu")

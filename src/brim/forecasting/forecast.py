@@ -150,15 +150,21 @@ class TracedWorkload:
         self._stepped = workload.traced_as()
         self._trace = trace or _trace
         self._traces: dict[tuple[int, _Kind | None], Trace] = {}
+        self._real_steps: dict[int, Trace] = {}  # by size, of a workload that cannot be traced
 
     def at(self, size: int, target: Target | None) -> Trace:
         """The trace of a size for a card."""
         key = (size, None if target is None else (target.compute_capability, target.torch_version))
         if key not in self._traces:
             started = time.perf_counter()
-            self._traces[key] = self._like_another(size, target, key[1]) or self._trace(self._stepped, size, target)
+            self._traces[key] = self._like_another(size, target, key[1]) or self._traced(size, target)
             self.seconds += time.perf_counter() - started
         return self._traces[key]
+
+    def _traced(self, size: int, target: Target | None) -> Trace:
+        if self._trace is not _trace:
+            return self._trace(self._stepped, size, target)
+        return _trace(self._stepped, size, target, self._real_steps)
 
     def _like_another(self, size: int, target: Target | None, kind: _Kind | None) -> Trace | None:
         """From one step of this size and two of another that was traced before; None where that is not possible."""
@@ -369,8 +375,8 @@ def gpu_of_device(device: torch.device | int) -> Gpu:
     )
 
 
-def _trace(workload: Workload, size: int, target: Target | None) -> Trace:
-    return trace_workload(workload, size, target=target)
+def _trace(workload: Workload, size: int, target: Target | None, real_steps: dict[int, Trace] | None = None) -> Trace:
+    return trace_workload(workload, size, target=target, real_steps=real_steps)
 
 
 def _sizes_to_trace(smallest: int, largest: int, asked: int | None) -> list[int]:

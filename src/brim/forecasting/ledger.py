@@ -44,6 +44,7 @@ class Ledger:
 
     def __init__(self, owner: Callable[[], str] = lambda: OUTSIDE) -> None:
         self._owner = owner
+        self.held = 0  # blocks that something still holds, also after the end
         self.pool = 0  # of the blocks to come: 1 while a CUDA graph would be captured
         self._closed = False
         self._bytes: list[int] = []  # of each block
@@ -78,6 +79,7 @@ class Ledger:
 
     def give_back(self, number: int) -> None:
         """The block's last holder is gone."""
+        self.held -= 1
         if not self._closed:
             self._log.append(-(number + 1))
 
@@ -185,6 +187,7 @@ class Ledger:
         self._ops.append(op)
         self._pools.append(self.pool)
         self._owners.append(self._owner())
+        self.held += 1
         return len(self._bytes) - 1
 
     def _copied(self, number: int) -> int:

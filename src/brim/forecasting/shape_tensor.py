@@ -7,6 +7,8 @@ operation on them costs microseconds, and each holds the `Block` that it would o
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,8 +16,9 @@ import torch
 
 from brim.forecasting.ledger import Block
 from brim.forecasting.torch_private import NO_TORCH_FUNCTION, TorchDispatchMode, make_wrapper_subclass
+from brim.memory.collector import tracked_objects
 
-__all__ = ["READABLE", "ShapeTensor", "make_shape_tensor", "without_initialisation"]
+__all__ = ["READABLE", "ShapeTensor", "forget_cached", "make_shape_tensor", "without_initialisation"]
 
 READABLE = 4096  # elements up to which a step may read an array of unknown values
 
@@ -26,6 +29,7 @@ class ShapeTensor(torch.Tensor):
     block: Block | None  # None: it takes no device memory
     value: torch.Tensor | None = None  # on the host, where it is known although the tensor is not on the host
     density: float | None = None  # of a mask: the share of its elements that is set, where that is known
+    choices: int | None = None  # of places chosen by a model, such as the experts of a token: among how many
     outside: Callable[..., Any] | None = None  # answers operations on shape tensors outside of any trace
 
     __torch_function__ = NO_TORCH_FUNCTION  # as torch says to
@@ -35,8 +39,19 @@ class ShapeTensor(torch.Tensor):
         assert ShapeTensor.outside is not None
         return ShapeTensor.outside(func, types, args, kwargs or {})
 
+    def take_shares_of(self, other: ShapeTensor) -> None:
+        """A view or a copy is as full as the whole, and a choice among as many."""
+        if other.density is not None:
+            self.density = other.density
+        if other.choices is not None:
+            self.choices = other.choices
+
     def __repr__(self, *, tensor_contents: Any = None) -> Any:  # type: ignore[override]  # torch's is untyped
         return f"ShapeTensor({tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+
+    def __format__(self, format_spec: str) -> str:
+        """A number as torch writes one, such as a loss to log: what `item` says."""
+        return format(self.item(), format_spec) if self.dim() == 0 else object.__format__(self, format_spec)
 
     def untyped_storage(self) -> torch.UntypedStorage:
         """There is none: `block` is what a shape tensor is on."""
@@ -75,6 +90,29 @@ def make_shape_tensor(
     )
     shape_tensor.block = block
     return shape_tensor
+
+
+_CACHE: Any = type(functools.cache(int))
+
+
+def forget_cached() -> None:
+    """Empty each `functools.lru_cache` that has kept a shape tensor: real steps to come would be given it."""
+    for cache in tracked_objects():
+        if type(cache) is _CACHE and _keeps_shape_tensors(cache):
+            cache.cache_clear()
+
+
+def _keeps_shape_tensors(cache: Any) -> bool:
+    pending, seen = [cache], set()
+    while pending:
+        for value in gc.get_referents(pending.pop()):
+            if type(value) is ShapeTensor:
+                return True
+            holds = type(value) in (tuple, list, dict) or type(value).__name__ == "_lru_list_elem"
+            if holds and id(value) not in seen:
+                seen.add(id(value))
+                pending.append(value)
+    return False
 
 
 # From this size on the C library maps fresh pages, which read as zeros; smaller tensors may hold what was there

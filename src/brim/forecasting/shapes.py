@@ -166,7 +166,7 @@ def _describe(value: Any, parts: list[Any], is_view: bool) -> None:
 
 
 def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
-    plain = _plain_results(func, args, tensors)
+    plain = None if kwargs else _plain_results(func, args, tensors)
     if plain is not None:
         return plain
     metas = [_meta_of(tensor) for tensor in tensors]
@@ -269,18 +269,23 @@ def _memory(address: int, storages: list[int], made: list[int]) -> int:
 _LIKE_THE_FIRST = frozenset({
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.relu.default, aten.gelu.default,
     aten.gelu_backward.default, aten.threshold_backward.default, aten.sigmoid_backward.default,
-    aten._softmax_backward_data.default, aten.roll.default,
+    aten._softmax_backward_data.default,
 })  # fmt: skip
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _Part = tuple[Sequence[int], torch.dtype]  # the shape and dtype of one dense result
 
 
 def _plain_results(func: Any, args: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Any:
-    """The results that torch would give, without asking it; None where they are not as simple as that."""
+    """The results that torch would give, without asking it; None where they are not as simple as that.
+
+    None also of a forward that torch refuses, so that mistakes are found; a backward is of one that it has taken.
+    """
     if func in _LIKE_THE_FIRST:
         return _dense_spec((tensors[0].shape, tensors[0].dtype)) if _all_alike(args, tensors) else None
     if func is aten.addmm.default:
         bias, left, right = args
+        if left.dim() != 2 or right.dim() != 2 or left.shape[1] != right.shape[0]:
+            return None
         rows, columns = left.shape[0], right.shape[1]
         plain = rows > 1 and columns > 1 and bias.shape == (columns,) and left.dtype == right.dtype == bias.dtype
         return _dense_spec(((rows, columns), left.dtype)) if plain else None
@@ -301,7 +306,10 @@ def _all_alike(args: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> bool:
     )
 
 
-def _layer_norm(input: torch.Tensor, normalized: Sequence[int], *_: Any) -> list[_Part]:
+def _layer_norm(input: torch.Tensor, normalized: Sequence[int], *rest: Any) -> list[_Part] | None:
+    weights = [one.shape for one in rest if isinstance(one, torch.Tensor)]
+    if not normalized or any(shape != tuple(normalized) for shape in (input.shape[-len(normalized) :], *weights)):
+        return None
     rows = input.shape[: input.dim() - len(normalized)]
     statistics = ((*rows, *(1 for _ in normalized)), _wide(input))
     return [(input.shape, input.dtype), statistics, statistics]

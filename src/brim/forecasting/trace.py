@@ -32,7 +32,8 @@ from brim.forecasting.events import BATCH, Category, Event, Target, Trace, Untra
 from brim.forecasting.generation_trace import prepare_generation
 from brim.forecasting.ledger import Block, Ledger
 from brim.forecasting.modules import ModuleWatch
-from brim.forecasting.shape_tensor import ShapeTensor, make_shape_tensor
+from brim.forecasting.shape_tensor import ShapeTensor, forget_cached, make_shape_tensor
+from brim.forecasting.shapes import tensors_in
 from brim.forecasting.torch_private import TorchDispatchMode, current_graph_task_id, foreach_as_on_cuda, tree_leaves
 from brim.forecasting.tracer import Tracer
 from brim.memory.collector import without_collector
@@ -52,6 +53,7 @@ def trace_workload(
     target: Target | None = None,
     steps: int = 2,
     or_approximately: bool = True,
+    real_steps: dict[int, Trace] | None = None,
 ) -> Trace:
     """The memory events of a few steps at a batch size, as they would be on the target card.
 
@@ -59,7 +61,7 @@ def trace_workload(
     attention kernels would run; without one they are those of a Hopper card. A workload that cannot be traced is run
     for real on the CPU at its two smallest sizes, and what it holds there is extended in a line (`Trace.approximate`
     says why); where that does not work either, or without `or_approximately`, an `UntraceableError` says what is in the
-    way.
+    way. `real_steps`, kept from call to call, lets further sizes be extended from the same real steps.
     """
     if batch_size < 1:
         raise RequestError(f"batch_size={batch_size}: the smallest is 1")
@@ -76,7 +78,7 @@ def trace_workload(
     if not or_approximately:
         raise UntraceableError(reason) from problem
     try:
-        return approximate_trace(workload, batch_size, steps=steps, why=reason)
+        return approximate_trace(workload, batch_size, steps=steps, why=reason, real_steps=real_steps)
     except UntraceableError as error:
         raise UntraceableError(f"{error}; it cannot be traced either: {reason}") from problem
 
@@ -106,6 +108,8 @@ def _trace(workload: Workload, batch_size: int, target: Target | None, steps: in
         ledger.close()
         tracer.values.release()
         snapshot.restore()
+        if ledger.held:  # by an error on its way up, or by something that outlives the step
+            forget_cached()
     facts = tracer.facts
     guesses = [*([guess] if guess else []), *facts.guesses]
     return Trace(
@@ -249,8 +253,16 @@ def _quiet_tracer() -> Tracer:
 
 
 def _answer_outside(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """Outside of any trace a shape tensor still has a shape, a dtype and views; nothing is booked."""
+    """Outside of any trace a shape tensor still has a shape, a dtype and views; it meets no real one."""
     del types
+    tensors = tensors_in(args, kwargs)
+    kept = [tensor for tensor in tensors if isinstance(tensor, ShapeTensor)]
+    if len(kept) < len(tensors):
+        raise RequestError(
+            f"the step uses a tensor of shape {tuple(kept[0].shape)} that it made while brim traced it, which has no "
+            "values: something outside of the model has kept it, such as a global or a dict as a cache; let the model "
+            "keep it, or clear it after the forecast"
+        )
     with _quiet_tracer():
         return func(*args, **kwargs)
 
@@ -261,13 +273,18 @@ ShapeTensor.outside = staticmethod(_answer_outside)
 _HOST_SHARE = 0.4  # of the free host memory that a copy of the state may take
 
 
-def approximate_trace(workload: Workload, batch_size: int, *, steps: int, why: str) -> Trace:
+def approximate_trace(
+    workload: Workload, batch_size: int, *, steps: int, why: str, real_steps: dict[int, Trace] | None = None
+) -> Trace:
     """A trace extended from real steps at the two smallest sizes; `UntraceableError` where they cannot be run."""
     started = time.perf_counter()
     _check_can_run(workload)
     smallest = workload.smallest_size()
-    first = _metered(workload, smallest, steps)
-    second = _metered(workload, 2 * smallest, steps)
+    real_steps = {} if real_steps is None else real_steps
+    for size in (smallest, 2 * smallest):
+        if size not in real_steps:
+            real_steps[size] = _metered(workload, size, steps)
+    first, second = real_steps[smallest], real_steps[2 * smallest]
     events = _extended(first, second, batch_size)
     return Trace(
         batch_size=batch_size,

@@ -267,8 +267,8 @@ class Tracer(TorchDispatchMode):
         held = self._scratch_of(traits, args)
         results: list[torch.Tensor] = []
         result = self._made(spec, device, op, tensors, {}, results, counts=counts)
-        if traits.is_copy and isinstance(tensors[0], ShapeTensor) and tensors[0].density is not None:
-            result.density = tensors[0].density
+        if traits.is_copy and isinstance(tensors[0], ShapeTensor):
+            result.take_shares_of(tensors[0])
         if traits.witness is not None:
             traits.witness(self, args, kwargs, results)
         del held
@@ -307,8 +307,8 @@ class Tracer(TorchDispatchMode):
                 shape_tensor = make_shape_tensor(spec.size, spec.stride, spec.dtype, device, block, spec.offset)
         else:
             shape_tensor = make_shape_tensor(spec.size, spec.stride, spec.dtype, device, block, spec.offset)
-        if isinstance(whole, ShapeTensor) and whole.density is not None:
-            shape_tensor.density = whole.density
+        if isinstance(whole, ShapeTensor):
+            shape_tensor.take_shares_of(whole)
         return shape_tensor
 
     def _book(

@@ -290,6 +290,31 @@ def _one_hot_scatter(tracer: Tracer, func: Any, args: tuple[Any, ...], kwargs: d
     return result
 
 
+def _chosen(place: int | None, dim: int | None = -1) -> Replacement:
+    """Places along a dimension, in result `place` of several: which ones only a real run knows, but among how many."""
+
+    def replace(tracer: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = tracer.run(func, args, kwargs)
+        places = result if place is None else result[place]
+        names = [argument.name for argument in func._schema.arguments]
+        at = names.index("dim") if "dim" in names else len(args)
+        along = args[at] if len(args) > at else kwargs.get("dim", dim)
+        if isinstance(places, ShapeTensor) and along is not None and args[0].dim():
+            places.choices = args[0].shape[along]
+        return result
+
+    return replace
+
+
+def _any_along(tracer: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Whether one of several choices is a certain one: they are not the same."""
+    result = tracer.run(func, args, kwargs)
+    mask = args[0]
+    if isinstance(result, ShapeTensor) and isinstance(mask, ShapeTensor) and mask.density is not None:
+        result.density = min(mask.density * (mask.numel() / max(result.numel(), 1)), 1.0)
+    return result
+
+
 def _comparison(same: float) -> Replacement:
     """Is anything not a number, or infinite? In a step that works, nothing is. Which of several is it? One of them."""
 
@@ -304,6 +329,10 @@ def _comparison(same: float) -> Replacement:
             result.density = 1 - same
         elif isinstance(right, torch.Tensor) and right.dim() == 1 and right.numel() and left.shape[-1:] == (1,):
             result.density = abs(1 - same - 1 / right.numel())  # a choice, compared with all that there are
+        elif (
+            isinstance(left, ShapeTensor) and left.choices and (not isinstance(right, torch.Tensor) or not right.dim())
+        ):
+            result.density = abs(1 - same - 1 / left.choices)  # a choice, compared with one
         return result
 
     return replace
@@ -359,6 +388,14 @@ UNKNOWN_VALUES: dict[Any, Replacement] = {
     aten.ne.Tensor: _comparison(0.0),
     aten.eq.Scalar: _comparison(1.0),
     aten.ne.Scalar: _comparison(0.0),
+    aten.topk.default: _chosen(1),
+    aten.sort.default: _chosen(1),
+    aten.sort.stable: _chosen(1),
+    aten.argsort.default: _chosen(None),
+    aten.max.dim: _chosen(1),
+    aten.argmax.default: _chosen(None, None),
+    aten.multinomial.default: _chosen(None),
+    aten.any.dim: _any_along,
     aten.any.default: _of_densities(lambda share: float(share > 0)),
     aten.all.default: _of_densities(lambda share: float(share >= 1)),
     aten.logical_not.default: _of_densities(lambda share: 1 - share),

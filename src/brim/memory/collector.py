@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
+from typing import Any
 
-__all__ = ["heap_set_aside", "without_collector"]
+__all__ = ["heap_set_aside", "tracked_objects", "without_collector"]
 
+_blocks: list[None] = []  # one while a block below has set the heap aside
 FEW_OBJECTS = 50_000  # Python 3.12 starts with some hundred of its own set aside; a program with torch has 500,000
 
 
@@ -35,7 +37,22 @@ def heap_set_aside() -> Iterator[None]:
         yield
         return
     gc.freeze()
+    _blocks.append(None)
     try:
         yield
     finally:
+        _blocks.pop()
         gc.unfreeze()
+
+
+def tracked_objects() -> list[Any]:
+    """Every object that the collector knows, with those that `heap_set_aside` took from it.
+
+    Not those that the program set aside itself: with them, what has come since would have to be set aside for good.
+    """
+    if not _blocks:
+        return gc.get_objects()
+    gc.unfreeze()
+    objects = gc.get_objects()
+    gc.freeze()
+    return objects

@@ -325,6 +325,8 @@ def _batched_kind(name: str, config: Any) -> Kind:
             f"MODEL hf:{name}: {config.model_type} is a vision-language model, whose batches depend on its processor; "
             "give data with -d, or its batches with py:FILE:FACTORY"
         )
+    if kind != "image" and getattr(config.get_text_config(), "vocab_size", None) is None:  # characters, sounds
+        raise _unknown_batches(name, config.model_type)
     return kind
 
 

@@ -76,7 +76,7 @@ def save_base(file: Path, workloads: Sequence[WorkloadDocument]) -> None:
 def read_base(file: Path) -> Base:
     """The forecasts in a file of `--save`, or of `--json`; a `RequestError` for one that is neither."""
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise RequestError(
             f"{given('against', file)}: there is no such file; write it with {named('save')}, where the forecast is "
@@ -103,7 +103,10 @@ def base_of(document: Any, file: str = "") -> Base:
     found: dict[str, Sequence[Document]] = {}
     try:
         for one in document["workloads"] if schema == FORECASTS_SCHEMA else [_alone(document)]:
-            found[str(one["name"])] = [_checked(forecast) for forecast in one["forecasts"]]
+            name = str(one["name"])
+            if name in found:  # as two branches merged by hand leave it
+                raise ValueError(f"it has {name} twice")
+            found[name] = [_checked(forecast) for forecast in one["forecasts"]]
     except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise RequestError(
             f"{given('against', file)}: the forecast in it is damaged ({type(error).__name__}: {first_line(error)}); "
@@ -151,7 +154,7 @@ def _checked(forecast: Document) -> Document:
         _check_counts(size, "batch_size", "peak_allocated_bytes", "peak_reserved_bytes")
         for row in size.get("by_module") or ():
             row["module"].split(".")
-            _check_counts(row["parts"], *row["parts"])
+            _check_counts(row["parts"], *row["parts"].keys())
     return forecast
 
 

@@ -304,7 +304,7 @@ def _version_notes(base: Base) -> list[str]:
 
 
 def _setting_notes(now: WorkloadDocument, before: Sequence[Document] | None) -> list[str]:
-    """Settings that are not those of the base, so that a difference is no surprise."""
+    """What is not as in the base: settings, so that a difference is no surprise, and cards that are not compared."""
     if not before or not now.forecasts:
         return []
     first, notes = before[0], []
@@ -314,6 +314,14 @@ def _setting_notes(now: WorkloadDocument, before: Sequence[Document] | None) -> 
     for name in dict.fromkeys([*old, *new]):
         if old.get(name) != new.get(name):
             notes.append(f"{now.name}: {name} was {_shown(old.get(name))}, it is {_shown(new.get(name))}")
+    kinds = [("the base", first.get("approximate")), ("this forecast", now.forecasts[0].get("approximate"))]
+    for (what, why), (other, fine) in (kinds, kinds[::-1]):
+        if why and not fine:
+            notes.append(f"{now.name}: {what} is approximate, {other} is not: {why}")
+    had, has = ({one["gpu"]["key"]: None for one in forecasts} for forecasts in (before, now.forecasts))
+    if set(had) & set(has):  # else nothing is compared, which is said
+        notes += [f"{now.name}: {card} is not in the base" for card in has if card not in had]
+        notes += [f"{now.name}: {card} is in the base only" for card in had if card not in has]
     if not any(size.get("by_module") for one in before for size in sizes_of(one)):
         notes.append(f"{now.name}: the base has no bytes by module; a file of {named('save')} has them")
     return notes
