@@ -103,15 +103,15 @@ def _record(step: Callable[[], Any], pool: GraphPool) -> torch.cuda.CUDAGraph:
 
 
 def _end_allocating(index: int, pool: GraphPool) -> None:
-    """After a capture that became void, which torch ends without telling its allocators: for them it would never end.
+    """End a void capture for torch's allocators, which torch does not notify: for them it would never end.
 
-    That of the device would no longer free cached memory where an allocation fails. That of pinned memory cannot be
-    told, and refuses the handle. Random generators wait for the end of a capture too, any: that of the pool's keeper.
+    The device's allocator would no longer free cached memory where an allocation fails. That of pinned memory cannot be
+    notified, and refuses the handle. Random generators wait for the end of any capture: that of the pool's keeper.
     """
     end: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
     if end is None:  # its name before torch 2.8
         end = torch._C._cuda_endAllocateCurrentStreamToPool  # type: ignore[attr-defined]
-    with contextlib.suppress(RuntimeError):  # it was told, and what came after that has failed
+    with contextlib.suppress(RuntimeError):  # the allocator knows, and something later has failed
         end(index, pool.handle)
         torch._C._cuda_releasePool(index, pool.handle)
     pool.handle = None
