@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from brim.errors import LostError, RequestError, plural
 from brim.memory.collector import heap_set_aside
@@ -362,6 +363,8 @@ class DeviceProber(Prober):
     def _resident(self) -> Iterator[torch.Tensor]:
         for module in self.workload.modules():
             for tensor in (*module.parameters(), *module.buffers()):
+                if is_lazy(tensor):  # no bytes yet; the copy of what steps change refuses it by name
+                    continue
                 yield tensor
                 if tensor.grad is not None:
                     yield tensor.grad
