@@ -35,7 +35,7 @@ from brim.settings.sizes import format_bytes
 from brim.sizing.probing import ProbeContext
 from brim.workloads.base import Workload
 
-__all__ = ["DeviceProber", "ProbeSettings", "Prober", "WorkloadError"]
+__all__ = ["DeviceProber", "ProbeSettings", "Prober", "WorkloadError", "raised_by"]
 
 # A size near the limit that falls this far behind a smaller one is short of memory without saying so: cuDNN took
 # slower algorithms for want of workspace, or the driver moved pages to system memory.
@@ -63,6 +63,11 @@ class ProbeSettings:
     min_steps: int = 3
     max_steps: int = 20
     steady_seconds: float = 0.25  # steps are repeated for about this long
+
+
+def raised_by(stage: str, error: BaseException) -> str:
+    """What the workload's own error says, in words, with the batch size at which it came."""
+    return "\n".join([f"{stage} raised {type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
 
 
 class WorkloadError(RequestError):
