@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from brim.errors import DoesNotFitError
-from brim.memory.failures import Failure, FailureKind, classify, classify_exit
+from brim.memory.failures import Failure, FailureKind, classify, classify_exit, without_tracebacks
 
 GIB = 2**30
 
@@ -307,6 +307,36 @@ def test_a_circular_chain_ends() -> None:
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first
     assert classify(first).kind is FailureKind.OTHER
+    member = torch.OutOfMemoryError(OUT_OF_MEMORY["cuda"])
+    member.__cause__ = ExceptionGroup("tasks", [member, ValueError("b")])
+    assert classify(member).kind is FailureKind.OUT_OF_MEMORY
+
+
+MEMORY = torch.OutOfMemoryError(OUT_OF_MEMORY["cuda"])
+
+
+@pytest.mark.parametrize(
+    ("errors", "kind"),
+    [
+        ([MEMORY, RuntimeError(OUT_OF_MEMORY["cublas"])], FailureKind.OUT_OF_MEMORY),
+        ([ExceptionGroup("inner", [MEMORY])], FailureKind.OUT_OF_MEMORY),
+        ([MEMORY, RuntimeError(SIZE_LIMIT["index-math"])], FailureKind.OUT_OF_MEMORY),
+        ([MEMORY, RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")], FailureKind.AMBIGUOUS),
+        ([MEMORY, ValueError("shapes differ")], FailureKind.OTHER),
+        ([MEMORY, DoesNotFitError("nothing fits")], FailureKind.OTHER),
+        ([MEMORY, ValueError("shapes differ"), RuntimeError(FATAL["assert"])], FailureKind.FATAL),
+    ],
+)
+def test_a_group_of_errors_is_about_memory_only_if_all_of_them_are(errors: list[Exception], kind: FailureKind) -> None:
+    assert classify(ExceptionGroup("tasks", errors)).kind is kind
+
+
+def test_no_error_of_a_group_keeps_its_frames() -> None:
+    member = raised(lambda: torch.ones(2) + torch.ones(3))
+    assert isinstance(member, RuntimeError)
+    assert member.__traceback__ is not None
+    without_tracebacks(ExceptionGroup("tasks", [member]))
+    assert member.__traceback__ is None
 
 
 @pytest.mark.parametrize(

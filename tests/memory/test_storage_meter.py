@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 from torch import nn
+from torch.utils import _python_dispatch as dispatch
 
 from brim.errors import RequestError
+from brim.memory.devices import CpuMemory
 from brim.memory.failures import FailureKind, classify
 from brim.memory.storage_meter import StorageMeter, refuse_compiled
 
@@ -128,3 +132,41 @@ def test_eager_code_is_let_through_and_compiled_code_is_not() -> None:
         refuse_compiled([torch.compile(eager)])
     with pytest.raises(RequestError, match="uncompiled module, or on CUDA"):
         refuse_compiled([], torch.compile(lambda x: x))
+
+
+@pytest.mark.parametrize("step", ["_push_mode", "_pop_mode"])
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+def test_ctrl_c_while_torch_puts_the_meter_on_or_takes_it_off_leaves_it_off(
+    step: str, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(dispatch, step)
+
+    def interrupted(*arguments: object) -> object:
+        if first:
+            signal.raise_signal(signal.SIGINT)
+        found = original(*arguments)
+        if not first:
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    memory = CpuMemory(torch.device("cpu"))
+    try:
+        monkeypatch.setattr(dispatch, step, interrupted)
+        with pytest.raises(KeyboardInterrupt), memory.limited(KIB), memory.metered():
+            pass
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        monkeypatch.undo()
+        signal.signal(signal.SIGINT, before)
+    assert not dispatch.is_in_torch_dispatch_mode()
+    assert dispatch._get_current_dispatch_mode_stack() == []
+
+
+def test_a_meter_that_nothing_has_ended_goes_with_the_limit() -> None:
+    memory = CpuMemory(torch.device("cpu"))
+    with memory.limited(KIB):
+        never_left = memory.metered()
+        never_left.__enter__()
+        assert len(dispatch._get_current_dispatch_mode_stack()) == 1
+    assert dispatch._get_current_dispatch_mode_stack() == []

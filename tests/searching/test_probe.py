@@ -232,6 +232,15 @@ def test_a_batch_of_the_wrong_length_is_a_wrong_request() -> None:
         probing.probe(6)
 
 
+def test_lazy_parameters_are_a_wrong_request_that_says_what_to_do() -> None:
+    model = nn.LazyLinear(4)
+    with (
+        pytest.raises(RequestError, match="run one batch through it first"),
+        prober(lambda batch: model(batch), model=model) as probing,
+    ):
+        probing.probe(1)
+
+
 @pytest.mark.parametrize(
     "nested",
     [

@@ -119,6 +119,16 @@ def test_a_forecast_of_too_little_that_fails_at_once_is_forgotten() -> None:
     assert search.largest >= 0.5 * card.largest
 
 
+def test_a_forecast_that_missed_what_every_size_takes_does_not_scale_what_grows() -> None:
+    card = Card(6 * 10**9, 10**6, 2_000, 0.5, 0.001)
+    device = card.device()
+    without_workspace = dataclasses.replace(card, constant=0).whole_forecast(0.05)
+    found = searched(context_of(dataclasses.replace(device.curve, base=0)), SearchSettings(), device, without_workspace)
+    assert device.asked[0] > card.largest  # it ran out of memory
+    assert found.chosen.samples_per_second is not None
+    assert found.chosen.samples_per_second >= 0.9 * best_rate(device, card.largest)
+
+
 def test_bytes_that_do_not_grow_are_searched_to_the_bound() -> None:
     flat = Curve(lambda _: 1000, 2000, 1000, "flat")
     search = FastestSizer(

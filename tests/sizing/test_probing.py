@@ -90,6 +90,20 @@ def test_a_fixed_size_that_does_not_fit_is_split_and_that_is_reported() -> None:
     assert "(2500) does not fit and is split into parts of 1000" in found.reason
 
 
+def test_parts_of_a_fixed_size_keep_to_the_bounds() -> None:
+    found = search(thousand(), batch_size=2_500, fixed=True, max_size=100, context={"largest_size": 80}, multiple_of=16)
+    assert found.chosen.batch_size == 80
+    assert search(thousand(), objective="largest", max_size=100, multiple_of=16).reason == (
+        "the largest size allowed (96) fits"
+    )
+
+
+@pytest.mark.parametrize("asked", [{}, {"fixed": True}])
+def test_where_no_smaller_size_is_allowed_than_one_that_does_not_fit_nothing_fits(asked: dict[str, object]) -> None:
+    with pytest.raises(DoesNotFitError, match="a batch of 1024 samples does not fit"):
+        search(thousand(), batch_size=1_024, multiple_of=1_024, **asked)
+
+
 def test_a_fixed_size_that_does_not_fit_is_an_error_when_asked() -> None:
     device = thousand()
     with pytest.raises(DoesNotFitError, match="a batch of 2500 samples") as caught:

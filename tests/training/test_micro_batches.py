@@ -280,6 +280,17 @@ def test_nothing_smaller_left_is_exit_3_with_remedies() -> None:
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.parametrize("asked", [{}, {"ceiling": 8}, {"ceiling": 8, "fixed": True}, {"unit": "tokens"}])
+def test_a_window_whose_parts_cannot_be_as_short_as_what_fits_ends_with_exit_3(asked: dict[str, Any]) -> None:
+    calls_allowed = 60
+    faulty = Faulty(
+        lambda call, length: AssertionError("for ever") if call > calls_allowed else oom() if length > 2 else None
+    )
+    runner = micro_batches(network(normalise=True), faulty, sizes={"smallest": 2, "largest": 9, **asked})
+    with pytest.raises(DoesNotFitError, match="not even a micro-batch of 3 fits"):
+        runner.run(work(9))
+
+
 def test_a_fixed_size_is_split_for_its_window_and_tried_in_full_again() -> None:
     faulty = Faulty(lambda call, length: oom() if call == 1 else None)
     runner = micro_batches(network(), faulty, sizes={"ceiling": 16, "fixed": True})

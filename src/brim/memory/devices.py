@@ -219,6 +219,8 @@ class CpuMemory(DeviceMemory):
             yield
         finally:
             self._limit_bytes = before
+            if self._meter is not None:  # Ctrl-C came between its start and the block that ends it
+                self._meter.off()
 
     @contextlib.contextmanager
     def metered(self, resident: Iterable[torch.Tensor] = ()) -> Iterator[MemoryReading]:
@@ -237,6 +239,7 @@ class CpuMemory(DeviceMemory):
             # TorchScript passes a refusal on as an error of its own, without our type or words.
             raise torch.OutOfMemoryError(meter.refusal) from error
         finally:
+            meter.off()
             self._meter = None
             reading.peak_allocated_bytes = reading.peak_reserved_bytes = meter.peak_bytes
 

@@ -235,14 +235,10 @@ def classify(error: BaseException) -> Failure:
 
     An error that is not recognised itself is judged by its cause (`raise … from oom`). One that was
     merely raised while an out-of-memory error was being handled is not, unless it quotes that error whole.
+    A group of errors, as of tasks that ran side by side, is about memory only if every one of them is.
     """
-    verdicts = [verdict for link in _chain(error) if (verdict := _classify_link(link)) is not None]
-    for verdict in verdicts:
-        if verdict.kind is FailureKind.FATAL:
-            return verdict
-    if verdicts:
-        return verdicts[0]
-    return Failure(kind=FailureKind.OTHER, reason=f"{type(error).__name__} is not about memory")
+    found = _classify_chain(error, seen=set())
+    return found or Failure(kind=FailureKind.OTHER, reason=f"{type(error).__name__} is not about memory")
 
 
 def without_tracebacks(error: Exception) -> Exception:
@@ -255,6 +251,7 @@ def without_tracebacks(error: Exception) -> Exception:
             seen.add(id(link))
             link.__traceback__ = None
             links += [link.__cause__, link.__context__]
+            links += link.exceptions if isinstance(link, BaseExceptionGroup) else ()
     return error
 
 
@@ -270,9 +267,29 @@ def classify_exit(returncode: int) -> Failure | None:
     return Failure(kind=FailureKind.OTHER, reason=f"the process {ending}")
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _classify_chain(error: BaseException, *, seen: set[int]) -> Failure | None:
+    verdicts = []
+    for link in _chain(error, seen):
+        verdict = _classify_group(link, seen) if isinstance(link, ExceptionGroup) else _classify_link(link)
+        if verdict is not None and verdict.kind is FailureKind.FATAL:
+            return verdict
+        verdicts.append(verdict)
+    return next((verdict for verdict in verdicts if verdict is not None), None)
+
+
+def _classify_group(group: ExceptionGroup[Exception], seen: set[int]) -> Failure | None:
+    """The worst of its errors decides: a smaller size has to help all of them."""
+    found = [_classify_chain(error, seen=seen) for error in group.exceptions if id(error) not in seen]
+    known = [failure for failure in found if failure is not None]
+    for kind in (FailureKind.FATAL, FailureKind.OTHER, FailureKind.AMBIGUOUS):
+        worst = next((failure for failure in known if failure.kind is kind), None)
+        if worst is not None:
+            return worst
+    return known[0] if known and len(known) == len(found) else None
+
+
+def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
     """The error, then what it stands for, outermost first; nothing behind an interrupt or brim's own verdict."""
-    seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen and _may_wrap(link):
         seen.add(id(link))

@@ -9,9 +9,12 @@ processes, not by this.
 
 from __future__ import annotations
 
+import signal
+import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -41,6 +44,23 @@ class StorageMeter(TorchDispatchMode):
         self.peak_bytes = 0
         self.refusal: str | None = None  # the error of the last operation, if it was refused
         self._live: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        self._on = False
+
+    def __enter__(self) -> Self:
+        with _Uninterrupted():
+            super().__enter__()  # type: ignore[no-untyped-call]
+            self._on = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.off()
+
+    def off(self) -> None:
+        """Meter no longer, if it still does: Ctrl-C may have come between its start and the block that ends it."""
+        with _Uninterrupted():
+            if self._on:
+                self._on = False
+                super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def track(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that exist already: weights, gradients, optimizer state."""
@@ -91,6 +111,27 @@ class StorageMeter(TorchDispatchMode):
                 meter.current_bytes -= meter._live.pop(key)[1]
 
         return forget
+
+
+class _Uninterrupted:
+    """Ctrl-C inside counts at its end: torch puts a mode on its stack, and takes it off, in several steps."""
+
+    def __enter__(self) -> None:
+        self._pressed_in: FrameType | None = None
+        in_main = threading.current_thread() is threading.main_thread()
+        self._handler = signal.getsignal(signal.SIGINT) if in_main else None
+        if callable(self._handler):
+            signal.signal(signal.SIGINT, self._press)
+
+    def __exit__(self, *error: object) -> None:
+        if callable(self._handler):
+            signal.signal(signal.SIGINT, self._handler)
+            if self._pressed_in is not None:
+                self._handler(signal.SIGINT, self._pressed_in)
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        del number
+        self._pressed_in = frame
 
 
 def refuse_compiled(modules: Iterable[nn.Module], *functions: Any) -> None:

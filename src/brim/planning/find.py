@@ -18,7 +18,7 @@ from brim.models.build import build_workload
 from brim.records import Objective, Plan, Unit
 from brim.searching.find import SearchListener, find_plan, find_with, probe_settings
 from brim.searching.isolate import IsolatedProber
-from brim.searching.probe import DeviceProber, Prober
+from brim.searching.probe import DeviceProber, Prober, raised_by
 from brim.settings.caller import given, named
 from brim.settings.eval_settings import EvalRequest
 from brim.settings.find_settings import DEFAULT_MAX_SIZE, FindSettings, OwnStep, SearchSettings, WorkloadRequest
@@ -78,7 +78,7 @@ def find(settings: FindSettings, *, listener: SearchListener | None = None) -> F
         full = load_failure(error, None, what=f"{request.model}: outside of any batch")
         if full is not None:
             raise full from error
-        raise RequestError(f"{request.model}: {what} raised {type(error).__name__}: {error}") from error
+        raise RequestError(f"{request.model}: {raised_by(what, error)}") from error
     return FoundPlan(plan=plan, settings=settings, environment=environment, started_at=started_at)
 
 

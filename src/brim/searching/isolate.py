@@ -19,7 +19,7 @@ from brim.memory.weights import load_failure
 from brim.records import Probe, Verdict
 from brim.running.child_main import Send
 from brim.running.child_process import ChildLostError, ChildProcess, child_command
-from brim.searching.probe import DeviceProber, Prober, ProbeSettings, WorkloadError
+from brim.searching.probe import DeviceProber, Prober, ProbeSettings, WorkloadError, raised_by
 from brim.sizing.probing import ProbeContext
 
 __all__ = ["IsolatedProber", "serve_probes"]
@@ -113,6 +113,6 @@ def _answer(prober: DeviceProber, size: int, send: Send) -> None:
     except BrimError:
         raise
     except Exception as error:  # the workload's own, at this size; another size may run
-        send({"workload_error": f"{prober.stage} raised {type(error).__name__}: {error}"})
+        send({"workload_error": raised_by(prober.stage, error)})
     else:
         send({"probe": probe.to_json()})

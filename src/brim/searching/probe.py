@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from brim.errors import LostError, RequestError, plural
 from brim.memory.collector import heap_set_aside
@@ -34,7 +35,7 @@ from brim.settings.sizes import format_bytes
 from brim.sizing.probing import ProbeContext
 from brim.workloads.base import Workload
 
-__all__ = ["DeviceProber", "ProbeSettings", "Prober", "WorkloadError"]
+__all__ = ["DeviceProber", "ProbeSettings", "Prober", "WorkloadError", "raised_by"]
 
 # A size near the limit that falls this far behind a smaller one is short of memory without saying so: cuDNN took
 # slower algorithms for want of workspace, or the driver moved pages to system memory.
@@ -62,6 +63,11 @@ class ProbeSettings:
     min_steps: int = 3
     max_steps: int = 20
     steady_seconds: float = 0.25  # steps are repeated for about this long
+
+
+def raised_by(stage: str, error: BaseException) -> str:
+    """What the workload's own error says, in words, with the batch size at which it came."""
+    return "\n".join([f"{stage} raised {type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
 
 
 class WorkloadError(RequestError):
@@ -362,6 +368,8 @@ class DeviceProber(Prober):
     def _resident(self) -> Iterator[torch.Tensor]:
         for module in self.workload.modules():
             for tensor in (*module.parameters(), *module.buffers()):
+                if is_lazy(tensor):  # no bytes yet; the copy of what steps change refuses it by name
+                    continue
                 yield tensor
                 if tensor.grad is not None:
                     yield tensor.grad

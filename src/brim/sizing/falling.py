@@ -121,7 +121,7 @@ class FallingSizer(Sizer):
         return evidence.bytes.proportionally_within(room) if within is None else within
 
     def _bound(self, trial: Trial) -> float:
-        """No larger size can fit, if bytes grow at least in proportion from what is resident."""
+        """No larger size can fit, if bytes grow at most in proportion from what is resident."""
         limit, base = self.evidence.limit_bytes, self.evidence.bytes.base_bytes
         if limit is None or trial.needed_bytes is None or trial.needed_bytes <= max(base, limit):
             return math.inf

@@ -290,9 +290,14 @@ class MicroBatchSizer:
                 break
         return BatchSizes(smallest=min(self.lengths), median=median, largest=max(self.lengths))
 
-    def hopeless(self, length: int) -> bool:
-        """Whether a micro-batch of this length cannot be made smaller."""
-        return length <= self.request.smallest
+    def hopeless(self, length: int, cost: int | None = None) -> bool:
+        """Whether a micro-batch of this length, and cost, cannot be made smaller.
+
+        At the smallest size a part may still be longer, where what is left over would be too short to run alone.
+        """
+        each = 1 if self.by_count or cost is None else max(cost // length, 1)
+        at_smallest = self.next_size() // each <= self.request.smallest
+        return length <= self.request.smallest or (at_smallest and length < 2 * self.request.smallest)
 
     @property
     def probes(self) -> tuple[Probe, ...]:

@@ -27,6 +27,7 @@ from brim.sizing.constants import (
     ALLOCATOR_NOISE,
     ALLOCATOR_RESOLUTION,
     LARGER_SIZES_TRIED,
+    MAX_FORECAST_ERROR,
     ROUND_SIZES,
     USABLE_LIMIT_FRACTION,
 )
@@ -146,9 +147,9 @@ class SizeSearch:
             raise probe
         if probe.fits:
             return self._result(probe, f"the size asked for, and it fits ({named('no_auto_batch_size')})")
-        if self.settings.fail_on_oom or size <= self._grid.smallest:
+        if self.settings.fail_on_oom:
             raise self._nothing_fits(probe)
-        self._grid = dataclasses.replace(self._grid, last=size - 1)
+        self._continue_below(probe)
         part = yield from self._largest()
         reason = f"the size asked for ({size}) does not fit and is split into parts of {part.chosen.batch_size}"
         return dataclasses.replace(part, reason=reason)
@@ -160,10 +161,15 @@ class SizeSearch:
         assert probe is not None  # no larger size is allowed, so that an error is raised
         if probe.fits:
             return self._result(probe, f"the ceiling asked for (-b {self.settings.batch_size}) fits")
-        if size - 1 < self._grid.smallest:
-            raise self._nothing_fits(probe)
-        self._grid = dataclasses.replace(self._grid, last=size - 1)
+        self._continue_below(probe)
         return None
+
+    def _continue_below(self, probe: Probe) -> None:
+        """Only sizes below one that does not fit; where none is allowed, nothing fits."""
+        last = self._grid.floor(probe.batch_size - 1)
+        if last == 0:
+            raise self._nothing_fits(probe)
+        self._grid = dataclasses.replace(self._grid, last=last)
 
     def _largest(self) -> _Steps[SearchResult]:
         """The largest size that fits."""
@@ -288,6 +294,7 @@ class SizeSearch:
         noise = 0.0 if self.context.exact else ALLOCATOR_NOISE
         prior = None if self._forecast is None else self._forecast.reserved_at
         curve = ByteModel(base_bytes=self.context.base_bytes, noise=noise, prior=prior)
+        curve.most_off = MAX_FORECAST_ERROR
         return Evidence(curve, limit_bytes=self.context.limit_bytes)
 
     def _result(self, chosen: Probe, reason: str) -> SearchResult:
@@ -311,7 +318,7 @@ class SizeSearch:
         if not self._finished:
             return "the largest size seen to fit" + self._out_of_probes()
         if not above:
-            return f"the largest size allowed ({self._grid.last}) fits"
+            return f"the largest size allowed ({chosen.batch_size}) fits"
         nearest = min(above, key=lambda probe: probe.batch_size)
         return f"the largest size that fits: {nearest.batch_size} does not ({nearest.verdict})"
 

@@ -311,7 +311,7 @@ class MicroBatches:
         self._ambiguous = failure.kind is FailureKind.AMBIGUOUS
         if self._fail_on_oom and not self._ambiguous:
             raise DoesNotFitError(f"a micro-batch of {length} does not fit: {failure.reason} ({named('fail_on_oom')})")
-        if self.sizes.hopeless(length):
+        if self.sizes.hopeless(length, failed.cost):
             if self._ambiguous:
                 raise failed.error
             if self.sizes.live.evidence.others_hold(left_bytes) and self._waited_seconds < MOST_WAIT_SECONDS:
