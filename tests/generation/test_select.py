@@ -44,11 +44,15 @@ def decoder_for(model: Any, **options: Any) -> Decoder:
 
 def ignoring_positions(model: Any) -> Any:
     """The model with positions that it counts itself, from its cache."""
+    return ignoring(model, "position_ids")
+
+
+def ignoring(model: Any, *names: str) -> Any:
     inner = model.base_model
     usual = inner.forward
 
-    def forward(*arguments: Any, position_ids: Any = None, **options: Any) -> Any:
-        return usual(*arguments, **options)
+    def forward(*arguments: Any, **options: Any) -> Any:
+        return usual(*arguments, **{name: value for name, value in options.items() if name not in names})
 
     inner.forward = forward
     return model
@@ -124,6 +128,31 @@ def test_a_state_space_model_gets_the_fallback_and_its_own_answers() -> None:
     expected = own_answers(model, prompts, TOKENS)
     assert len({tuple(answer) for answer in expected}) == len(prompts)
     assert answers_of(decoder, prompts) == expected
+    assert len(decoder.notes) == 1, "its prompts may share a batch"
+
+
+def test_prompts_of_a_model_whose_answers_padding_changes_are_answered_one_by_one() -> None:
+    """RWKV and RecurrentGemma take padding for tokens."""
+    model, prompts = ignoring(llama(), "attention_mask", "position_ids"), make_prompts()
+    expected = own_answers(model, prompts, TOKENS)
+    batched = GenerateFallback(model, settings(TOKENS), NO_ENDS, why="a test")
+    assert answers_of(batched, prompts) != expected
+    decoder = decoder_for(model)
+    assert isinstance(decoder, GenerateFallback)
+    assert "prompts are answered one by one" in decoder.notes[1]
+    assert answers_of(decoder, prompts) == expected
+
+
+def test_answers_one_by_one_keep_their_own_noise_and_ends() -> None:
+    """Sampled answers are those of batches in which padding changes nothing, whichever ends first."""
+    model, prompts, keys = llama(), make_prompts(), (9, 4, 7, 0, 2, 5)
+    options = settings(TOKENS, temperature=0.8)
+    ends = TokenIds(ends=tuple(range(40, 50)), pad=PAD)
+    batched = GenerateFallback(model, options, ends, why="a test")
+    alone = GenerateFallback(model, options, ends, why="a test", one_by_one="a test")
+    answers = answers_of(alone, prompts, keys)
+    assert answers == answers_of(batched, prompts, keys)
+    assert len({len(answer) for answer in answers}) > 2
 
 
 def test_positions_in_several_dimensions_need_the_fallback() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from brim.memory.devices import MemoryReading
 from brim.running.executor import ExecutionPolicy
+from brim.running.loader import NotPrepared
 from brim.running.pooled import PooledExecutor, PooledResult, PoolWork
 from brim.running.results import ExecutionFigures
 from brim.sizing.pool import PoolNeeds, PoolSize, PoolSizer
@@ -119,6 +120,29 @@ def test_items_whose_preparation_fails_otherwise_are_left_to_batches() -> None:
     pooled = executor(take)
     assert list(pooled.run(range(ITEMS))) == []
     assert sorted(pooled.left) == list(range(ITEMS))
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), MemoryError()])
+def test_an_item_that_cannot_be_prepared_is_not_lost_when_the_rest_of_its_turn_fails(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def take(items: list[int]) -> list[Any]:
+        calls.append(len(items))
+        return [NotPrepared(message="broken") if item == 1 else item for item in items]
+
+    def admit(pool: Pool, items: Sequence[int], prepared: Sequence[Any]) -> int:
+        if len(calls) == 1:
+            raise error
+        pool._items += items
+        return len(items)
+
+    monkeypatch.setattr(Pool, "admit", admit)
+    pooled = executor(take)
+    done = [one.item for some in pooled.run(range(ITEMS)) for one in some]
+    assert 1 in done
+    assert sorted([*done, *pooled.left]) == list(range(ITEMS))
 
 
 def test_what_is_in_a_pool_that_turns_out_too_large_is_left_to_batches() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from brim.generation.loop import CHECK_STEPS, DecodeLoop, Padding, PromptBatch, 
 from brim.generation.seq2seq import Seq2SeqLoop
 from brim.generation.settings import GenerationSettings, TokenIds
 from brim.generation.state import Answers
-from brim.generation.trial import PaddedTrial, loop_disagreement, pool_disagreement
+from brim.generation.trial import PaddedTrial, loop_disagreement, padding_disagreement, pool_disagreement
 from brim.memory.failures import FailureKind, classify
 
 __all__ = [
@@ -63,7 +64,7 @@ def make_decoder(
     total = None if longest is None else longest + settings.max_new_tokens
     obstacle = loop_obstacle(model, total) if settings.own_loop else "brim's own loop is switched off"
     if obstacle is not None:
-        return GenerateFallback(model, settings, tokens, why=obstacle)
+        return _fallback(model, settings, tokens, why=obstacle, images=images)
     if model.config.is_encoder_decoder:
         candidates: list[DecodeLoop] = [Seq2SeqLoop(model, settings, tokens)]
     else:
@@ -74,7 +75,15 @@ def make_decoder(
         why = loop_disagreement(candidate)
         if not why:
             return candidate
-    return GenerateFallback(model, settings, tokens, why=why)
+    return _fallback(model, settings, tokens, why=why, images=images)
+
+
+def _fallback(model: Any, settings: GenerationSettings, tokens: TokenIds, *, why: str, images: bool) -> Decoder:
+    """transformers' `generate`; one prompt at a time where a model answers otherwise beside others."""
+    one_by_one = ""
+    if not (images or model.config.is_encoder_decoder):  # inputs of images are not rows that can be taken apart
+        one_by_one = padding_disagreement(model, tokens)
+    return GenerateFallback(model, settings, tokens, why=why, one_by_one=one_by_one)
 
 
 def loop_obstacle(model: Any, longest: int | None, *, positions_read: bool = False) -> str | None:
@@ -170,9 +179,11 @@ def _has_experts(model: Any) -> bool:
 
 
 class GenerateFallback:
-    """The interface of `DecodeLoop` over `model.generate`."""
+    """The interface of `DecodeLoop` over `model.generate`; `one_by_one` says why prompts share no forward, if so."""
 
-    def __init__(self, model: Any, settings: GenerationSettings, tokens: TokenIds, *, why: str) -> None:
+    def __init__(
+        self, model: Any, settings: GenerationSettings, tokens: TokenIds, *, why: str, one_by_one: str = ""
+    ) -> None:
         self.model = model
         self.settings = settings
         self.tokens = tokens
@@ -180,10 +191,24 @@ class GenerateFallback:
         self.device = next(model.parameters()).device
         self.stopped: Stopped | None = None
         self.notes = [f"generation runs through transformers' own generate, which is slower: {why}"]
+        self._one_by_one = bool(one_by_one)
+        if one_by_one:
+            self.notes.append(f"prompts are answered one by one, at the speed of batch size 1: in a batch {one_by_one}")
 
     @torch.inference_mode()
     def generate(self, batch: PromptBatch) -> Answers:
         """The answers to a batch."""
+        answers = Answers.empty(batch.rows, self.settings.max_new_tokens, self.tokens, self.device)
+        steps = 0
+        for row, part in enumerate(_rows_alone(batch) if self._one_by_one else [batch]):
+            produced = self._produced(part)
+            answers.write(torch.arange(part.rows, device=self.device) + row, produced, at=0)
+            steps = max(steps, produced.shape[1])
+        answers.send(steps)
+        return answers
+
+    def _produced(self, batch: PromptBatch) -> torch.Tensor:
+        """The new tokens of a batch, [rows, steps]."""
         model, settings = self.model, self.settings
         ours, theirs = _split_config(generation_config_for(model, settings, self.tokens))
         processors = []
@@ -203,14 +228,18 @@ class GenerateFallback:
             )
         finally:
             model.generation_config = usual
-        produced = ids[:, start:]
-        answers = Answers.empty(batch.rows, settings.max_new_tokens, self.tokens, self.device)
-        answers.write(torch.arange(batch.rows, device=self.device), produced, at=0)
-        answers.send(produced.shape[1])
-        return answers
+        produced: torch.Tensor = ids[:, start:]
+        return produced
 
     def release(self) -> None:
         """Nothing is kept between batches."""
+
+
+def _rows_alone(batch: PromptBatch) -> Iterator[PromptBatch]:
+    """Each prompt of a batch without its padding."""
+    for row, key in enumerate(batch.keys):
+        kept = batch.inputs["attention_mask"][row].bool()
+        yield PromptBatch(inputs={name: one[row : row + 1, kept] for name, one in batch.inputs.items()}, keys=[key])
 
 
 class _Choose:

@@ -29,6 +29,7 @@ __all__ = [
     "logit_difference",
     "loop_disagreement",
     "padded_batch",
+    "padding_disagreement",
     "pool_disagreement",
     "trial_prompts",
 ]
@@ -64,6 +65,11 @@ def pool_disagreement(
     shared = CHECK_PREFIX if prefix else 0
     variant = "prefix" if prefix else ""
     return _once(model, GenerationPool, variant, lambda: _pool_disagreement(model, settings, tokens, shared=shared))
+
+
+def padding_disagreement(model: Any, tokens: TokenIds) -> str:
+    """As `disagreement`, of the model's own `generate` with padded prompts; computed once as well."""
+    return _once(model, type(model), "left", lambda: _padding_disagreement(model, tokens.pad))
 
 
 # By model: results of its trials. A profile needs them again for every value of its knob.
@@ -143,7 +149,23 @@ def _padded_disagreement(model: Any, settings: GenerationSettings, tokens: Token
         pool.pad = trial.pad
         found = pool.logits_of(*(group for kind in kinds for group in (kind[:1], kind[1:])))  # alone, and together
         for prompt, (ours, made) in zip(prompts, found, strict=True):
-            yield ours, functools.partial(_generated_logits, model, trial.own(prompt), made, tokens.pad)
+            yield ours.unsqueeze(0), functools.partial(_generated_logits, model, trial.own(prompt), made, tokens.pad)
+
+    return logit_difference(model, trials)
+
+
+@torch.inference_mode()
+def _padding_disagreement(model: Any, pad: int) -> str:
+    """As `disagreement`, of `generate` with padded prompts, compared with what it has for each alone."""
+    prompts = trial_prompts(model, next(model.parameters()).device)
+    made = prompts[0][:CHECK_TOKENS].tolist()
+
+    def logits_of(some: list[torch.Tensor]) -> torch.Tensor:
+        return _generated_logits(model, padded_batch(some, "left", pad=pad).inputs, made, pad)
+
+    def trials() -> Iterator[tuple[torch.Tensor, OwnLogits]]:
+        for row, together in enumerate(logits_of(prompts)):
+            yield together.unsqueeze(0), functools.partial(logits_of, prompts[row : row + 1])
 
     return logit_difference(model, trials)
 
@@ -161,7 +183,7 @@ def _trial_pool(
 
 
 def _generated_logits(model: Any, inputs: Mapping[str, Any], tokens: Sequence[int], pad: int) -> torch.Tensor:
-    """The logits that `generate` chooses from if it must choose these tokens, [steps, vocabulary]."""
+    """The logits that `generate` chooses from if it must choose these tokens, [rows, steps, vocabulary]."""
     length = inputs["input_ids"].shape[1]
 
     def only(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -178,7 +200,7 @@ def _generated_logits(model: Any, inputs: Mapping[str, Any], tokens: Sequence[in
         output = model.generate(**inputs, generation_config=config, logits_processor=[only])
     finally:
         model.generation_config = usual
-    return torch.stack([logits[0].float() for logits in output.logits])
+    return torch.stack([logits.float() for logits in output.logits], dim=1)
 
 
 @torch.inference_mode()

@@ -150,11 +150,11 @@ class PooledExecutor:
                     failure, finished = self._survived_turn(waiting)
                     if failure is not None:
                         self._after_failure(failure, waiting)
-                        if failure.kind is not FailureKind.OUT_OF_MEMORY:
-                            break
-                    if finished:
+                    if finished:  # after a failure, too: what could not be prepared is neither waiting nor inside
                         yield finished
-                    elif self._pool is not None and not self._inside:
+                    if failure is not None and failure.kind is not FailureKind.OUT_OF_MEMORY:
+                        break
+                    if not finished and self._pool is not None and not self._inside:
                         break  # not one could be admitted: batches take over
         finally:
             self._close()
