@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 
+from brim.data.base import ImageFile, Sample
 from brim.running.loader import LoaderSettings
 from brim.training.epoch_loader import EpochLoader, LoaderKeys, ValidationOrder
-from brim.training.items import FactoryItems, seeded_rng
+from brim.training.items import FactoryItems, ImageItems, seeded_rng
 from brim.training.loop import Window, epoch_order
 from tests.training.training_runs import StopsAt, largest_difference, losses, run, settings_of, weights
 
@@ -167,6 +169,18 @@ def test_draws_depend_on_seed_epoch_and_sample_alone(workers: int, position: int
         assert found == {item: expected[epoch][item] for item in found}
     loader.close()
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before  # type: ignore[index]
+
+
+def test_what_a_models_own_transform_draws_depends_on_seed_epoch_and_sample_alone() -> None:
+    """A `py:` model turns pictures into its input itself, and may augment them there."""
+    picture = ImageFile(decoded=lambda: PIL.Image.new("RGB", (2, 2)))
+    samples = [Sample(id=str(place), images=(picture,)) for place in range(2)]
+    items = ImageItems(samples, torch.zeros(2), transform=lambda _: torch.rand(3))
+    first, *others = (
+        items.prepare_for_epoch(epoch, item, seed=seed).tolist()
+        for epoch, item, seed in ((1, 0, 5), (1, 0, 5), (2, 0, 5), (1, 1, 5), (1, 0, 6))
+    )
+    assert [first == other for other in others] == [True, False, False, False]
 
 
 def test_seeded_rng_restores_generators_after_an_error() -> None:
