@@ -210,8 +210,9 @@ def test_samples_for_a_users_collate_are_not_in_reused_memory(join: Any) -> None
     keys = LoaderKeys(items=items, seed=5, rank=0, ranks=1, epochs=1)
     loader = EpochLoader(keys, LoaderSettings(num_workers=1), pin=False, note=print)
     loader.begin(0, 0)
-    (sample,) = loader.take([epoch_order(COUNT, seed=5, epoch=0)[0]])
-    assert sample.is_shared() is (join is None)
+    loader.take([epoch_order(COUNT, seed=5, epoch=0)[0]])
+    assert loader._loader is not None
+    assert bool(loader._loader._packed) is (join is None)
     loader.close()
 
 
@@ -257,3 +258,14 @@ def test_losses_do_not_depend_on_workers_or_resuming(tmp_path: Path) -> None:
         run(nested(1), parts, resume=True)
         assert losses(parts) == losses(tmp_path / "whole")
         assert largest_difference(weights(parts), weights(tmp_path / "whole")) == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
+def test_memory_of_the_loading_processes_does_not_count_against_a_limit(tmp_path: Path) -> None:
+    """Their pool has 64 MiB at least, of which validation's batches are a few bytes."""
+    (tmp_path / "own.py").write_text(OWN)
+    changes = {"model__type": f"py:{tmp_path}/own.py:net", "data__type": f"py:{tmp_path}/own.py:noisy"}
+    nested = settings_of(tmp_path, **changes, data__num_workers=1, training__memory_limit="1MiB")
+    del nested["data"]["root"], nested["model"]["params"]
+    result = run({**nested, "task": "classify"}, tmp_path / "run")
+    assert result.summary["oom_events"] == 0
