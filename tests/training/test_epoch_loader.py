@@ -20,7 +20,7 @@ from brim.running.loader import LoaderSettings
 from brim.training.epoch_loader import EpochLoader, LoaderKeys, ValidationOrder
 from brim.training.items import FactoryItems, ImageItems, seeded_rng
 from brim.training.loop import Window, epoch_order
-from tests.training.training_runs import StopsAt, largest_difference, losses, run, settings_of, weights
+from tests.training.training_runs import StopsAt, Watcher, largest_difference, losses, run, settings_of, weights
 
 COUNT = 12
 
@@ -39,12 +39,9 @@ class Draws(Sequence[Any]):
 
 def epoch_loader(*, workers: int, epochs: int = 3, rank: int = 0, ranks: int = 1, seed: int = 5) -> EpochLoader:
     settings = LoaderSettings(num_workers=workers, prefetch_factor=2)
-    notes: list[str] = []
     items = FactoryItems(Draws(), label_dtype=None)
     keys = LoaderKeys(items=items, seed=seed, rank=rank, ranks=ranks, epochs=epochs)
-    loader = EpochLoader(keys, settings, pin=False, note=notes.append)
-    loader.notes = notes  # type: ignore[attr-defined]
-    return loader
+    return EpochLoader(keys, settings, pin=False, note=print)
 
 
 def epoch_of(loader: EpochLoader, epoch: int, *, position: int = 0, rank: int = 0, ranks: int = 1) -> list[Any]:
@@ -80,7 +77,7 @@ def test_a_killed_process_is_noted_and_replaced_in_the_next_epoch() -> None:
     (other,) = {one[1] for one in epoch_of(loader, 2)}
     loader.close()
     assert other not in (pid, os.getpid())
-    assert len(loader.notes) == 1  # type: ignore[attr-defined]
+    assert len(loader.notes) == 1
 
 
 def validated(loader: EpochLoader, epoch: int, **options: Any) -> list[Any]:
@@ -258,6 +255,29 @@ def test_losses_do_not_depend_on_workers_or_resuming(tmp_path: Path) -> None:
         run(nested(1), parts, resume=True)
         assert losses(parts) == losses(tmp_path / "whole")
         assert largest_difference(weights(parts), weights(tmp_path / "whole")) == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
+def test_a_lost_process_is_in_the_record_and_changes_no_loss(tmp_path: Path) -> None:
+    dies = (
+        "            if torch.utils.data.get_worker_info() and os.path.exists(DIES):\n"
+        "                os.unlink(DIES)\n"
+        "                os._exit(1)\n"
+    )
+    getter = "        def __getitem__(self, item):\n"
+    head = f"import os\nDIES = {str(tmp_path / 'dies')!r}\n"
+    (tmp_path / "own.py").write_text(head + OWN.replace(getter, getter + dies))
+    changes = {"model__type": f"py:{tmp_path}/own.py:net", "data__type": f"py:{tmp_path}/own.py:noisy"}
+    nested = settings_of(tmp_path, **changes, data__num_workers=1, hp__batch_size=8)
+    del nested["data"]["root"], nested["model"]["params"]
+    run({**nested, "task": "classify"}, tmp_path / "whole")
+    (tmp_path / "dies").touch()
+    watcher = Watcher()
+    result = run({**nested, "task": "classify"}, tmp_path / "run", listener=watcher)
+    lost = [note for note in watcher.notes if "a loading process was lost" in note]
+    assert len(lost) == 1
+    assert lost[0] in result.notes
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")

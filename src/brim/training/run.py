@@ -279,6 +279,8 @@ class _TrainingRun:
 
     def _report(self, parts: TrainerParts, loader: EpochLoader | None, sampler: Sampler) -> RankReport:
         sizes, peak, validation = parts.sizes, parts.micro.meter.peak, parts.validation
+        if loader is not None:
+            loader.close()  # it notes what became of its processes
         plan = training_plan(
             parts.plans,
             sizes,
@@ -307,7 +309,7 @@ class _TrainingRun:
             monitor=sampler.summary(),
             checkpoint_seconds=parts.files.checkpoint_seconds,
             wait_fractions=parts.waits.fractions(),
-            notes=tuple(parts.notes),
+            notes=(*parts.notes, *(loader.notes if loader is not None else ())),
         )
 
     def _record(self, parts: TrainerParts, ranks: list[RankReport]) -> TrainResult:
