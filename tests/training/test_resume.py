@@ -279,3 +279,20 @@ def test_the_best_epoch_by_one_figure_is_not_compared_by_another(features: Path,
     run(settings_of(features, hp__epochs=1), tmp_path / "run")
     with pytest.raises(RequestError, match="best epoch so far is that by top1, and cannot be compared by loss"):
         run(settings_of(features, hp__epochs=2, training__monitor="loss"), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    "pointer", ["{", '{"schema": "brim.checkpoint/9", "folder": "x"}', '{"schema": "brim.checkpoint/1"}']
+)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_whose_checkpoint_cannot_be_used_is_not_begun_again(
+    features: Path, tmp_path: Path, pointer: str, resume: bool
+) -> None:
+    run(settings_of(features, hp__max_steps=2), tmp_path / "run")
+    (tmp_path / "run" / "run.json").unlink()  # as a killed run leaves it
+    (tmp_path / "run" / "checkpoint.json").write_text(pointer)
+    files = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RequestError, match=r"checkpoint\.json: it names no checkpoint that can be read here"):
+        run(settings_of(features), tmp_path / "run", resume=resume)
+    assert sorted(tmp_path.rglob("*")) == files
+    assert len(losses(tmp_path / "run")) == 2
