@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from brim.memory import host_copies
 from brim.memory.host_copies import HostCopies
@@ -26,6 +29,23 @@ def test_a_copy_keeps_what_was_there_and_the_next_one_has_its_memory() -> None:
     assert second is not None
     assert second.tensors["weight"].data_ptr() == first.tensors["weight"].data_ptr()
     assert not second.tensors["weight"].any()
+
+
+def test_only_copies_whose_end_can_be_waited_for_run_behind_the_host() -> None:
+    """Without a CUDA event (from Apple's GPU) the writer would read memory before it is filled."""
+    seen: list[bool] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.copy_.default:
+                seen.append(bool((*args[2:], *(kwargs or {}).values(), False)[0]))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        copied = HostCopies().take({"a": torch.ones(4)})
+    assert copied is not None
+    assert copied.ready is None
+    assert seen == [False]
 
 
 def test_other_tensors_get_other_memory() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from brim.memory import pinned_shared_pool
 from brim.memory.pinned_shared_pool import Packed, PinnedSharedPool, tensor_bytes
+from brim.memory.storage_meter import StorageMeter
 from brim.running.loader import Loader, LoaderSettings, NotPrepared
 
 PART = 1 << 12
@@ -52,6 +53,14 @@ def test_a_value_comes_out_as_it_went_in() -> None:
         assert found[name].dtype == value[name].dtype
     assert torch.equal(found["more"][0], torch.ones(2))
     assert found["more"][1] == ("name", 4, None)
+
+
+def test_a_meter_counts_what_was_unpacked_and_not_the_pool() -> None:
+    shared = pool_of()
+    (one,) = shared.unpack(shared.pack([torch.ones(4)], worker=0))
+    with StorageMeter() as meter:
+        one.sum()
+    assert meter.peak_bytes == one.nbytes + 4
 
 
 def test_what_lies_in_the_pool_is_not_copied_again() -> None:

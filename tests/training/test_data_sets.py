@@ -164,6 +164,19 @@ class TestPictures:
         assert sorted(data.train.labels.tolist()) == [0, 0, 0, 1, 1, 1]
         assert data.validation is None
 
+    @pytest.mark.parametrize(("model", "draws"), [("py:{nets}:pictures", True), ("squeezenet1_1", False)])
+    def test_only_what_a_models_own_transform_draws_is_seeded(
+        self, tmp_path: Path, nets: Path, model: str, draws: bool
+    ) -> None:
+        """Seeding takes as long as reading a small picture, and the transforms of libraries draw nothing."""
+        write_pictures(tmp_path / "pets" / "train", 4, "cat", "dog")
+        nested = model_settings(
+            model__type=model.format(nets=nets), data__root=str(tmp_path / "pets"), data__val_split="none"
+        )
+        settings = train_settings(nested)
+        read = open_training_source(settings, input_kind(settings))
+        assert make_training_data(read, build_model(settings, outputs=read.outputs)).train.is_random is draws
+
     def test_a_transformers_classifier_gets_a_head_for_the_classes(self, tmp_path: Path) -> None:
         folder = saved_models.save_image_classifier(tmp_path / "vit")
         write_pictures(tmp_path / "pets" / "train", 4, "cat", "dog", "owl")

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 
+from brim.data.base import ImageFile, Sample
 from brim.running.loader import LoaderSettings
 from brim.training.epoch_loader import EpochLoader, LoaderKeys, ValidationOrder
-from brim.training.items import FactoryItems, seeded_rng
+from brim.training.items import FactoryItems, ImageItems, seeded_rng
 from brim.training.loop import Window, epoch_order
-from tests.training.training_runs import StopsAt, largest_difference, losses, run, settings_of, weights
+from tests.training.training_runs import StopsAt, Watcher, largest_difference, losses, run, settings_of, weights
 
 COUNT = 12
 
@@ -37,12 +39,9 @@ class Draws(Sequence[Any]):
 
 def epoch_loader(*, workers: int, epochs: int = 3, rank: int = 0, ranks: int = 1, seed: int = 5) -> EpochLoader:
     settings = LoaderSettings(num_workers=workers, prefetch_factor=2)
-    notes: list[str] = []
     items = FactoryItems(Draws(), label_dtype=None)
     keys = LoaderKeys(items=items, seed=seed, rank=rank, ranks=ranks, epochs=epochs)
-    loader = EpochLoader(keys, settings, pin=False, note=notes.append)
-    loader.notes = notes  # type: ignore[attr-defined]
-    return loader
+    return EpochLoader(keys, settings, pin=False, note=print)
 
 
 def epoch_of(loader: EpochLoader, epoch: int, *, position: int = 0, rank: int = 0, ranks: int = 1) -> list[Any]:
@@ -78,7 +77,7 @@ def test_a_killed_process_is_noted_and_replaced_in_the_next_epoch() -> None:
     (other,) = {one[1] for one in epoch_of(loader, 2)}
     loader.close()
     assert other not in (pid, os.getpid())
-    assert len(loader.notes) == 1  # type: ignore[attr-defined]
+    assert len(loader.notes) == 1
 
 
 def validated(loader: EpochLoader, epoch: int, **options: Any) -> list[Any]:
@@ -169,6 +168,19 @@ def test_draws_depend_on_seed_epoch_and_sample_alone(workers: int, position: int
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before  # type: ignore[index]
 
 
+def test_what_a_models_own_transform_draws_depends_on_seed_epoch_and_sample_alone() -> None:
+    """A `py:` model turns pictures into its input itself, and may augment them there."""
+    picture = ImageFile(decoded=lambda: PIL.Image.new("RGB", (2, 2)))
+    samples = [Sample(id=str(place), images=(picture,)) for place in range(2)]
+    items = ImageItems(samples, torch.zeros(2), transform=lambda _: torch.rand(3))
+    items.is_random = True
+    first, *others = (
+        items.prepare_for_epoch(epoch, item, seed=seed).tolist()
+        for epoch, item, seed in ((1, 0, 5), (1, 0, 5), (2, 0, 5), (1, 1, 5), (1, 0, 6))
+    )
+    assert [first == other for other in others] == [True, False, False, False]
+
+
 def test_seeded_rng_restores_generators_after_an_error() -> None:
     def broken() -> None:
         torch.rand(3)
@@ -196,8 +208,9 @@ def test_samples_for_a_users_collate_are_not_in_reused_memory(join: Any) -> None
     keys = LoaderKeys(items=items, seed=5, rank=0, ranks=1, epochs=1)
     loader = EpochLoader(keys, LoaderSettings(num_workers=1), pin=False, note=print)
     loader.begin(0, 0)
-    (sample,) = loader.take([epoch_order(COUNT, seed=5, epoch=0)[0]])
-    assert sample.is_shared() is (join is None)
+    loader.take([epoch_order(COUNT, seed=5, epoch=0)[0]])
+    assert loader._loader is not None
+    assert bool(loader._loader._packed) is (join is None)
     loader.close()
 
 
@@ -243,3 +256,37 @@ def test_losses_do_not_depend_on_workers_or_resuming(tmp_path: Path) -> None:
         run(nested(1), parts, resume=True)
         assert losses(parts) == losses(tmp_path / "whole")
         assert largest_difference(weights(parts), weights(tmp_path / "whole")) == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
+def test_a_lost_process_is_in_the_record_and_changes_no_loss(tmp_path: Path) -> None:
+    dies = (
+        "            if torch.utils.data.get_worker_info() and os.path.exists(DIES):\n"
+        "                os.unlink(DIES)\n"
+        "                os._exit(1)\n"
+    )
+    getter = "        def __getitem__(self, item):\n"
+    head = f"import os\nDIES = {str(tmp_path / 'dies')!r}\n"
+    (tmp_path / "own.py").write_text(head + OWN.replace(getter, getter + dies))
+    changes = {"model__type": f"py:{tmp_path}/own.py:net", "data__type": f"py:{tmp_path}/own.py:noisy"}
+    nested = settings_of(tmp_path, **changes, data__num_workers=1, hp__batch_size=8)
+    del nested["data"]["root"], nested["model"]["params"]
+    run({**nested, "task": "classify"}, tmp_path / "whole")
+    (tmp_path / "dies").touch()
+    watcher = Watcher()
+    result = run({**nested, "task": "classify"}, tmp_path / "run", listener=watcher)
+    lost = [note for note in watcher.notes if "a loading process was lost" in note]
+    assert len(lost) == 1
+    assert lost[0] in result.notes
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
+def test_memory_of_the_loading_processes_does_not_count_against_a_limit(tmp_path: Path) -> None:
+    """Their pool has 64 MiB at least, of which validation's batches are a few bytes."""
+    (tmp_path / "own.py").write_text(OWN)
+    changes = {"model__type": f"py:{tmp_path}/own.py:net", "data__type": f"py:{tmp_path}/own.py:noisy"}
+    nested = settings_of(tmp_path, **changes, data__num_workers=1, training__memory_limit="1MiB")
+    del nested["data"]["root"], nested["model"]["params"]
+    result = run({**nested, "task": "classify"}, tmp_path / "run")
+    assert result.summary["oom_events"] == 0

@@ -52,7 +52,8 @@ def test_weights_are_loaded_from_a_file(tmp_path: Path) -> None:
         ({"model__type": "squeezenet1_1", "model__params": {"depth": 3}}, "takes none"),
         ({"model__type": "mlp", "model__params": {"hiden": [3]}}, "did you mean hidden"),
         ({"model__type": "resnet5000"}, "no torchvision or timm model"),
-        ({"model__type": "squeezenet1_1", "hp__frames": 4}, "no such knob"),
+        ({"model__type": "squeezenet1_1", "hp__frames": 4}, r"^model\.knobs: frames: .* no such knob"),
+        ({"model__type": "squeezenet1_1", "model__knobs": {"size": 0}}, r"^model\.knobs: size=0: "),
     ],
 )
 def test_unknown_models_and_parameters_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

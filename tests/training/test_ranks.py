@@ -27,10 +27,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script by its ran
 from brim.errors import BrimError, RequestError
 from brim.memory.devices import CpuMemory
 from brim.training import run_files
+from brim.training.listener import TrainListener
 from brim.training.objective import Batch, Classification, LossSum
 from brim.training.run import run_training
 from tests.monitor.sampling import published_ranks
 from tests.training.training_runs import (
+    StopsAt,
     Watcher,
     largest_difference,
     losses,
@@ -181,7 +183,7 @@ def single_samples(folder: Path, features: Path) -> Any:
     run(nested, folder / "single")
 
 
-def disk_is_full(folder: Path, features: Path) -> Any:
+def disk_is_full(folder: Path, features: Path, listener: TrainListener | None = None) -> Any:
     """Rank 0 alone writes, and cannot."""
 
     def no_space(*_: Any, **__: Any) -> None:
@@ -190,9 +192,17 @@ def disk_is_full(folder: Path, features: Path) -> Any:
     before = run_files.save_checkpoint
     run_files.save_checkpoint = no_space  # type: ignore[assignment]
     try:
-        run(settings_of(features), folder / "full")
+        run(settings_of(features), folder / "full", listener=listener)
     finally:
         run_files.save_checkpoint = before
+
+
+def disk_is_full_after_ctrl_c(folder: Path, features: Path) -> Any:
+    """The checkpoint of an interrupted run cannot be written."""
+    try:
+        disk_is_full(folder, features, listener=StopsAt(2))
+    except KeyboardInterrupt:
+        return "interrupted"
 
 
 def not_a_number(folder: Path, features: Path) -> Any:
@@ -261,6 +271,7 @@ SCENARIOS: dict[str, Callable[[Path, Path], Any]] = {
         sharded,
         sharded_auto,
         disk_is_full,
+        disk_is_full_after_ctrl_c,
         not_a_number,
         sample_fails,
         killed,
@@ -401,9 +412,10 @@ def test_an_error_on_one_rank_is_raised_on_all(ranks: Ranks) -> None:
 def test_what_only_rank_0_does_fails_on_all(ranks: Ranks) -> None:
     _, found = ranks
     for rank in found:
-        assert "rank 0: cannot write: No space left on device" in rank["disk_is_full"]["error"]
-        assert rank["disk_is_full"]["exit_code"] == 2
-        assert rank["disk_is_full"]["seconds"] < 30
+        for scenario in ("disk_is_full", "disk_is_full_after_ctrl_c"):
+            assert rank[scenario]["error"] == "rank 0: cannot write: No space left on device"
+            assert rank[scenario]["exit_code"] == 2
+            assert rank[scenario]["seconds"] < 30
 
 
 def test_a_nan_loss_names_the_samples_of_its_rank(ranks: Ranks) -> None:

@@ -247,3 +247,52 @@ def test_a_run_that_is_over_can_be_given_more_epochs(features: Path, tmp_path: P
     run(settings_of(features, hp__epochs=3, hp__batch_size=16), tmp_path / "whole")
     assert result.summary["epochs"] == 3
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_an_epoch_that_max_steps_cut_short_is_noted_when_the_run_continues(features: Path, tmp_path: Path) -> None:
+    first = settings_of(features, hp__batch_size=16, hp__epochs=3, hp__max_steps=4)
+    run(first, tmp_path / "run")
+    over = run(first, tmp_path / "run", resume=True)
+    assert not any("left" in note for note in over.notes)
+    watcher = Watcher()
+    options = settings_of(features, hp__batch_size=16, hp__epochs=3)
+    more = run(options, tmp_path / "run", resume=True, listener=watcher)
+    assert watcher.facts is not None
+    left = 3 * watcher.facts.train_samples - more.summary["samples"]
+    assert left > 0
+    assert any(f"{left} samples left, which are not made up for" in note for note in more.notes)
+
+
+def test_a_run_that_stopped_early_continues_with_more_patience(features: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"hp__batch_size": 16, "hp__epochs": 6, "training__early_stopping_min_delta": 100.0}
+    stopped = run(settings_of(features, **options, training__early_stopping=1), tmp_path / "run")
+    assert (stopped.summary["epochs"], stopped.summary["stopped_early"]) == (2, True)
+    again = run(settings_of(features, **options, training__early_stopping=1), tmp_path / "run", resume=True)
+    assert (again.summary["epochs"], again.summary["stopped_early"]) == (2, True)
+    longer = run(settings_of(features, **options, training__early_stopping=3), tmp_path / "run", resume=True)
+    assert (longer.summary["epochs"], longer.summary["stopped_early"]) == (4, True)
+    whole = run(settings_of(features, **options), tmp_path / "run", resume=True)
+    assert (whole.summary["epochs"], whole.summary["stopped_early"]) == (6, False)
+
+
+def test_the_best_epoch_by_one_figure_is_not_compared_by_another(features: Path, tmp_path: Path) -> None:
+    run(settings_of(features, hp__epochs=1), tmp_path / "run")
+    with pytest.raises(RequestError, match="best epoch so far is that by top1, and cannot be compared by loss"):
+        run(settings_of(features, hp__epochs=2, training__monitor="loss"), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    "pointer", ["{", '{"schema": "brim.checkpoint/9", "folder": "x"}', '{"schema": "brim.checkpoint/1"}']
+)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_whose_checkpoint_cannot_be_used_is_not_begun_again(
+    features: Path, tmp_path: Path, pointer: str, resume: bool
+) -> None:
+    run(settings_of(features, hp__max_steps=2), tmp_path / "run")
+    (tmp_path / "run" / "run.json").unlink()  # as a killed run leaves it
+    (tmp_path / "run" / "checkpoint.json").write_text(pointer)
+    files = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RequestError, match=r"checkpoint\.json: it names no checkpoint that can be read here"):
+        run(settings_of(features), tmp_path / "run", resume=resume)
+    assert sorted(tmp_path.rglob("*")) == files
+    assert len(losses(tmp_path / "run")) == 2

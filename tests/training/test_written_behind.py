@@ -157,6 +157,17 @@ def test_a_full_disk_ends_the_run_at_the_next_step_with_the_checkpoint_before_it
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
+def test_where_steps_cannot_be_written_the_file_is_named(
+    features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "steps.jsonl").symlink_to("/dev/full")
+    monkeypatch.setattr(run_files, "read_steps", lambda path: [])  # the device can be read without end
+    with pytest.raises(RequestError, match=r"cannot write .*steps\.jsonl: No space left"):
+        run(settings_of(features), tmp_path / "run")
+
+
 def test_a_last_checkpoint_that_cannot_be_written_ends_the_run_with_its_error(
     features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

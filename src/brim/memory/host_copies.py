@@ -50,7 +50,7 @@ class HostCopies:
         devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}
         with torch.no_grad():
             for name, tensor in tensors.items():
-                self._places[name].copy_(tensor.detach(), non_blocking=True)
+                self._places[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)  # MPS has no event to wait for
         ready = None
         for device in devices:  # one at most
             ready = torch.cuda.Event()

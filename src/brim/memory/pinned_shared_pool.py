@@ -8,7 +8,7 @@ tensors there, and sends only where they are.
 
     pool = PinnedSharedPool.acquire(item_bytes, workers=8)   # None where it does not pay, or cannot be allocated
     packed = pool.pack(prepared, worker=3)                   # in the process; unchanged where its part is full
-    prepared = pool.unpack(packed)                           # here: tensors that are views of the pool
+    prepared = pool.unpack(packed)                           # here: tensors that lie in the pool
     pool.free([packed])                                      # the device may still be copying from it
 
 Only the process that packs takes slots of its part, and only the process that unpacks frees them, so that neither
@@ -64,6 +64,7 @@ class PinnedSharedPool:
     def __init__(self, memory: torch.Tensor, *, workers: int, is_pinned: bool = False) -> None:
         self.is_pinned = is_pinned
         self._memory = memory
+        self._array = memory.numpy()
         self._part_bytes = memory.numel() // workers // ALIGNED * ALIGNED
         self._taken = torch.zeros(workers * SLOTS_PER_PART, dtype=torch.uint8).share_memory_()
         self._live: list[tuple[int, int, int]] = []  # in a process: start, stop and slot of what it has written
@@ -118,17 +119,23 @@ class PinnedSharedPool:
         def write(tensor: torch.Tensor) -> _Place:
             nonlocal start
             at = _Place(start, tensor.nbytes, tensor.dtype, tuple(tensor.shape))
-            self._bytes_at(at).copy_(tensor.contiguous().reshape(-1).view(torch.uint8))
+            self._memory[start : start + at.nbytes].copy_(tensor.contiguous().reshape(-1).view(torch.uint8))
             start += _aligned(tensor.nbytes)
             return at
 
         return Packed(slot, replaced(value, torch.Tensor, lambda one: write(one) if _is_plain(one) else one))
 
     def unpack(self, packed: Packed) -> Any:
-        """The value again; its tensors are views of the pool."""
+        """The value again; its tensors lie in the pool.
+
+        Each has a storage of its own: a meter that sees a tensor of the pool counts its bytes, not those of the pool.
+        """
 
         def read(at: _Place) -> torch.Tensor:
-            return self._bytes_at(at).view(at.dtype).reshape(at.shape)
+            if not at.nbytes:
+                return torch.empty(at.shape, dtype=at.dtype)
+            count = at.nbytes // at.dtype.itemsize
+            return torch.frombuffer(self._array, dtype=at.dtype, count=count, offset=at.start).reshape(at.shape)
 
         return replaced(packed.value, _Place, read)
 
@@ -142,9 +149,6 @@ class PinnedSharedPool:
         taken = self._taken.numpy()
         while self._leaving and (self._leaving[0][0] is None or self._leaving[0][0].query()):
             taken[self._leaving.pop(0)[1]] = 0
-
-    def _bytes_at(self, at: _Place) -> torch.Tensor:
-        return self._memory[at.start : at.start + at.nbytes]
 
     def _find(self, nbytes: int, worker: int) -> tuple[int, int] | None:
         """The first gap in a process's part that is large enough, and a slot to free it by."""

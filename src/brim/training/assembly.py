@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from brim.errors import RequestError
+from brim.errors import RequestError, plural
 from brim.memory.device_waits import DeviceWaits
 from brim.memory.devices import DeviceMemory, device_name, memory_of, resolve_limit
 from brim.memory.environment import environment_facts
@@ -163,6 +163,7 @@ class TrainerParts:
         """What a checkpoint keeps that is the same on every rank."""
         return {
             "fingerprint": self.context.fingerprint,
+            "monitor": self.rules.monitor,
             "adaptive": self.adaptive.to_json(),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
         }
@@ -187,7 +188,14 @@ class TrainerParts:
         self.sizes.restore(own["sizes"])
         if self.validation is not None and own.get("validation") is not None:  # older checkpoints lack it
             self.validation.restore(own["validation"])
-        self.progress = Progress.from_json(state["progress"])
+        self.progress = progress = Progress.from_json(state["progress"])
+        progress.stopped_early = self.rules.stops_early(progress)  # by the patience of this start
+        left = progress.epoch * len(self.subject.data.train) - progress.samples
+        if progress.position == 0 and left and not self.rules.finished(progress):
+            self.notes.append(
+                f"hp.max_steps had ended an epoch with {plural(left, 'sample')} left, which are not made up for: the "
+                "next epoch begins"
+            )
 
     def _make_plans(self) -> PlanFile:
         """Where the plan is filed: under everything that a micro-batch's size depends on."""

@@ -100,12 +100,22 @@ def save_checkpoint(
 
 
 def find_checkpoint(folder: Path) -> Path | None:
-    """The folder of the last whole checkpoint, or None."""
-    pointer = read_json(folder / "checkpoint.json")
-    if not isinstance(pointer, dict) or pointer.get("schema") != CHECKPOINT_SCHEMA:
-        return None
-    found = folder / str(pointer["folder"])
-    return found if (found / "state.json").is_file() else None
+    """The folder of the last whole checkpoint, or None; one that cannot be used is a `RequestError`.
+
+    A run that took it for none would begin again, and remove it.
+    """
+    path = folder / "checkpoint.json"
+    pointer = read_json(path)
+    if isinstance(pointer, dict) and pointer.get("schema") == CHECKPOINT_SCHEMA:
+        found = folder / str(pointer.get("folder"))
+        if (found / "state.json").is_file():
+            return found
+    if path.exists():
+        raise RequestError(
+            f"{path}: it names no checkpoint that can be read here: it is damaged, of another version of brim, or its "
+            "folder is gone; choose another folder, or remove the file to begin again"
+        )
+    return None
 
 
 def load_checkpoint(path: Path, *, shapes: Mapping[str, tuple[int, ...]], rank: int) -> LoadedCheckpoint:

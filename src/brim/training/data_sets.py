@@ -184,10 +184,14 @@ def _sample_items(
             "give the module one, or provide the data as data.type py:FILE:FACTORY"
         )
     video = bundle.input_kind == "video"
+    items: ImageItems | VideoItems
     if not video and not (bundle.input_kind == "own" and samples[0].video is not None):
-        return ImageItems(samples, labels, transform)
-    frames = settings.hp.frames or (input_shape(settings)["frames"] if video else FRAMES)
-    return VideoItems(samples, labels, transform, frames=frames)
+        items = ImageItems(samples, labels, transform)
+    else:
+        frames = settings.hp.frames or (input_shape(settings)["frames"] if video else FRAMES)
+        items = VideoItems(samples, labels, transform, frames=frames)
+    items.is_random = bundle.input_kind == "own"  # those of libraries draw nothing
+    return items
 
 
 def _class_count(train: SampleSet, validation: SampleSet | None) -> int:

@@ -108,12 +108,14 @@ class EpochLoader:
         held_out = loader.begin_validation(epoch)    # has `take` and `done` as well
         loader.close()
 
-    `wait_seconds` is how long `take` has waited, without validations; `workers` is the number of processes.
+    `wait_seconds` is how long `take` has waited, without validations; `workers` is the number of processes; `notes` are
+    for the record, each once what it is about has ended.
     """
 
     def __init__(self, keys: LoaderKeys, settings: LoaderSettings, *, pin: bool, note: Callable[[str], None]) -> None:
         self.wait_seconds = 0.0
         self.workers = 0
+        self.notes: list[str] = []
         self._keys, self._settings = keys, keys.items.loader_settings(settings)
         self._pin, self._note = pin, note
         self._loader: Loader | None = None
@@ -177,6 +179,7 @@ class EpochLoader:
         loader, self._loader = self._loader, None
         self._stack.close()
         if loader is not None:
+            self.notes += loader.notes
             for line in loader.notes:
                 self._note(line)
 

@@ -25,6 +25,7 @@ from brim.errors import RequestError, plural
 from brim.memory.transfer import replaced, stacked
 from brim.models import python_factory
 from brim.running.loader import LoaderSettings
+from brim.settings.caller import named_as
 from brim.settings.train_settings import DataSettings, TrainSettings
 from brim.training.models import ModelBundle
 from brim.training.objective import Batch
@@ -152,7 +153,8 @@ class FactorySplits:
 
 def load_factory_splits(settings: TrainSettings, name: str) -> FactorySplits:
     """Call the function of `data.type: py:FILE:FACTORY` with `data.params`, and ask its result for both splits."""
-    params = check_knobs(dict(settings.data.params), python_factory.factory_knobs(name), owner=f"py:{name}")
+    with named_as(knob="data.params"):
+        params = check_knobs(dict(settings.data.params), python_factory.factory_knobs(name), owner=f"py:{name}")
     split: Any = python_factory.load_function(name, knobs=params, device=torch.device("cpu"), dtype=None)
     train, validation = split("train"), split("validation")
     if not hasattr(train, "__len__") or len(train) == 0:
@@ -172,6 +174,7 @@ class Items(abc.ABC):
     """A split of a data set: numbered items, each with an id, a cost and a label."""
 
     uses_loader = True  # whether preparing an item takes long enough for processes of its own
+    is_random = False  # whether code of the user's own prepares an item, which may draw random numbers
     uniform = True  # whether all items cost the same
     join_copies = True  # whether a joined batch is a copy, so that the memory of prepared items can be used again
 
@@ -196,9 +199,9 @@ class Items(abc.ABC):
         return dataclasses.replace(settings, pool="always" if self.join_copies else "never")
 
     def prepare_for_epoch(self, epoch: int, item: int, *, seed: int) -> Any:
-        """The item in an epoch: the same in every epoch, unless `prepare` draws random numbers."""
-        del epoch, seed
-        return self.prepare(item)
+        """The item in an epoch; random numbers that the user's code draws depend on seed, epoch and item alone."""
+        with seeded_rng(seed, epoch, item) if self.is_random else contextlib.nullcontext():
+            return self.prepare(item)
 
     @abc.abstractmethod
     def join(self, prepared: Sequence[Any], device: torch.device | None = None) -> Any:
@@ -325,6 +328,8 @@ class FactoryItems(Items):
     `label_dtype` None: samples have no label; `classes` None: labels are not classes; `join`: the user's collate.
     """
 
+    is_random = True
+
     def __init__(
         self,
         samples: Any,
@@ -345,11 +350,6 @@ class FactoryItems(Items):
         """The sample with its label; arrays become tensors, unless the user's collate joins the samples."""
         sample = self._samples[item]
         return sample if self._join is not None else replaced(sample, np.ndarray, _as_tensor)
-
-    def prepare_for_epoch(self, epoch: int, item: int, *, seed: int) -> Any:
-        """The sample; random numbers that the user's code draws depend on seed, epoch and item alone."""
-        with seeded_rng(seed, epoch, item):
-            return self.prepare(item)
 
     def join(self, prepared: Sequence[Any], device: torch.device | None = None) -> Any:
         """By the user's collate function, else by torch's."""

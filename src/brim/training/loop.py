@@ -94,6 +94,10 @@ class EpochRules:
         """Whether `max_steps` are made, perhaps in the middle of an epoch."""
         return self.max_steps is not None and progress.step >= self.max_steps
 
+    def stops_early(self, progress: Progress) -> bool:
+        """Whether no validation has been a gain for long enough."""
+        return self.early_stopping is not None and progress.waited >= self.early_stopping
+
     def finished(self, progress: Progress) -> bool:
         """Whether a run has ended its last epoch."""
         enough = self.enough_steps(progress) and progress.position == 0
@@ -202,7 +206,7 @@ class Progress:
         if better:
             self.best_value, self.best_loss, self.best_epoch = value, loss, self.epoch - 1
         self.waited = 0 if gained else self.waited + 1
-        self.stopped_early = rules.early_stopping is not None and self.waited >= rules.early_stopping
+        self.stopped_early = rules.stops_early(self)
         return better
 
     def to_json(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,7 +23,7 @@ from brim.models.names import ModelName
 from brim.settings.caller import named_as
 from brim.settings.train_settings import TrainSettings
 from brim.training.heads import make_feature_head, replace_head
-from brim.workloads.knobs import check_knobs
+from brim.workloads.knobs import Knob, check_knobs
 
 __all__ = [
     "InputKind", "ModelBundle", "build_model", "input_kind", "input_shape", "smaller_inputs", "smallest_micro_batch",
@@ -74,7 +74,7 @@ def input_kind(settings: TrainSettings) -> InputKind:
 def input_shape(settings: TrainSettings) -> dict[str, int]:
     """The knobs `size` and `frames` of the model, for data that is made for it."""
     name = resolve_model(settings.model.type)
-    knobs = check_knobs(_asked_knobs(settings), model_knobs(str(name)), owner=str(name))
+    knobs = _checked_knobs(settings, name, model_knobs(str(name)))
     return {knob: int(value) for knob, value in knobs.items() if knob in ("size", "frames")}
 
 
@@ -142,8 +142,7 @@ def smallest_micro_batch(model: nn.Module, make_inputs: Callable[[], Any]) -> in
 
 def _from_library(name: ModelName, settings: TrainSettings, outputs: int) -> ModelBundle:
     """A classifier of torchvision or timm."""
-    known = model_knobs(str(name))
-    checked = check_knobs(_asked_knobs(settings), known, owner=str(name))
+    checked = _checked_knobs(settings, name, model_knobs(str(name)))
     asked = {knob: checked[knob] for knob in _asked_knobs(settings)}
     request = LoadRequest(
         model=str(name), device=_CPU, dtype=torch.float32, knobs=asked, weights=settings.model.weights
@@ -166,7 +165,7 @@ def _dense(name: ModelName, settings: TrainSettings, outputs: int) -> ModelBundl
             f"model.weights auto: the published weights of {name} have heads for other classes; use none, or a file of "
             "weights with the classes of the data"
         )
-    checked = check_knobs(_asked_knobs(settings), model_knobs(str(name)), owner=str(name))
+    checked = _checked_knobs(settings, name, model_knobs(str(name)))
     with _seeded(settings.hp.seed):
         model = torchvision_models.untrained(name.name, checked["size"], outputs)
     kind = torchvision_models.model_kind(name.name)
@@ -233,7 +232,8 @@ def _from_factory(name: ModelName, settings: TrainSettings, outputs: int) -> Mod
     asked = {**_asked_knobs(settings), **settings.model.params}
     if outputs and "num_classes" in {knob.name for knob in knobs}:
         asked.setdefault("num_classes", outputs)
-    checked = check_knobs(asked, knobs, owner=str(name))
+    with named_as(knob="model.params"):
+        checked = check_knobs(asked, knobs, owner=str(name))
     with _seeded(settings.hp.seed):
         made: Any = python_factory.load_function(name.name, knobs=checked, device=_CPU, dtype=None)
     if not isinstance(made, nn.Module):
@@ -275,6 +275,12 @@ def _bundle(loaded: LoadedModel, kind: InputKind, identity: Mapping[str, Any]) -
         identity={**loaded.identity, **identity},
         notes=loaded.notes,
     )
+
+
+def _checked_knobs(settings: TrainSettings, name: ModelName, known: Sequence[Knob]) -> dict[str, Any]:
+    """Every knob of the model with the value asked for or its default."""
+    with named_as(knob="model.knobs"):
+        return check_knobs(_asked_knobs(settings), known, owner=str(name))
 
 
 def _asked_knobs(settings: TrainSettings) -> dict[str, Any]:

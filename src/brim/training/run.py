@@ -224,7 +224,7 @@ class _TrainingRun:
         with self.agreement.step(int) as step:
             checkpoint = find_checkpoint(self.folder) if self.request.resume else None
             if checkpoint is not None:
-                self._check_checkpoint(checkpoint, parts.context.fingerprint)
+                self._check_checkpoint(checkpoint, parts)
                 parts.resume(checkpoint)
             step.value = parts.progress.step
         steps = step.values
@@ -238,13 +238,20 @@ class _TrainingRun:
         replay = {line["step"]: line["micro_batches"] for line in later} if self.world.size == 1 else None
         return Trainer(parts, replay=replay)
 
-    def _check_checkpoint(self, checkpoint: Path, fingerprint: str) -> None:
+    def _check_checkpoint(self, checkpoint: Path, parts: TrainerParts) -> None:
         stored: Any = read_json(checkpoint / "state.json") or {}
+        fingerprint, monitor = parts.context.fingerprint, parts.rules.monitor
         if stored.get("fingerprint") != fingerprint:
             what = " and ".join(differing_parts(str(stored.get("fingerprint")), fingerprint)) or "content"
             raise RequestError(
                 f"{named('resume')}: {checkpoint} was written for another {what}; resume with the file that it was "
                 "started with, or choose another folder"
+            )
+        before = stored.get("monitor", monitor)  # older checkpoints lack it
+        if before != monitor:
+            raise RequestError(
+                f"{named('resume')}: the best epoch so far is that by {before}, and cannot be compared by {monitor}; "
+                f"leave training.monitor {before}, or choose another folder"
             )
 
     @contextlib.contextmanager
@@ -272,6 +279,8 @@ class _TrainingRun:
 
     def _report(self, parts: TrainerParts, loader: EpochLoader | None, sampler: Sampler) -> RankReport:
         sizes, peak, validation = parts.sizes, parts.micro.meter.peak, parts.validation
+        if loader is not None:
+            loader.close()  # it notes what became of its processes
         plan = training_plan(
             parts.plans,
             sizes,
@@ -300,7 +309,7 @@ class _TrainingRun:
             monitor=sampler.summary(),
             checkpoint_seconds=parts.files.checkpoint_seconds,
             wait_fractions=parts.waits.fractions(),
-            notes=tuple(parts.notes),
+            notes=(*parts.notes, *(loader.notes if loader is not None else ())),
         )
 
     def _record(self, parts: TrainerParts, ranks: list[RankReport]) -> TrainResult:

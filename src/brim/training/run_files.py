@@ -75,9 +75,12 @@ class RunFiles:
     def close(self) -> None:
         """No more lines; what is being written is finished, and an error of it dropped, unless `written` was called."""
         self._writer.settle()
-        if self._steps is not None:
-            self._steps.close()
-            self._steps = None
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            try:
+                steps.close()
+            except OSError as error:  # a full disk: lines that could not be written are tried once more
+                raise cannot_write(self.folder / "steps.jsonl", error) from error
 
     def append_step(self, record: StepRecord) -> None:
         """A line for a step."""

@@ -281,7 +281,8 @@ class Trainer(EpochBackend):
     def _stop(self) -> None:
         """Somebody asked to: a checkpoint, and out."""
         self._checkpoint()
-        self._files.written()
+        with self._agreement.step(bool):
+            self._files.written()
         raise KeyboardInterrupt
 
     def _join_buffers(self) -> None:
