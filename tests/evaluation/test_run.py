@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +25,7 @@ from tests.evaluation.evaluation_runs import (
     write_lines,
     write_words,
 )
+from tests.fake_devices import fake_current_devices
 
 TOKENS = 6
 SUMMARY = {
@@ -102,15 +101,9 @@ def test_a_sample_without_a_reference_is_answered_and_not_scored(language_model:
 
 def test_the_device_is_cudas_current_one_while_batches_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By which torch's pinned memory goes, and the kernels of others."""
-    current: list[torch.device] = []
+    current = fake_current_devices(monkeypatch, "brim.evaluation.worker")
     seen: list[list[torch.device]] = []
     launch = FunctionTask.launch
-
-    @contextlib.contextmanager
-    def as_current(device: torch.device) -> Iterator[None]:
-        current.append(device)
-        yield
-        current.remove(device)
 
     def launched(self: FunctionTask, items: Any, prepared: Any) -> LaterAnswers:
         seen.append(list(current))
@@ -119,7 +112,6 @@ def test_the_device_is_cudas_current_one_while_batches_run(tmp_path: Path, monke
     def pool_source(self: FunctionTask) -> None:
         seen.append(list(current))
 
-    monkeypatch.setattr("brim.evaluation.worker.as_current", as_current)
     monkeypatch.setattr(FunctionTask, "launch", launched)
     monkeypatch.setattr(FunctionTask, "pool_source", pool_source)
     run(shout(tmp_path), write_words(tmp_path / "data.jsonl"), tmp_path / "run")

@@ -7,7 +7,7 @@ import torch
 
 from brim.evaluation import timing
 from brim.evaluation.timing import IdleClock
-from tests.device_clock import DeviceClock, fake_device_clock
+from tests.fake_devices import DeviceClock, fake_device_clock
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 
 from brim.memory import device_waits
 from brim.memory.device_waits import CAUSES, DeviceWaits
-from tests.device_clock import DeviceClock, fake_device_clock
+from tests.fake_devices import DeviceClock, fake_device_clock
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from brim.errors import LostError, RequestError
 from brim.memory.storage_meter import StorageMeter
 from brim.searching.probe import DeviceProber, ProbeSettings
 from brim.workloads.callables import CallableWorkload
+from tests.fake_devices import fake_current_devices
 
 KIB = 1024
 QUICK = {"steady_seconds": 0.001, "max_steps": 3}
@@ -62,16 +62,9 @@ def test_a_size_that_fits_is_measured_to_the_byte_and_timed() -> None:
 
 def test_the_device_is_cudas_current_one_for_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where steps are timed it is in any case: kernels of others would run there and not before."""
-    current: list[torch.device] = []
-
-    @contextlib.contextmanager
-    def as_current(device: torch.device) -> Iterator[None]:
-        current.append(device)
-        yield
-        current.remove(device)
+    current = fake_current_devices(monkeypatch, "brim.searching.probe")
 
     seen: list[list[torch.device]] = []
-    monkeypatch.setattr("brim.searching.probe.as_current", as_current)
     with prober(lambda _: seen.append(list(current))) as probing:
         probing.probe(2)
     assert len(seen) > 1

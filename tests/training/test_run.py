@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
@@ -18,6 +16,7 @@ import brim
 from brim.errors import BrimError, DoesNotFitError, RequestError
 from brim.training.listener import StepRecord
 from brim.training.objective import Batch, Classification, LossSum
+from tests.fake_devices import fake_current_devices
 from tests.training.training_runs import (
     Watcher,
     largest_difference,
@@ -82,20 +81,13 @@ def test_the_device_is_cudas_current_one_while_steps_are_made(
     features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pinned memory of loading processes and the generator in a checkpoint are those of the current device."""
-    current: list[torch.device] = []
-
-    @contextlib.contextmanager
-    def as_current(device: torch.device) -> Iterator[None]:
-        current.append(device)
-        yield
-        current.remove(device)
+    current = fake_current_devices(monkeypatch, "brim.training.run")
 
     class Steps(Watcher):
         def step(self, record: StepRecord) -> None:
             super().step(record)
             assert current == [torch.device("cpu")]
 
-    monkeypatch.setattr("brim.training.run.as_current", as_current)
     steps = Steps()
     run(settings_of(features, hp__max_steps=3), tmp_path / "run", listener=steps)
     assert len(steps.steps) == 3

@@ -1,8 +1,10 @@
-"""The host's clock and a device's, which only tests move."""
+"""What only tests move of a device that is not here: its clock and the host's, and which one is CUDA's current one."""
 
 from __future__ import annotations
 
+import contextlib
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -51,3 +53,17 @@ def fake_device_clock(
     monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
     monkeypatch.setattr(torch.cuda, "Event", Event)
     return clock
+
+
+def fake_current_devices(monkeypatch: pytest.MonkeyPatch, module: str) -> list[torch.device]:
+    """The devices that a module has made CUDA's current one, while they are."""
+    current: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def as_current(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.remove(device)
+
+    monkeypatch.setattr(f"{module}.as_current", as_current)
+    return current
