@@ -465,3 +465,18 @@ def test_allocator_retries_do_not_change_a_fixed_size() -> None:
         sizes.end_window()
         sizes.stepped(5)
     assert sizes.next_size() == 40
+
+
+def test_weights_of_a_window_are_the_models_in_its_order_each_once() -> None:
+    """Also shared ones, and where a layer stands twice or is missing."""
+    shared = nn.Linear(4, 4)
+    model = nn.ModuleDict(
+        {"a": nn.Sequential(shared, nn.BatchNorm1d(4)), "b": nn.ModuleList([shared, nn.Linear(4, 2)])}
+    )
+    model["c"] = nn.Linear(4, 4)
+    model["c"].weight = shared.weight
+    model.register_module("missing", None)
+    next(model["a"][1].parameters()).requires_grad_(False)
+    expected = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    found = micro_batches(model, Classification(CLASSES)).gradients.trainable()
+    assert [id(one) for one in found] == [id(one) for one in expected]

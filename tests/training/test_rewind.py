@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 
 import numpy
+import pytest
 import torch
 from torch import nn
 
@@ -99,3 +100,15 @@ def test_buffers_that_come_and_go_are_as_at_the_mark() -> None:
     assert net.table is None
     assert float(net.count) == 1.0  # type: ignore[arg-type]
     assert torch.equal(net[1].running_mean, torch.zeros(4))  # type: ignore[index]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_torchscript_model_is_rewound_as_well() -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    rewinder = Rewinder(model)
+    for _ in range(2):
+        rewinder.mark()
+        before = [buffer.clone() for buffer in model.buffers()]
+        model(torch.randn(4, 3))
+        rewinder.rewind()
+        assert all(torch.equal(buffer, one) for buffer, one in zip(model.buffers(), before, strict=True))

@@ -109,7 +109,8 @@ class GradientPass:
 
     def trainable(self) -> list[torch.Tensor]:
         """The parameters that have gradients."""
-        every = {id(parameter): parameter for parameter in (*self.model.parameters(), *self.further())}
+        own = (parameter for module in _modules_of(self.model) for parameter in module._parameters.values())
+        every = {id(parameter): parameter for parameter in (*own, *self.further()) if parameter is not None}
         return [parameter for parameter in every.values() if parameter.requires_grad]
 
 
@@ -358,6 +359,18 @@ def measured(length: int, cost: int, seconds: float | None, reading: MemoryReadi
     )
 
 
+def _modules_of(model: nn.Module) -> list[nn.Module]:
+    """As `model.modules()` without making their names, which takes five times as long: every window asks."""
+    found: dict[nn.Module, None] = {}
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found[module] = None
+            waiting += [child for child in reversed(module._modules.values()) if child is not None]
+    return list(found)
+
+
 _NORMALISATION = nn.modules.batchnorm._NormBase
 
 
@@ -437,10 +450,11 @@ class Rewinder:
         return found
 
     def _present(self) -> list[tuple[nn.Module, str]]:
-        return [(module, name) for module in self._model.modules() for name in module._buffers]
+        return [(module, name) for module in _modules_of(self._model) for name, _ in module._buffers.items()]
 
     def _buffers(self) -> list[torch.Tensor | None]:
-        return [module._buffers.get(name) for module, name in self._places]
+        # TorchScript's modules keep theirs in something with fewer methods than a dictionary.
+        return [module._buffers[name] if name in module._buffers else None for module, name in self._places]  # noqa: SIM401
 
 
 def _version(buffer: torch.Tensor | None) -> int:
