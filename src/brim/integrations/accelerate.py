@@ -31,6 +31,7 @@ from brim.models.placement import resolve_device
 from brim.ranks.world import current_world
 from brim.records import Probe, Verdict
 from brim.running.notes import log_note
+from brim.settings.setting_checks import is_whole
 from brim.settings.sizes import format_bytes, parse_bytes
 from brim.sizing.falling import FallingSizer
 from brim.sizing.sizer import Trial
@@ -202,18 +203,14 @@ def _check(function: Any, first: Any, reduce: Any, most: Any, restore: Any) -> N
             f"other arguments{', also of a method' if parameters and not by_name else ''}; write def "
             f"{name}(batch_size{others})"
         )
-    if not _is_size(first, smallest=0):
+    if not is_whole(first, least=0):
         raise RequestError(f"starting_batch_size={first!r}: give a whole number from 1")
     if reduce is not None and not callable(reduce):
         raise RequestError(f"reduce_batch_size_fn={reduce!r}: give a function, or leave it out")
     if not isinstance(restore, (list, tuple)):
         raise RequestError(f"restore=: a {type(restore).__name__}; give a list, such as restore=[model, optimizer]")
-    if most is not None and not _is_size(most, smallest=first):
+    if most is not None and not is_whole(most, least=first):
         raise RequestError(f"max_batch_size={most!r}: give a whole number from {first}, where the first call starts")
-
-
-def _is_size(value: Any, *, smallest: int) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= smallest
 
 
 class _SizedCalls:
@@ -390,7 +387,7 @@ class _SizedCalls:
         if self._reduce is None:
             return
         chosen = self._reduce()
-        if not _is_size(chosen, smallest=0) or chosen >= trial.size:
+        if not is_whole(chosen, least=0) or chosen >= trial.size:
             raise RequestError(
                 f"reduce_batch_size_fn returned {chosen!r} after a batch of {trial.size} did not fit: it must return a "
                 "smaller whole number"

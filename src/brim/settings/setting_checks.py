@@ -19,8 +19,8 @@ from brim.settings.sizes import bytes_in
 
 __all__ = [
     "MOST_SEED", "Check", "WrongEntryError", "any_value", "byte_count", "byte_size", "choice", "entries_of", "flag",
-    "fraction", "names", "number", "numbers", "optional", "pairs", "path", "path_text", "size_list", "size_or_auto",
-    "size_or_none", "text", "texts", "whole",
+    "fraction", "is_whole", "names", "number", "numbers", "optional", "pairs", "path", "path_text", "size_list",
+    "size_or_auto", "size_or_none", "text", "texts", "whole",
 ]  # fmt: skip
 
 MOST_SEED = 2**64 - 1  # the largest that torch.manual_seed takes
@@ -317,6 +317,11 @@ def _numeric(kind: str, **bounds: float | None) -> dict[str, Any]:
     """A number for JSON Schema; text that reads as one is taken too, since YAML reads `1e-3` as text."""
     plain = {"type": kind, **{name: bound for name, bound in bounds.items() if bound is not None}}
     return plain if kind == "integer" else {"anyOf": [plain, {"type": "string", "pattern": "^[-+0-9._eE]+$"}]}
+
+
+def is_whole(value: Any, *, least: int) -> bool:
+    """Whether it is a whole number from `least`, of Python's or NumPy's; a truth value is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def _number(value: Any) -> float | None:

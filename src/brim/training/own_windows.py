@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from brim.errors import RequestError
 from brim.ranks.world import World
+from brim.settings.setting_checks import is_whole
 from brim.training.batch_parts import part_of, samples_in
 from brim.training.loop import Window, epoch_order
 
@@ -81,7 +81,7 @@ class SampleWindow(LoopWindow):
 
 
 def _checked_cost(cost: Any) -> int:
-    if not isinstance(cost, numbers.Integral) or isinstance(cost, bool) or int(cost) < 0:
+    if not is_whole(cost, least=0):
         raise RequestError(f"cost= returned {cost!r:.60}: it must be a whole number from 0")
     return max(int(cost), 1)
 
@@ -210,7 +210,7 @@ def make_windows(
             )
         return LoaderWindows(samples, cost)
     count = epochs.effective_batch
-    if not isinstance(count, numbers.Integral) or isinstance(count, bool) or int(count) < 1:
+    if not is_whole(count, least=1):
         raise RequestError(f"effective_batch_size={count!r}: give a whole number from 1")
     if isinstance(samples, DataLoader):
         raise RequestError(
